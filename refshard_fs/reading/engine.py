@@ -170,10 +170,11 @@ class Engine(Lookups):
         begun = {reads[unknown[place]].future: reader for place, reader in self._begin(keyspace, some).items()}
         try:
             if some:
+                self.ahead.begin_look_up(keyspace, some)
                 looked_up = await self.find_all(keyspace, some, reads=not self.fetcher.has_disk)
                 for place, entry in zip(unknown, looked_up, strict=True):
                     entries[place] = entry
-                self.ahead.open_parts(keyspace, some, looked_up)
+                self.ahead.end_look_up(keyspace, some, looked_up)
             if not sum(self.ahead.was_announced(key) for key in keys):
                 spans = [s for e in entries if e is not None and not isinstance(e, Exception) for s in e.spans]
                 self.ahead.note_selection(keyspace, keys, spans)
@@ -217,8 +218,9 @@ class Engine(Lookups):
             if all(read.request.is_whole and not read.future.done() for read in reads):
                 begun = {reads[place].future: reader for place, reader in self._begin(keyspace, keys).items()}
             async with self.ahead.full_shards(keyspace, keys):
+                self.ahead.begin_look_up(keyspace, keys)
                 found = await self.find_all(keyspace, keys, reads=not self.fetcher.has_disk)
-                self.ahead.open_parts(keyspace, keys, found)
+                self.ahead.end_look_up(keyspace, keys, found)
                 self._serve(zip(reads, found, strict=True), begun)
         except Exception as e:  # a bug must not leave readers waiting
             _fail(reads, e)

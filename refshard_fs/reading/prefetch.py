@@ -118,23 +118,37 @@ class Prefetcher:
         finally:
             self._fetcher.release(begun)
 
-    def open_parts(self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Entry | Exception | None]) -> None:
-        """Open further parts of ``keyspace`` after looking up ``keys`` opened one.
+    def begin_look_up(self, keyspace: KeySpace, keys: Sequence[str]) -> None:
+        """Open further parts of ``keyspace`` beside the look-up of ``keys``, if an earlier look-up opened one.
 
         The second look-up opens two further parts, the third one four, and so on: random reads need most parts soon,
-        and then wait for few of them. If the cache on disk has a chunk of ``keys``, the first look-up opens the
-        most parts: the cache probably has chunks of these, too, and readers wait for the versions of the parts only.
+        and then wait for few of them.
+        """
+        if self._lookups_done[id(keyspace)]:
+            self._open_parts(keyspace, keys, self._lookups_done[id(keyspace)])
+
+    def end_look_up(self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Entry | Exception | None]) -> None:
+        """Note the look-up of ``keys``; after the first one, open further parts if more reads will probably follow.
+
+        They follow the first of several selections. If the cache on disk has one of the chunks, it probably has chunks
+        of all parts, and readers wait for the versions of the parts only.
         """
         spans = [span for entry in found if isinstance(entry, Span | Packed) for span in entry.spans]
         is_on_disk = any(map(self._fetcher.is_on_disk, spans))
         if not is_on_disk and all(map(self._immediate.reaches, spans)):
             return
-        token = id(keyspace)
-        self._lookups_done[token] += 1
-        count = 1 << (MOST_PARTS if is_on_disk else min(self._lookups_done[token] - 1, MOST_PARTS))
-        others = list(islice(keyspace.keys_of_other_parts(keys[0]), count)) if count > 1 and self._most else []
-        if others:
-            self._lookups.start(self._find(keyspace, others))
+        self._lookups_done[id(keyspace)] += 1
+        if is_on_disk:
+            self._open_parts(keyspace, keys, MOST_PARTS)
+        elif self._lookups_done[id(keyspace)] == 1 and len(keys) >= MANY:
+            self._open_parts(keyspace, keys, 1)
+
+    def _open_parts(self, keyspace: KeySpace, keys: Sequence[str], level: int) -> None:
+        """Open ``2 ** level`` parts of ``keyspace`` that do not have the first of ``keys``."""
+        if self._most:
+            others = (key for key in keyspace.keys_of_other_parts(keys[0]) if key != keys[0])
+            if some := list(islice(others, 1 << min(level, MOST_PARTS))):
+                self._lookups.start(self._find(keyspace, some))
 
     def note_selection(self, keyspace: KeySpace, keys: Sequence[str], spans: Sequence[Span]) -> None:
         """Note the read of a selection of several chunks, as by a task of dask."""

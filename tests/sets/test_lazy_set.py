@@ -190,6 +190,27 @@ def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer, tmp
     assert parts() >= 12
 
 
+def test_parts_are_opened_beside_the_next_look_up(http_server: RangeServer) -> None:
+    """After one look-up has waited for a server, the next one opens further parts in its first round."""
+    data = http_server.put("data.bin", b"x" * 300_000)  # more than is kept of a small object
+    urls = []
+    for i in range(8):
+        part = day(2 * i, 2) | {f"air/0.{j}": [data, 0, 24] for j in range(2)}
+        part = {key: value for key, value in part.items() if key not in ("time/0", "x/0")}
+        part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes().decode()
+        urls.append(http_server.put(f"parts/{i}.json", json.dumps(part).encode()))
+    cube = http_server.put("parts/all.json", refshard_fs.concat(urls, "time", lazy=True).document.dumps(str))
+    fs = opened(cube)
+    fs.cat_file("air/6.0")
+    http_server.log.clear()
+    http_server.latency = 0.2
+    fs.cat_file("air/3.0")
+    parts = [r.path for r in http_server.log.requests() if r.path.startswith("/parts/")]
+    assert parts[0] == "/parts/3.json"
+    assert sorted(parts[1:]) == ["/parts/2.json", "/parts/4.json"]
+    assert http_server.log.peak == 3
+
+
 def openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the URL of each reference set that is opened from now on is added."""
     opened: list[str] = []

@@ -8,20 +8,23 @@ the chunk's number in the dataset's current extent; in a fixed or extensible arr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.model import Steps
+from refshard_fs.core.model import Load, Steps
+from refshard_fs.errors import RefShardError
 from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, unpack_block, verify_checksum
 from refshard_fs.formats.hdf5.heaps import B_TREE_2, BTree2, parse_b_tree_2
 
 UInt64s = npt.NDArray[np.uint64]
 UNDEFINED_ADDRESS: Final = np.uint64(2**64 - 1)  # HDF5's mark for "no address": the chunk was never written
 _END_OF_KEYS: Final = 1 << 64  # all keys are smaller
+ADJOINING: Final = 8  # blocks on each side of a block that are read with it, in one request, if they adjoin it
 _MOST_PAGE_BITS: Final = 40  # a page of an array has 2**bits elements: more than 2**40 are damage
 
 
@@ -208,22 +211,30 @@ class ChunkIndex:
         space, batches = self._space, [NO_CHUNKS]
         keys = np.sort(space.to_keys(numbers)) if self._is_array and numbers is not None else numbers
         level: list[tuple[Child, UInt64s | None]] = [(self._root, keys)]
+        adjoining: list[Child] = []
         while level:
             children = [child for child, _ in level]
             are_distinct = len({child.address for child in children}) == len(level)
             if not are_distinct or sum(child.length for child in children) > space.room:
                 raise ValueError("its chunk index points to one block twice, or has blocks larger than the file")
-            nodes: Sequence[Node] = yield tuple(
-                self._file.load(child.address, child.length, "its chunk index", child.parse, space, *child.arguments)
-                for child in children
-            )
+            try:
+                nodes: Sequence[Node] = yield tuple(map(self._load, (*children, *adjoining)))
+            except (OSError, RefShardError, ValueError):
+                if not adjoining:
+                    raise
+                for child in adjoining:  # they are read again only if a chunk in them is read
+                    self._unread.pop(child.address, None)
+                adjoining = []
+                nodes = yield tuple(map(self._load, children))
+            self._note_read((*children, *adjoining), nodes)
+            nodes = nodes[: len(level)]
             batches += [node.chunks for node in nodes if len(node.chunks.numbers)]
-            self._note_read(children, nodes)
             level = [
                 child
                 for node, (_, child_keys) in zip(nodes, level, strict=True)
                 for child in node.select_children(child_keys)
             ]
+            adjoining = self._list_adjoining(nodes, {child.address for child, _ in level})
         locations = (
             batches[-1] if len(batches) == 2 else ChunkLocations(*map(np.concatenate, zip(*batches, strict=True)))
         )
@@ -240,6 +251,27 @@ class ChunkIndex:
                 raise ValueError("its chunk index lists a chunk twice")
         return check_bounds(locations, space.room)
 
+    def _load(self, child: Child) -> Load:
+        return self._file.load(
+            child.address, child.length, "its chunk index", child.parse, self._space, *child.arguments
+        )
+
+    def _list_adjoining(self, nodes: Iterable[Node], selected: Collection[int]) -> list[Child]:
+        """Return unread children of ``nodes`` that adjoin, without a gap, children at the addresses ``selected``.
+
+        Writers allocate the halves of a divided block together, and the next look-ups need the other half.
+        """
+        found: dict[int, Child] = {}
+        if not self._unread.keys().isdisjoint(selected):
+            for node in nodes:
+                unread = sorted((child for child in node.children if child.address in self._unread), key=_BY_ADDRESS)
+                for run in _split_runs(unread):
+                    places = [place for place, child in enumerate(run) if child.address in selected]
+                    for place in {near for at in places for near in range(at - ADJOINING, at + ADJOINING + 1)}:
+                        if 0 <= place < len(run) and run[place].address not in selected:
+                            found[run[place].address] = run[place]
+        return list(found.values())
+
     def _note_read(self, blocks: Iterable[Child], nodes: Iterable[Node]) -> None:
         for block, node in zip(blocks, nodes, strict=True):
             if block.address not in self._read:
@@ -248,6 +280,21 @@ class ChunkIndex:
                 self._unread |= {
                     child.address: child.first for child in node.children if child.address not in self._read
                 }
+
+
+_BY_ADDRESS: Final = attrgetter("address")
+
+
+def _split_runs(children: Iterable[Child]) -> Iterator[list[Child]]:
+    """Yield the runs of ``children``, sorted by address, that follow each other without a gap."""
+    run: list[Child] = []
+    for child in children:
+        if run and run[-1].address + run[-1].length != child.address:
+            yield run
+            run = []
+        run.append(child)
+    if run:
+        yield run
 
 
 def check_bounds(locations: ChunkLocations, room: int) -> ChunkLocations:

@@ -205,6 +205,46 @@ def test_removed_chunks_of_an_index_are_filled(tmp_path: Path) -> None:
     assert fs.cat_file("a/68.41") == b"\x36"
 
 
+def write_two_leaves() -> tuple[bytearray, int, int]:
+    """Return a file with a dataset of 80 chunks, and the addresses of the two adjoining leaves of its index."""
+    file = io.BytesIO()
+    with h5py.File(file, "w") as file_object:
+        file_object.create_dataset("a", data=np.arange(80 * 8000, dtype="i4"), chunks=(8000,))
+    data = bytearray(file.getvalue())
+    leaves = [at for at in range(len(data)) if data[at : at + 6] == b"TREE\x01\x00"]
+    assert len(leaves) == 2
+    return data, leaves[0], leaves[1]
+
+
+def test_adjoining_blocks_are_read_in_one_request(http_server: RangeServer) -> None:
+    data, first, second = write_two_leaves()
+    fs = RefShardFileSystem(http_server.put("file.h5", data), zarr_format=2)
+    fs.cat_file("a/0")
+    requests = [(r.start, r.stop) for r in http_server.requests("/file.h5")]
+    assert (first, 2 * second - first) in requests
+    http_server.log.clear()
+    assert np.frombuffer(fs.cat_file("a/79"), "i4")[-1] == 80 * 8000 - 1
+    assert len(http_server.requests("/file.h5")) == 1  # the chunk
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_damaged_block_leaves_chunks_of_its_neighbour(http_server: RangeServer, which: int) -> None:
+    data, *leaves = write_two_leaves()
+    data[leaves[which] : leaves[which] + 4] = b"XXXX"
+    fs = RefShardFileSystem(http_server.put("file.h5", data), zarr_format=2)
+
+    def is_right(number: int) -> bool:
+        try:
+            return bool(np.frombuffer(fs.cat_file(f"a/{number}"), "i4")[0] == 8000 * number)
+        except DamagedIndex:
+            return False
+
+    assert is_right(0) != is_right(79)
+    http_server.log.clear()
+    assert is_right(1 if is_right(0) else 78)
+    assert len(http_server.requests("/file.h5")) <= 2  # chunks alone: the damaged block is not requested again
+
+
 def test_unread_index_blocks_are_listed_until_read() -> None:
     file = io.BytesIO()
     with h5py.File(file, "w") as file_object:
