@@ -1,8 +1,9 @@
-"""Measurements side by side with other readers; each module is a program."""
+"""Benchmarks of this package and of other packages; each module is a program."""
 
 import os
 import sys
 
-# Peers were compiled when they were installed; the processes that are measured shall not compile this package anew.
+# Other packages were compiled to bytecode when they were installed. Keep the bytecode of this package, too: otherwise
+# each measured process would compile it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

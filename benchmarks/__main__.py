@@ -1,9 +1,9 @@
-"""All benchmarks, one after the other: ``python -m benchmarks [NAME ...] [--quick] [--report DIR]``.
+"""Run benchmarks one after the other: ``python -m benchmarks [NAME ...] [--quick] [--report DIR]``.
 
-What they print is also kept as ``report.json`` and as a page with plots, ``report.html``, in ``benchmark-report`` or
-the directory that is named. They measure and assert nothing: read where we lose as well. One that has nothing to
-compare with, because the peer is not installed, is left out, and that is said. Further arguments go to the one that is
-named.
+The results are printed, and written to ``report.json`` and to a page with plots, ``report.html``, in
+``benchmark-report`` or in DIR. A benchmark that misses a goal, or is slower than the other package, does not fail. A
+benchmark whose other package is not installed is left out with a message. If one NAME is given, further arguments are
+passed to that benchmark.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import benchmarks
-from benchmarks import held, measure, record, report
+from benchmarks import measure, preloaded, record, report
 
-# What a benchmark cannot do without, beside what the tests need.
+# The package that a benchmark needs, beside those that the tests need.
 PEERS = {"bcolz": "bcolz", "concat": "kerchunk", "parquet": "fastparquet", "s3": "s3fs", "shards": "tensorstore"}
 
 
 def main() -> int:
-    """Run the modules that are named, or all; return how many failed."""
+    """Run the benchmarks on the command line, or all; return the number of failed ones."""
     own = {
         "__main__",
         "bars",
         "peers",
         "server",
-        *(module.__name__.rpartition(".")[2] for module in (held, measure, record, report)),
+        *(module.__name__.rpartition(".")[2] for module in (measure, preloaded, record, report)),
     }
     known = sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - own)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure everything.")
@@ -41,10 +41,10 @@ def main() -> int:
     parser.add_argument("--report", type=Path, default=Path("benchmark-report"), metavar="DIR", help="of the report")
     arguments, further = parser.parse_known_args()
     if further and len(arguments.names) != 1:
-        parser.error(f"expected one NAME, whose arguments {' '.join(further)} are")
+        parser.error(f"expected one NAME for the arguments {' '.join(further)}, found {len(arguments.names)}")
     unknown = set(arguments.names) - set(known)
     if unknown:
-        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}: expected one of {', '.join(known)}")
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "cases")
@@ -59,7 +59,7 @@ def main() -> int:
             began = time.monotonic()
             failed += subprocess.run(command, check=False, env=environment).returncode != 0  # noqa: S603  # its own
             print(f"-- {name}: {time.monotonic() - began:.0f} s", flush=True)
-        report.write(record.kept(kept), arguments.report)
+        report.write_report(record.read_cases(kept), arguments.report)
     print(f"\n{arguments.report / 'report.html'}")
     return failed
 

@@ -1,10 +1,10 @@
-"""The picture in the README: for each job, how many times faster or slower it is than what people use today.
+"""Draw the picture in the README: for each job, the time with today's usual tool divided by the time with refshard.
 
 python -m benchmarks jobs --links 20 --picture docs/pages/benchmark.svg
 python -m benchmarks.bars DIR docs/pages/benchmark.svg
 
-The first measures and draws; the second draws the report in DIR again. Of each job the time at 20 ms a request counts,
-or at the one latency that it is measured at.
+The first command measures and draws; the second command draws the report in DIR again. The picture shows times at
+20 ms a request, or, for a job that is measured at one latency only, at that latency.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.record import Case
 __all__ = ["draw"]
 
 WIDTH, MARGIN, TOP, ROW, BAR = 800, 14, 66, 20, 12  # units of the picture, which is shown as wide as a README
-PEER, LEFT, RIGHT = 370, 510, 748  # where the names of peers begin, and the scale begins and ends
-FASTER, SLOWER = "#0b7a75", "#b4532a"  # apart also for the colour-blind
+PEER, LEFT, RIGHT = 370, 510, 748  # x of the names of other tools, and of the left and right end of the scale
+FASTER, SLOWER = "#0b7a75", "#b4532a"  # colours that colour-blind people can distinguish
 TICKS = tuple(step * 10**power for power in range(-3, 4) for step in (1, 2, 5))
-LINKS = ("20 ms", "30 ms")  # of the cases that are drawn
+LINKS = ("20 ms", "30 ms")  # latencies of the cases that are drawn
 STYLE = (
     "text{font:12.5px system-ui,sans-serif;fill:#1f2328}.t{font-size:15px;font-weight:600}.n{font-size:11.5px;"
     "fill:#59636e}.p{fill:#fff;stroke:#d8dee4}.g{stroke:#d8dee4}.one{stroke:#59636e;stroke-width:1.5}"
@@ -36,7 +36,7 @@ STYLE = (
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One job: ``ratio`` is the time of ``peer`` divided by ours."""
+    """The bar of one job: ``ratio`` is the time with the tool ``peer`` divided by the time with refshard."""
 
     title: str
     peer: str
@@ -44,8 +44,8 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 def draw(cases: Sequence[Case], packages: Mapping[str, str]) -> str:
-    """Return an SVG of the jobs in ``cases``, the largest gain first; ``packages`` has versions by name."""
-    bars = bars_of(cases)
+    """Return an SVG of the jobs in ``cases``, the largest ratio first; ``packages`` has versions by name."""
+    bars = make_bars(cases)
     ratios = [bar.ratio for bar in bars]
     low, high = min([0.5, *ratios]) * 0.9, max([2.0, *ratios]) * 1.1
 
@@ -55,31 +55,35 @@ def draw(cases: Sequence[Case], packages: Mapping[str, str]) -> str:
     bottom = TOP + ROW * len(bars)
     slower = sum(ratio < 1 for ratio in ratios)
     headline = f"Times as fast as what people use today: {len(bars)} jobs, {slower} of them slower"
-    parts = [text(MARGIN, 26, headline, "t"), text(MARGIN, TOP - 10, "job", "n"), text(PEER, TOP - 10, "against", "n")]
+    parts = [
+        make_text(MARGIN, 26, headline, "t"),
+        make_text(MARGIN, TOP - 10, "job", "n"),
+        make_text(PEER, TOP - 10, "against", "n"),
+    ]
     shown = [tick for tick in TICKS if low <= tick <= high]
     every = [tick for tick in shown if len(shown) <= 8 or math.isclose(math.log10(tick) % 1, 0)]
     for tick in every:
         x, kind = at(tick), "one" if tick == 1 else "g"
         parts.append(f'<line class="{kind}" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}"/>')
-        parts.append(text(x, TOP - 10, f"{tick:g}×", "n", "middle"))
+        parts.append(make_text(x, TOP - 10, f"{tick:g}×", "n", "middle"))
     for number, bar in enumerate(bars):
         y = TOP + ROW * number
         start, end = sorted((at(1.0), at(bar.ratio)))
-        parts.append(text(MARGIN, y + 14, bar.title))
-        parts.append(text(PEER, y + 14, bar.peer, "n"))
+        parts.append(make_text(MARGIN, y + 14, bar.title))
+        parts.append(make_text(PEER, y + 14, bar.peer, "n"))
         colour, width = FASTER if bar.ratio >= 1 else SLOWER, max(end - start, 1.5)
         parts.append(f'<rect x="{start:.1f}" y="{y + 4}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>')
         label = (
             f"{bar.ratio:.0f}×" if bar.ratio >= 10 else f"{bar.ratio:.1f}×" if bar.ratio >= 1 else f"{bar.ratio:.2f}×"
         )
         beside = (end + 4, "start") if bar.ratio >= 1 else (at(1.0) + 4, "start")
-        parts.append(text(beside[0], y + 14, label, anchor=beside[1]))
+        parts.append(make_text(beside[0], y + 14, label, anchor=beside[1]))
     names = ("xarray", "h5netcdf", "dask", "zarr", "fsspec", "rasterio", "cfgrib", "kerchunk")
     versions = ", ".join(f"{name} {packages[name]}" for name in names if name in packages)
     where = (
         f"Medians on two cores, loopback server, 20 ms a request (ERA5 on S3: 30 ms), {datetime.date.today():%Y-%m-%d}"
     )
-    parts += [text(MARGIN, bottom + 22, where, "n"), text(MARGIN, bottom + 39, versions, "n")]
+    parts += [make_text(MARGIN, bottom + 22, where, "n"), make_text(MARGIN, bottom + 39, versions, "n")]
     height = bottom + 52
     paper = f'<rect class="p" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
     return (
@@ -88,7 +92,7 @@ def draw(cases: Sequence[Case], packages: Mapping[str, str]) -> str:
     )
 
 
-def bars_of(cases: Sequence[Case]) -> list[Bar]:
+def make_bars(cases: Sequence[Case]) -> list[Bar]:
     """Return a bar for each job in ``cases``, the largest ratio first."""
     found = []
     for case in cases:
@@ -98,15 +102,15 @@ def bars_of(cases: Sequence[Case]) -> list[Bar]:
     return sorted(found, key=lambda bar: -bar.ratio)
 
 
-def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    """Return a line of text."""
+def make_text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """Return an SVG element of one line of text; ``kind`` is its CSS class."""
     kinds = f' class="{kind}"' if kind else ""
     anchors = f' text-anchor="{anchor}"' if anchor != "start" else ""
     return f'<text{kinds} x="{x:.1f}" y="{y:.1f}"{anchors}>{html.escape(words)}</text>'
 
 
 def main() -> None:
-    """Draw the report that is named."""
+    """Draw the report in a directory, as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bars", description="Draw the README's picture.")
     parser.add_argument("report", type=Path, help="directory of report.json")
     parser.add_argument("output", type=Path, help="SVG file")

@@ -3,10 +3,10 @@
     python -m benchmarks.bcolz [--quick] [--rows 100_000_000] [--directory DIR]
 
 bcolz-zipline (Python 3.11 and 3.12) writes a ctable of one int64 column, a random walk in 1 MiB chunks, and reads it by
-its own ``carray[:]`` and ``carray.sum()``; zarr reads the same files as an array, and dask sums it in parallel, a chunk
-in a task, or eight of them (8 MiB). All contenders run interleaved over a warm page cache, and must agree; medians of
-wall seconds are shown, and of seconds of CPU, which a busy machine disturbs less. *first* is with nothing remembered:
-each chunk's header is read before the chunk. *again* knows the headers.
+its own ``carray[:]`` and ``carray.sum()``. zarr reads the same files as an array, and dask sums the array in parallel,
+with one chunk or eight chunks (8 MiB) in a task. All readers take turns over a warm page cache, and must return the
+same sum. The table shows medians of wall seconds, and of seconds of CPU, which a busy machine disturbs less. For
+*first*, no header is in memory: each chunk's header is read before the chunk. For *again*, the headers are in memory.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import dask.array
 import numpy as np
 import zarr
 
-from benchmarks.record import Case, keep
+from benchmarks.record import Case, record_case
 from refshard_fs import RefShardFileSystem
 
 ROWS, QUICK_ROWS = 100_000_000, 4_000_000
 REPEATS = 3
 PIECE = 1_000_000  # rows written at a time
-TASK = 8  # chunks in a task of dask's
+TASK = 8  # chunks in a task of dask
 
 
-def write(folder: Path, rows: int) -> int:
+def write_table(folder: Path, rows: int) -> int:
     """Write the table and return the sum of its column."""
     random = np.random.default_rng(0)
     column = bcolz.carray(np.empty(0, "<i8"), expectedlen=rows)
@@ -49,20 +49,20 @@ def write(folder: Path, rows: int) -> int:
 
 
 def open_array(folder: Path, *, forget: bool) -> Any:
-    """Return the column through zarr, its chunks' headers forgotten if asked."""
+    """Open the column with zarr; with ``forget``, drop the headers of its chunks from memory."""
     fs = RefShardFileSystem(fo=str(folder), skip_instance_cache=True)
     if forget:
         fs.invalidate_cache()
     return zarr.open_group(fs.get_mapper(""), mode="r")["x"]
 
 
-def summed(array: Any, chunks: int) -> int:
-    """Return the sum of ``array`` by dask, so many chunks in a task."""
+def compute_sum(array: Any, chunks: int) -> int:
+    """Sum ``array`` with dask, with this number of chunks in a task."""
     return int(dask.array.from_zarr(array, chunks=(chunks * array.chunks[0],)).sum().compute())
 
 
 def main() -> None:
-    """Write, read and compare."""
+    """Write the table, read it with each reader, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS} rows")
     parser.add_argument("--rows", type=int, default=None)
@@ -71,7 +71,7 @@ def main() -> None:
     rows = given.rows or (QUICK_ROWS if given.quick else ROWS)
     with tempfile.TemporaryDirectory(dir=given.directory) as directory:
         folder = Path(directory) / "table"
-        total = write(folder, rows)
+        total = write_table(folder, rows)
         carray = bcolz.open(str(folder), mode="r")["x"]
         stored = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
         size = rows * 8
@@ -81,10 +81,10 @@ def main() -> None:
             "zarr [:], first": lambda: int(open_array(folder, forget=True)[:].sum()),
             "zarr [:], again": lambda: int(open_array(folder, forget=False)[:].sum()),
             "bcolz carray.sum()": lambda: int(carray.sum()),
-            "dask sum, first": lambda: summed(open_array(folder, forget=True), 1),
-            "dask sum, again": lambda: summed(open_array(folder, forget=False), 1),
-            "dask sum of 8 MiB, first": lambda: summed(open_array(folder, forget=True), TASK),
-            "dask sum of 8 MiB, again": lambda: summed(open_array(folder, forget=False), TASK),
+            "dask sum, first": lambda: compute_sum(open_array(folder, forget=True), 1),
+            "dask sum, again": lambda: compute_sum(open_array(folder, forget=False), 1),
+            "dask sum of 8 MiB, first": lambda: compute_sum(open_array(folder, forget=True), TASK),
+            "dask sum of 8 MiB, again": lambda: compute_sum(open_array(folder, forget=False), TASK),
         }
         taken: dict[str, list[float]] = {name: [] for name in contenders}
         worked: dict[str, list[float]] = {name: [] for name in contenders}
@@ -94,12 +94,12 @@ def main() -> None:
                 found = read()
                 taken[name].append(time.perf_counter() - began)
                 worked[name].append(time.process_time() - used)
-                assert found == total, f"{name} gives {found}, not {total}"
+                assert found == total, f"{name}: expected the sum {total}, got {found}"
         median = {name: statistics.median(times) for name, times in taken.items()}
         for baseline, mine in (("bcolz carray[:]", "zarr [:]"), ("bcolz carray.sum()", "dask sum")):
             values = {name: spent for name, spent in median.items() if name == baseline or name.startswith(mine)}
             ours = tuple(name for name in values if name != baseline)
-            keep(Case("bcolz", f"{mine} of {rows:,} int64", "s", values, ours, baseline))
+            record_case(Case("bcolz", f"{mine} of {rows:,} int64", "s", values, ours, baseline))
         for name, times in taken.items():
             seconds = statistics.median(times)
             cpu = statistics.median(worked[name])

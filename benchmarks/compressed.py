@@ -1,16 +1,22 @@
-"""Compressed chunks over HTTP: reading them takes no longer than the network, or decoding, whichever is slower.
+"""Read compressed chunks over HTTP, in not much more time than the slower of the network and the codec.
 
     python -m benchmarks.compressed [--quick]
 
-An array of 64 MB lies in chunks of 100 kB, 1 MB and 4 MB, compressed by zstd and by blosc, behind a loopback server in
-another process that delays each request by 10 ms. It sends at a gigabit a second, or at 60 MB/s a connection, however
-many there are: then the network is work of the same cores that decode, and no overlap can hide it. *network* is the
-ideal client of `benchmarks.engine`, which decodes nothing; *decoding* is the codec alone on the same chunks in memory,
-in as many threads as there are cores; *dict* is zarr reading these chunks from memory. The goal is 1.3 times the
-slower of network and decoding. *floor* is the CPU of the server, of the ideal client and of decoding together, divided
-by the cores, from the same rounds: where it is over the goal, this machine has too few cores for the goal. Peaks of
-memory are ours, of one read in a process of its own, beyond the result: the goal is ``max_memory``. glibc is told to
-give back what is freed, which it otherwise keeps for the next chunk, some megabytes a thread.
+An array of 64 MB lies in chunks of 100 kB, 1 MB or 4 MB, compressed by zstd or blosc, on a loopback server in another
+process. The server delays each request by 10 ms, and sends 1 Gbit/s in all, or 60 MB/s on each connection. With the
+second limit, sending takes time of the cores that decode, so that network and decoding cannot overlap fully. The
+contenders are:
+
+- *reference* and *ours*: zarr over fsspec's reference filesystem, and over this filesystem;
+- *network*: the ideal client of `benchmarks.engine`, which decodes nothing;
+- *decoding*: only the codec, on the same chunks in memory, in as many threads as there are cores;
+- *dict*: zarr reading these chunks from memory.
+
+The goal of *ours* is 1.3 times the slower of *network* and *decoding*. *floor* is the CPU time of the server, of the
+ideal client and of decoding in the same rounds, divided by the number of cores: if it is above the goal, this machine
+has too few cores for the goal. The peak of memory is that of one read in a new process, without the result; its goal is
+``max_memory``. In that process glibc returns freed memory to the system, which it otherwise keeps for the next chunk,
+some megabytes for each thread.
 """
 
 from __future__ import annotations
@@ -38,8 +44,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore, MemoryStore
 
 from benchmarks.engine import MB, Link, Server
-from benchmarks.measure import used
-from benchmarks.record import Case, keep
+from benchmarks.measure import measure_usage
+from benchmarks.record import Case, record_case
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.plan import Limits, coalesce
 
@@ -50,13 +56,13 @@ CODECS = {
     "blosc": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
 }
 LINKS = {"1 Gbit/s": Link(0.010, None, 125e6), "60 MB/s each": Link(0.010, 60e6)}
-MEMORY = 16 * MB  # max_memory where peaks are measured
+MEMORY = 16 * MB  # max_memory of the read whose peak is measured
 GOAL = 1.3
 REPEATS, QUICK = 5, 2
 
 
-def write(path: Path, size: int, codec: dict[str, Any], url: str) -> dict[str, Any]:
-    """Write an array that compresses to about a half, and return references to its chunks."""
+def write_array(path: Path, size: int, codec: dict[str, Any], url: str) -> dict[str, Any]:
+    """Write an array that compresses to about half, and return references to its chunks; ``size`` is bytes a chunk."""
     compressor = numcodecs.get_codec(codec)
     width = size // 4
     count = SIZE // size
@@ -72,32 +78,32 @@ def write(path: Path, size: int, codec: dict[str, Any], url: str) -> dict[str, A
     return refs
 
 
-def ours(refs: dict[str, Any], **options: Any) -> float:
-    """Zarr over this filesystem."""
-    return _zarr(RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, **options))
+def time_refshard(refs: dict[str, Any], **options: Any) -> float:
+    """Return the seconds of zarr over this filesystem."""
+    return _time_filesystem(RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, **options))
 
 
-def reference(refs: dict[str, Any]) -> float:
-    """Zarr over fsspec's reference filesystem."""
+def time_reference(refs: dict[str, Any]) -> float:
+    """Return the seconds of zarr over fsspec's reference filesystem."""
     options = {"remote_protocol": "http", "remote_options": {"asynchronous": True}, "asynchronous": True}
-    return _zarr(fsspec.filesystem("reference", fo=refs, skip_instance_cache=True, **options))
+    return _time_filesystem(fsspec.filesystem("reference", fo=refs, skip_instance_cache=True, **options))
 
 
-def from_memory(refs: dict[str, Any], data: bytes) -> float:
-    """Zarr's own cost, decoding included."""
+def time_memory(refs: dict[str, Any], data: bytes) -> float:
+    """Return the seconds of zarr over the same chunks in memory, decoding included."""
     kept = {
         key: value.encode() if isinstance(value, str) else data[value[1] : value[1] + value[2]]
         for key, value in refs.items()
     }
     buffer = default_buffer_prototype().buffer
-    return _read(MemoryStore({key: buffer.from_bytes(value) for key, value in kept.items()}))
+    return _time_store(MemoryStore({key: buffer.from_bytes(value) for key, value in kept.items()}))
 
 
-def _zarr(fs: Any) -> float:
-    return _read(FsspecStore(fs, read_only=True, path=""))
+def _time_filesystem(fs: Any) -> float:
+    return _time_store(FsspecStore(fs, read_only=True, path=""))
 
 
-def _read(store: Any) -> float:
+def _time_store(store: Any) -> float:
     array = zarr.open_group(store, mode="r")["a"]
     began = time.perf_counter()
     values = array[:]
@@ -106,8 +112,8 @@ def _read(store: Any) -> float:
     return took
 
 
-def network(refs: dict[str, Any]) -> float:
-    """A client that knows all ranges, and decodes nothing."""
+def time_network(refs: dict[str, Any]) -> float:
+    """Return the seconds of a client that knows all ranges, and decodes nothing."""
     url = refs["a/0"][0]
     ranges = [(value[1], value[1] + value[2]) for key, value in refs.items() if key[2:].isdigit()]
     blocks = coalesce(ranges, Limits(0, MB))
@@ -126,8 +132,8 @@ def network(refs: dict[str, Any]) -> float:
     return asyncio.run(run())
 
 
-def decoding(refs: dict[str, Any], data: bytes) -> float:
-    """The codec alone, on all cores."""
+def time_decoding(refs: dict[str, Any], data: bytes) -> float:
+    """Return the seconds of the codec on all chunks, on all cores."""
     meta = json.loads(refs["a/.zarray"])
     codec = numcodecs.get_codec(meta["compressor"])
     chunks = [data[value[1] : value[1] + value[2]] for key, value in refs.items() if key[2:].isdigit()]
@@ -142,16 +148,19 @@ def decoding(refs: dict[str, Any], data: bytes) -> float:
         return time.perf_counter() - began
 
 
-def _peak(path: str) -> None:
-    """Print how far memory grew beyond the result when it was read once before (a child process)."""
+def _print_peak(path: str) -> None:
+    """Print the peak of memory of a read in bytes, without the result (in a child process).
+
+    An array of one chunk is read before, so that imports and connections are not counted.
+    """
     refs = json.loads(Path(path).read_text())
     small = dict(refs)
     meta = json.loads(refs["a/.zarray"])
     small["a/.zarray"] = json.dumps(meta | {"shape": meta["chunks"]})
-    ours(small)
+    time_refshard(small)
     found: list[Any] = []
-    with used(found.append):
-        ours(refs, max_memory=MEMORY)
+    with measure_usage(found.append):
+        time_refshard(refs, max_memory=MEMORY)
     print(found[0].peak - SIZE)
 
 
@@ -162,7 +171,7 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        _peak(options.child)
+        _print_peak(options.child)
         return
     repeats = QUICK if options.quick else REPEATS
     sizes = {"1 MB": MB} if options.quick else SIZES
@@ -173,9 +182,9 @@ def main() -> None:
             for codec, config in CODECS.items():
                 for name, size in sizes.items():
                     file = Path(folder, f"{codec}-{size}.bin")
-                    refs = write(file, size, config, f"{server.url}/{file.name}")
+                    refs = write_array(file, size, config, f"{server.url}/{file.name}")
                     for link, pace in LINKS.items():
-                        server.pace(pace)
+                        server.set_pace(pace)
                         _compare(f"{codec}, chunks of {name}, {link}", refs, file.read_bytes(), server, repeats)
                     _measure_memory(f"{codec}, chunks of {name}: memory", refs, folder)
         finally:
@@ -184,27 +193,27 @@ def main() -> None:
 
 def _compare(what: str, refs: dict[str, Any], data: bytes, server: Server, repeats: int) -> None:
     contenders: dict[str, Callable[[], float]] = {
-        "reference": lambda: reference(refs),
-        "ours": lambda: ours(refs),
-        "network": lambda: network(refs),
-        "decoding": lambda: decoding(refs, data),
-        "dict": lambda: from_memory(refs, data),
+        "reference": lambda: time_reference(refs),
+        "ours": lambda: time_refshard(refs),
+        "network": lambda: time_network(refs),
+        "decoding": lambda: time_decoding(refs, data),
+        "dict": lambda: time_memory(refs, data),
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}
     cpus: dict[str, list[float]] = {name: [] for name in contenders}  # of this process and the server
     for _ in range(repeats):
         for name, run in contenders.items():
-            before = server.cpu(), time.process_time()
+            before = server.read_cpu(), time.process_time()
             times[name].append(run())
             spent = time.process_time() - before[1]
-            cpus[name].append(spent + server.cpu() - before[0])
+            cpus[name].append(spent + server.read_cpu() - before[0])
     took = {name: statistics.median(some) for name, some in times.items()}
     cpu = {name: statistics.median(some) for name, some in cpus.items()}
     bound = max(took["network"], took["decoding"])
     floor = (cpu["network"] + cpu["decoding"]) / (os.cpu_count() or 1)
     goal = f"≤ {GOAL} × the slower ({floor / bound:.2f} × at the floor)"
     met = took["ours"] <= GOAL * bound
-    keep(Case("compressed", what, "s", took, ("ours",), "reference", goal=goal, met=met))
+    record_case(Case("compressed", what, "s", took, ("ours",), "reference", goal=goal, met=met))
     print(
         f"{what:40}"
         + "".join(f"{name} {seconds * 1e3:7.1f}   " for name, seconds in took.items())
@@ -221,7 +230,7 @@ def _measure_memory(what: str, refs: dict[str, Any], folder: str) -> None:
     command = [sys.executable, "-m", "benchmarks.compressed", "--child", str(document)]
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     peak = int(subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout)  # noqa: S603  # ours
-    keep(Case("compressed", what, "B", {"ours": peak}, ("ours",), goal=f"≤ {MEMORY:,}", met=peak <= MEMORY))
+    record_case(Case("compressed", what, "B", {"ours": peak}, ("ours",), goal=f"≤ {MEMORY:,}", met=peak <= MEMORY))
     print(f"{what:40}{peak / MB:5.1f} MB", flush=True)
 
 

@@ -1,12 +1,13 @@
-"""A folder of small files as one cube: looked at, saved, opened, read through; beside xarray's open_mfdataset.
+"""Join a folder of small files to a cube, save it, open it and read it, compared with xarray's open_mfdataset.
 
     python -m benchmarks.cube [--quick] [--writer scipy]
 
-Ten thousand files of a day each, a quarter of them by each of four writers (h5py, netCDF4, scipy's NetCDF-3, reference
-sets in JSON), on this machine's disk and behind a loopback server that delays each request by 20 ms. Each quarter is a
-cube. What the requests alone need is a GET of the first bytes of each file, 128 at a time. A cube is made by
-``concat(lazy=True)``, saved, opened by xarray, and one point is read through all of its files; open_mfdataset does that
-with 200 of them on the disk, and its time is scaled up. ``--quick``: 100 files. ``--writer``: by one writer.
+There are ten thousand files of a day each, on this machine's disk and behind a loopback server that delays each request
+by 20 ms. Each of four writers (h5py, netCDF4, scipy's NetCDF-3, reference sets in JSON) writes a quarter of them, which
+is joined to one cube. The baseline of joining is a GET of the first bytes of each file, 128 at a time. A cube is made
+by ``concat(lazy=True)``, saved, opened by xarray, and one point is read from all of its files. open_mfdataset reads the
+point from 200 files on the disk, and its time is scaled to all files. ``--quick``: 100 files. ``--writer``: one writer
+writes all files.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ import xarray as xr
 
 import refshard_fs
 from benchmarks.engine import Link, Server
-from benchmarks.measure import Goal, Row, in_turns, show
+from benchmarks.measure import Goal, Row, print_table, run_in_turns
 from refshard_fs.xarray_backend import RefShardBackend
 from tests.support.set_files import WRITERS
 
 FILES, QUICK = 10_000, 100
-PEER = 200  # files that open_mfdataset opens, of each writer's
+PEER = 200  # files of each writer that open_mfdataset opens
 LATENCY = 0.02  # seconds of each request
-IN_FLIGHT = 128
+IN_FLIGHT = 128  # requests
 
 
-def made(folder: str, writer: str, count: int) -> list[str]:
-    """Return the names of the files of ``writer`` in ``folder``; those that are missing are written."""
+def write_files(folder: str, writer: str, count: int) -> list[str]:
+    """Write the files of ``writer`` that are missing in ``folder``; return the names of all its files."""
     suffix, write = WRITERS[writer]
     names = [f"{writer}-{day:05d}{suffix}" for day in range(count)]
     for day, name in enumerate(names):
@@ -49,32 +50,32 @@ def made(folder: str, writer: str, count: int) -> list[str]:
     return names
 
 
-# What a process of its own measures. Two files are read before, so that all is imported.
+# The following functions run in a new process. They read two files before they measure, so that all is imported.
 
 
-def requests_alone(urls: list[str]) -> float:
+def time_requests(urls: list[str]) -> float:
     """Return the seconds that a GET of the first bytes of each file takes."""
 
     async def get(session: aiohttp.ClientSession, url: str) -> None:
         async with session.get(url, headers={"Range": "bytes=0-65535"}) as answer:
             await answer.read()
 
-    async def every() -> None:
+    async def get_all() -> None:
         left = iter(urls)
 
-        async def some() -> None:
+        async def get_next() -> None:
             for url in left:
                 await get(session, url)
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as session:
-            await asyncio.gather(*[some() for _ in range(IN_FLIGHT)])
+            await asyncio.gather(*[get_next() for _ in range(IN_FLIGHT)])
 
     start = time.perf_counter()
-    asyncio.run(every())
+    asyncio.run(get_all())
     return time.perf_counter() - start
 
 
-def reads_alone(paths: list[str]) -> float:
+def time_reads(paths: list[str]) -> float:
     """Return the seconds that reading the first bytes of each file takes."""
     start = time.perf_counter()
     for path in paths:
@@ -83,8 +84,8 @@ def reads_alone(paths: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def cube(sources: list[str], saved: str) -> dict[str, float]:
-    """Return the seconds that our cube takes to be made, opened and read through, its bytes, and MiB of memory."""
+def measure_cube(sources: list[str], saved: str) -> dict[str, float]:
+    """Return the seconds in which a cube is made, opened and read, its bytes, and the process's MiB of memory."""
     for names, url in ((sources[:2], saved + ".warm"), (sources, saved)):
         began, cpu = time.perf_counter(), time.process_time()
         refshard_fs.concat(names, "time", same=["x_bounds"], lazy=True, index_cache=False).save(url)
@@ -100,7 +101,7 @@ def cube(sources: list[str], saved: str) -> dict[str, float]:
     return found
 
 
-def mfdataset(paths: list[str]) -> dict[str, float]:
+def measure_mfdataset(paths: list[str]) -> dict[str, float]:
     """Return the seconds that open_mfdataset takes until the point is read."""
     engine = "scipy" if paths[0].endswith(".nc3") else "h5netcdf"
     began = 0.0
@@ -115,17 +116,17 @@ def mfdataset(paths: list[str]) -> dict[str, float]:
     return {"read": time.perf_counter() - began}
 
 
-def child(what: str, folder: str, writer: str, count: int, base: str) -> None:
-    """Measure ``what`` of one quarter of the files, and print it as JSON."""
+def run_child(what: str, folder: str, writer: str, count: int, base: str) -> None:
+    """Measure ``what`` with the files of one writer, and print the figures as JSON."""
     warnings.simplefilter("ignore")
-    sources = [f"{base}/{name}" for name in made(folder, writer, count)]
+    sources = [f"{base}/{name}" for name in write_files(folder, writer, count)]
     match what:
         case "cube":
-            alone = requests_alone if base.startswith("http") else reads_alone
+            alone = time_requests if base.startswith("http") else time_reads
             with tempfile.TemporaryDirectory() as out:
-                found = {"alone": alone(sources), **cube(sources, f"{out}/cube.refshard")}
+                found = {"alone": alone(sources), **measure_cube(sources, f"{out}/cube.refshard")}
         case _:
-            found = mfdataset(sources[:PEER])
+            found = measure_mfdataset(sources[:PEER])
     print(json.dumps(found))
 
 
@@ -141,12 +142,12 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for writer in writers:
-            made(folder, writer, count)
+            write_files(folder, writer, count)
         with contextlib.closing(Server(folder)) as server:
-            server.pace(Link(LATENCY, None))
+            server.set_pace(Link(LATENCY, None))
             for where, base in (("HTTP, 20 ms", server.url), ("disk", folder)):
                 cases = [("cube", folder, writer, str(count), base) for writer in writers]
-                found = in_turns("benchmarks.cube", cases, 1)
+                found = run_in_turns("benchmarks.cube", cases, 1)
                 for writer, cubes in zip(writers, found, strict=True):
                     goal = Goal(ratio=0.5) if where != "disk" else Goal()
                     rows.append(
@@ -163,17 +164,19 @@ def main() -> None:
                     rows.append(Row("  opened", "s", None, cubes["opened"], Goal(most=0.1)))
                     rows.append(Row("  most memory of the process", "MiB", None, cubes["memory"], Goal()))
                     if where == "disk" and writer != "references":
-                        (peer,) = in_turns("benchmarks.cube", [("mfdataset", folder, writer, str(count), folder)], 1)
+                        (peer,) = run_in_turns(
+                            "benchmarks.cube", [("mfdataset", folder, writer, str(count), folder)], 1
+                        )
                         scaled = peer["read"] * count / min(PEER, count)
                         rows.append(Row("  a point through all files", "s", scaled, cubes["read"], Goal(ratio=10)))
                     else:
                         rows.append(Row("  a point through all files", "s", None, cubes["read"], Goal()))
-    show("cube", rows, "alone, or mfdataset", "refshard")
+    print_table("cube", rows, "alone, or mfdataset", "refshard")
 
 
 if __name__ == "__main__":
     if "--child" in sys.argv:
         what, folder, writer, count, base = sys.argv[sys.argv.index("--child") + 1 :]
-        child(what, folder, writer, int(count), base)
+        run_child(what, folder, writer, int(count), base)
     else:
         main()

@@ -1,17 +1,16 @@
-"""Dask's `LocalCluster` reads a few of many references: this filesystem, and fsspec's reference filesystem.
+"""Read a few of many references on dask's `LocalCluster`, with this filesystem and with fsspec's `reference`.
 
     python -m benchmarks.dask [--quick]
 
-Two processes of two threads read 2000 chunks of 4 KB of a set of a million references, given by its path and as a dict:
-a chunk a task, which nobody would do with chunks so small, for it is dask's scheduling that takes the time; and 20
-chunks a task, a multiple of what is stored, as dask's documentation has it. Each reading has a cluster of its own, in
-which some chunks from memory have been read before, so that no import is in the figures but of what a filesystem alone
-needs. Times are of opening and computing; CPU is that of client, scheduler and workers; memory is what the workers'
-peaks have grown by, together.
+Two processes of two threads read 2000 chunks of 4 KB from a set of a million references, which is passed as a path and
+as a dict. A task has one chunk, so that dask's scheduling takes most of the time, or 20 chunks, a multiple of the
+stored chunks, as dask's documentation advises. Each read has a new cluster, in which some chunks were read from memory
+before, so that only imports of the filesystems are in the figures. Times are those of opening and computing; CPU is
+that of client, scheduler and workers; memory is the sum of the growth of all workers' peaks.
 
-*memory* is the same computation over chunks that the workers hold, in a set whose metadata is the same: what dask,
-xarray and zarr cost by themselves, which nobody can undercut. *ours, first* has nobody open the set before: it is in no
-index cache. For the others the medians are of a set that this machine has opened.
+*memory* is the same computation over chunks in the workers' memory, in a set with the same metadata: the time that
+dask, xarray and zarr take without a filesystem. For *ours, first*, the set was never opened before, and is not in the
+index cache. For *ours*, this machine has opened the set before.
 """
 
 from __future__ import annotations
@@ -35,40 +34,44 @@ import fsspec
 import xarray as xr
 from zarr.storage import FsspecStore
 
-from benchmarks.held import held_store
-from benchmarks.record import Case, keep
+from benchmarks.preloaded import load_store
+from benchmarks.record import Case, record_case
 from refshard_fs.fs import RefShardFileSystem
 
 warnings.simplefilter("ignore")
 logging.getLogger("distributed").setLevel(logging.ERROR)
 
 COUNT, QUICK = 1_000_000, 100_000
-READ, SIZE = 2000, 4096  # chunks, bytes of one
+READ, SIZE = 2000, 4096  # chunks that are read, and bytes of a chunk
 SHAPES = (1, 20)  # chunks of a task
-WARM = 64  # chunks that are read before
-GOAL = 4.0  # times faster than the baseline
-LEAST = 5.0  # times less memory
+WARM = 64  # chunks that are read before measuring
+GOAL = 4.0  # goal: the time of the baseline divided by ours
+LEAST = 5.0  # goal: the memory of the baseline divided by ours
 FIRST = "ours, first"
 IMPORTED = ("xarray", "zarr", "dask.array", "fsspec.implementations.reference", "refshard_fs.fs")
 
-# By name, how to open, and what.
+# For each name, the function that opens the data, and its source.
 Contenders = dict[str, tuple[Callable[[Any, int], Any], Any]]
 
 
-def write(folder: Path, count: int) -> tuple[str, dict[str, Any]]:
+def write_set(folder: Path, count: int) -> tuple[str, dict[str, Any]]:
     """Write data and a set of ``count`` references; return its path and the set itself."""
     data = folder / "data.bin"
     payload = os.urandom(READ * SIZE)
     data.write_bytes(payload)
     width = SIZE // 8
 
-    def array(rows: int, name: str) -> dict[str, str]:
+    def make_metadata(rows: int, name: str) -> dict[str, str]:
         meta = {"zarr_format": 2, "shape": [rows, width], "chunks": [1, width], "dtype": "<u8", "order": "C"}
         meta |= {"filters": None, "compressor": None, "fill_value": 0}
         attributes = {"_ARRAY_DIMENSIONS": [f"{name}_rows", "columns"]}
         return {f"{name}/.zarray": json.dumps(meta), f"{name}/.zattrs": json.dumps(attributes)}
 
-    refs: dict[str, Any] = {".zgroup": '{"zarr_format":2}', **array(READ, "few"), **array(count - READ, "many")}
+    refs: dict[str, Any] = {
+        ".zgroup": '{"zarr_format":2}',
+        **make_metadata(READ, "few"),
+        **make_metadata(count - READ, "many"),
+    }
     url = f"file://{data}"
     refs |= {f"few/{i}.0": [url, i * SIZE, SIZE] for i in range(READ)}
     refs |= {f"many/{i}.0": [url, i % READ * SIZE, SIZE] for i in range(count - READ)}
@@ -83,34 +86,34 @@ def write(folder: Path, count: int) -> tuple[str, dict[str, Any]]:
     return str(path), refs
 
 
-def reference(fo: Any, each: int) -> Any:
-    """Open by fsspec's reference filesystem, ``each`` chunks a task."""
+def open_reference(fo: Any, each: int) -> Any:
+    """Open ``fo`` by fsspec's reference filesystem, with ``each`` chunks a task."""
     options = {"fo": fo, "remote_protocol": "file", "skip_instance_cache": True}
-    return _opened(fsspec.filesystem("reference", asynchronous=True, **options), each)
+    return _open_filesystem(fsspec.filesystem("reference", asynchronous=True, **options), each)
 
 
-def ours(fo: Any, each: int) -> Any:
-    """Open by this filesystem, which remembers nothing of the readings before."""
+def open_refshard(fo: Any, each: int) -> Any:
+    """Open ``fo`` by this filesystem, without the cache in memory of earlier reads."""
     fs = RefShardFileSystem(fo, asynchronous=True, skip_instance_cache=True)
     fs.invalidate_cache()
-    return _opened(fs, each)
+    return _open_filesystem(fs, each)
 
 
-def memory(folder: str, each: int) -> Any:
-    """Open what is held in memory."""
-    return _read(held_store(folder), each)
+def open_memory(folder: str, each: int) -> Any:
+    """Open the files below ``folder``, which each process keeps in memory."""
+    return _open_store(load_store(folder), each)
 
 
-def _opened(fs: Any, each: int) -> Any:
-    # Not by a path of the filesystem: xarray hashes all options of that with dask, a million entries of a dict too.
-    return _read(FsspecStore(fs, read_only=True, path=""), each)
+def _open_filesystem(fs: Any, each: int) -> Any:
+    # Pass a store and not a path: for a path, dask hashes all options of the filesystem, also a dict of a million keys.
+    return _open_store(FsspecStore(fs, read_only=True, path=""), each)
 
 
-def _read(store: Any, each: int) -> Any:
+def _open_store(store: Any, each: int) -> Any:
     return xr.open_zarr(store, consolidated=False, chunks={"few_rows": each}, mask_and_scale=False)
 
 
-def _peak() -> int:
+def _read_peak() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -118,7 +121,7 @@ def _peak() -> int:
 
 
 class Run(NamedTuple):
-    """Seconds of opening, of all, and of all processes' CPU; bytes that peaks grew by; a sum over what was read."""
+    """Seconds of opening, of opening and computing, and of CPU of all processes; growth of peaks in bytes; the sum."""
 
     opening: float
     seconds: float
@@ -127,8 +130,8 @@ class Run(NamedTuple):
     total: int
 
 
-def run(open_: Callable[[Any, int], Any], fo: Any, each: int, held: str) -> Run:
-    """Open and compute in a cluster that has read some chunks from memory."""
+def run_in_cluster(open_: Callable[[Any, int], Any], fo: Any, each: int, held: str) -> Run:
+    """Open ``fo`` by ``open_``, and compute the sum, in a new cluster that has read chunks from memory before."""
     with (
         dask.config.set({"distributed.worker.daemon": True, "distributed.comm.timeouts.connect": "60s"}),
         distributed.LocalCluster(
@@ -138,19 +141,19 @@ def run(open_: Callable[[Any, int], Any], fo: Any, each: int, held: str) -> Run:
     ):
         for module in IMPORTED:
             client.run(__import__, module)
-        _sum(memory(held, 1).few.data[:WARM]).compute()
-        before, cpu = sum(client.run(_peak).values()), _cpu(client)
+        _sum(open_memory(held, 1).few.data[:WARM]).compute()
+        before, cpu = sum(client.run(_read_peak).values()), _read_cpu(client)
         began = time.perf_counter()
         data = open_(fo, each).few.data
         opened = time.perf_counter()
         total = int(_sum(data).compute())
         ended = time.perf_counter()
-        cpu = _cpu(client) - cpu
-        return Run(opened - began, ended - began, cpu, sum(client.run(_peak).values()) - before, total)
+        cpu = _read_cpu(client) - cpu
+        return Run(opened - began, ended - began, cpu, sum(client.run(_read_peak).values()) - before, total)
 
 
-def _cpu(client: distributed.Client) -> float:
-    """Return the CPU seconds of client and scheduler, which are one process, and workers."""
+def _read_cpu(client: distributed.Client) -> float:
+    """Return the seconds of CPU of all workers, and of this process, which is client and scheduler."""
     return time.process_time() + sum(client.run(time.process_time).values())
 
 
@@ -165,9 +168,9 @@ def compare(what: str, contenders: Contenders, each: int, held: str, rounds: int
         for name, (open_, fo) in contenders.items():
             if name == FIRST:
                 with tempfile.TemporaryDirectory() as empty, patch.dict(os.environ, XDG_CACHE_HOME=empty):
-                    found.setdefault(name, []).append(run(open_, fo, each, held))
+                    found.setdefault(name, []).append(run_in_cluster(open_, fo, each, held))
             else:
-                found.setdefault(name, []).append(run(open_, fo, each, held))
+                found.setdefault(name, []).append(run_in_cluster(open_, fo, each, held))
     assert len({one.total for runs in found.values() for one in runs}) == 1
     took = {name: statistics.median(one.seconds for one in runs) for name, runs in found.items()}
     opening = {name: statistics.median(one.opening for one in runs) for name, runs in found.items()}
@@ -179,7 +182,7 @@ def compare(what: str, contenders: Contenders, each: int, held: str, rounds: int
         (f"{what}: memory of workers", "B", grown, LEAST),
     ):
         met = values["reference"] >= goal * values["ours"]
-        keep(Case("dask", case, unit, values, mine, "reference", goal=f"≥ {goal:g}×", met=met, size=count))
+        record_case(Case("dask", case, unit, values, mine, "reference", goal=f"≥ {goal:g}×", met=met, size=count))
     print(what)
     for name, seconds in took.items():
         print(
@@ -199,13 +202,17 @@ def main() -> None:
     options = parser.parse_args()
     count, rounds = (QUICK, 1) if options.quick else (COUNT, 3)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # an index cache of its own
-        path, refs = write(Path(folder), count)
+        os.environ["XDG_CACHE_HOME"] = folder  # an empty index cache
+        path, refs = write_set(Path(folder), count)
         held = f"{folder}/held"
         for kind, fo in (("path", path), ("dict", refs)):
-            contenders: Contenders = {"reference": (reference, fo), "ours": (ours, fo), "memory": (memory, held)}
+            contenders: Contenders = {
+                "reference": (open_reference, fo),
+                "ours": (open_refshard, fo),
+                "memory": (open_memory, held),
+            }
             if kind == "path":
-                contenders[FIRST] = (ours, fo)
+                contenders[FIRST] = (open_refshard, fo)
             for each in SHAPES[-1:] if options.quick else SHAPES:
                 what = f"{count} references by {kind}, {READ} chunks" + (f", {each} a task" if each > 1 else "")
                 compare(what, contenders, each, held, rounds, count)

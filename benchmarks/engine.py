@@ -1,15 +1,22 @@
-"""Chunks over HTTP, side by side: fsspec's reference filesystem, this one, an ideal client, and zarr's own cost.
+"""Read chunks over HTTP with fsspec's reference filesystem, this filesystem, an ideal client, and zarr in memory.
 
     python -m benchmarks.engine [--quick] [--links 10ms ...] [--patterns whole ...] [--only ours ...]
 
-512 uncompressed chunks of 100 kB lie in one file behind a loopback server in another process, which delays each
-request and, in one case, limits each connection. All contenders run interleaved; medians are shown, then the requests
-and bytes that the server saw, as multiples of what was needed. *told* is this filesystem with `prefetch` of each
-selection, *xarray* reads with ``engine="refshard"``; ``/128`` reads at ``async.concurrency`` 128; *ideal* is aiohttp
-that knows all ranges beforehand (blocks of 1 MB, as many connections as this filesystem may have) and decodes nothing;
-*dict* is zarr reading the same chunks from memory. *CPU* is that of the contender's process, in all threads.
-The goals of *ours* are at most 1.25 times *ideal*, and, for some patterns, so many times faster than *reference*.
-*random5* is 5 % of the chunks at random, *rows5* is 5 % of the rows of an array with four rows a chunk.
+512 uncompressed chunks of 100 kB lie in one file on a loopback server in another process, which delays each request
+and, for one link, limits the bandwidth of each connection. All contenders take turns. The table has medians of
+milliseconds, the requests, and the bytes that the server sent, as multiples of the bytes of the chunks. Contenders are:
+
+- *reference*: zarr over fsspec's reference filesystem;
+- *ours*: zarr over this filesystem; *prefetch*: the same, with `prefetch` of each selection before its read;
+- *xarray*: ``engine="refshard"``;
+- names with ``/128``: with ``async.concurrency`` 128 in zarr's configuration;
+- *ideal*: an aiohttp client that knows all ranges beforehand (blocks of 1 MB, with as many connections as this
+  filesystem may have) and decodes nothing;
+- *dict*: zarr reading the same chunks from memory.
+
+*CPU* is that of the contender's process, in all threads. The goals of *ours* are at most 1.25 times *ideal*, and for
+some patterns a ratio to *reference* (`GOALS`). *random5* reads 5 % of the chunks at random, *rows5* reads 5 % of the
+rows of an array with four rows in a chunk.
 """
 
 from __future__ import annotations
@@ -40,7 +47,7 @@ import zarr
 from zarr.storage import FsspecStore, MemoryStore
 
 from benchmarks import peers
-from benchmarks.record import Case, keep
+from benchmarks.record import Case, record_case
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.memory import Budget
 from refshard_fs.reading.plan import Limits, coalesce
@@ -52,13 +59,13 @@ CHUNK = 100_000
 WIDTH = CHUNK // 8  # elements
 CHUNKS = 512
 ROWS, COLUMNS = 64, 8  # of the chunk grid of "grid"
-STEPS = 4  # rows of a chunk of "steps"
+STEPS = 4  # rows in a chunk of "steps"
 MB = 1_000_000
 REPEATS, QUICK = 5, 2
 
 
 class Link(NamedTuple):
-    """Seconds that each request waits, and bytes per second of one connection, and of all together."""
+    """The delay of each request in seconds, and bytes a second of one connection, and of all connections together."""
 
     latency: float
     bandwidth: float | None
@@ -71,26 +78,26 @@ LINKS = {
     "50ms": Link(0.050, None),
     "20ms+60MB/s": Link(0.020, 60e6),
 }
-GOALS = {  # times faster than "reference"
+GOALS = {  # the time of "reference" divided by ours, at least
     "0ms": {"whole": 2.4, "random5": 1.5, "strided": 1.3},
     "10ms": {"whole": 8.5, "random5": 5.0, "strided": 5.5},
     "50ms": {"whole": 22.0, "random5": 7.0, "strided": 8.5},
     "20ms+60MB/s": {"whole": 11.5, "random5": 6.3, "strided": 7.5},
 }
-NEAR = 1.25  # times what "ideal" takes, at most
+NEAR = 1.25  # our time divided by that of "ideal", at most
 
 
 class Pattern(NamedTuple):
-    """One way to read: the array, zarr's selections one after the other, and the chunks of the file that they need."""
+    """One way to read: an array, selections that are read one after the other, and the numbers of their chunks."""
 
     array: str
     selections: list[Any]
     numbers: list[int]
-    firsts: Sequence[int] = ()  # where rows begin whose first bytes are summed up; default: with the chunks
+    firsts: Sequence[int] = ()  # offsets of the bytes that are summed up; default: the first byte of each chunk
 
 
-def patterns() -> dict[str, Pattern]:
-    """Return the ways to read that are measured, by name."""
+def make_patterns() -> dict[str, Pattern]:
+    """Return the measured ways to read, by name."""
     chosen = sorted(random.Random(5).sample(range(CHUNKS), CHUNKS // 20))
     slabs = [slice(i, i + 32) for i in range(CHUNKS - 32, -1, -32)]
     rows = sorted(random.Random(5).sample(range(CHUNKS * STEPS), CHUNKS * STEPS // 20))
@@ -111,19 +118,19 @@ def patterns() -> dict[str, Pattern]:
     }
 
 
-def references(url: str) -> dict[str, Any]:
+def make_references(url: str) -> dict[str, Any]:
     """Return a reference set of four arrays over one file."""
 
-    def array(shape: list[int], chunks: list[int]) -> str:
+    def make_metadata(shape: list[int], chunks: list[int]) -> str:
         meta = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "<u8", "order": "C", "fill_value": 0}
         return json.dumps({**meta, "filters": None, "compressor": None})
 
     refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2})}
-    refs["line/.zarray"] = array([CHUNKS, WIDTH], [1, WIDTH])
-    refs["steps/.zarray"] = array([CHUNKS * STEPS, WIDTH // STEPS], [STEPS, WIDTH // STEPS])
+    refs["line/.zarray"] = make_metadata([CHUNKS, WIDTH], [1, WIDTH])
+    refs["steps/.zarray"] = make_metadata([CHUNKS * STEPS, WIDTH // STEPS], [STEPS, WIDTH // STEPS])
     for name, dimensions in {"line": 2, "steps": 2, "grid": 3, "fortran": 3}.items():
         refs[f"{name}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": [f"{name}{i}" for i in range(dimensions)]})
-    refs["grid/.zarray"] = refs["fortran/.zarray"] = array([ROWS, COLUMNS, WIDTH], [1, 1, WIDTH])
+    refs["grid/.zarray"] = refs["fortran/.zarray"] = make_metadata([ROWS, COLUMNS, WIDTH], [1, 1, WIDTH])
     for i in range(CHUNKS):
         row, column = divmod(i, COLUMNS)
         refs[f"line/{i}.0"] = refs[f"steps/{i}.0"] = refs[f"grid/{row}.{column}.0"] = [url, i * CHUNK, CHUNK]
@@ -132,7 +139,7 @@ def references(url: str) -> dict[str, Any]:
 
 
 class Server:
-    """The loopback server in a process of its own; with ``origin``, it passes requests on to that."""
+    """The loopback server in a new process; with the URL ``origin``, it passes requests on to that server."""
 
     def __init__(self, folder: str, origin: str | None = None) -> None:
         command = [sys.executable, "-m", "benchmarks.server", "--dir", folder]
@@ -142,8 +149,8 @@ class Server:
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
 
     @classmethod
-    def at(cls, url: str) -> Server:
-        """Return one that another process has started, and will close."""
+    def attach(cls, url: str) -> Server:
+        """Return a client of the server at ``url``, which another process started and will close."""
         found = cls.__new__(cls)
         found.url = url
         return found
@@ -153,15 +160,15 @@ class Server:
             body: bytes = answer.read()
         return body
 
-    def pace(self, link: Link) -> None:
+    def set_pace(self, link: Link) -> None:
         self.get(f"/__set__?latency={link.latency}&bandwidth={link.bandwidth or ''}&line={link.line or ''}")
 
-    def seen(self) -> tuple[int, int]:
-        """Return requests and bytes since the last ``/__clear__``."""
+    def read_counts(self) -> tuple[int, int]:
+        """Return the number of requests, and of sent bytes, since the last ``/__clear__``."""
         log = json.loads(self.get("/__log__"))
         return len(log), sum(r["sent"] for r in log)
 
-    def cpu(self) -> float:
+    def read_cpu(self) -> float:
         """Return the seconds of CPU that the server has taken."""
         return float(json.loads(self.get("/__cpu__")))
 
@@ -169,11 +176,11 @@ class Server:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(10)
-        self._process.stdout.close()  # type: ignore[union-attr]  # a pipe was asked for
+        self._process.stdout.close()  # type: ignore[union-attr]  # it is a pipe
 
 
 class Scene(NamedTuple):
-    """What every contender gets."""
+    """The server and the data that every contender reads: references, and the same chunks in memory."""
 
     server: Server
     url: str
@@ -185,15 +192,15 @@ Contender = Callable[[Pattern, Scene], tuple[float, int]]
 
 
 @contextmanager
-def scene() -> Iterator[Scene]:
-    """Serve one file while this lasts."""
+def serve_scene() -> Iterator[Scene]:
+    """Serve one file until the end of the block."""
     with tempfile.TemporaryDirectory() as folder:
         payload = np.random.default_rng(0).integers(0, 255, CHUNKS * CHUNK, np.uint8).tobytes()
         Path(folder, "data.bin").write_bytes(payload)
         server = Server(folder)
         try:
             url = f"{server.url}/data.bin"
-            refs = references(url)
+            refs = make_references(url)
             data = {
                 key: value.encode() if isinstance(value, str) else payload[value[1] : value[1] + value[2]]
                 for key, value in refs.items()
@@ -218,28 +225,28 @@ def _read(store: Any, pattern: Pattern, prepare: Callable[[Any], object] = lambd
     return time.perf_counter() - began, total
 
 
-def reference(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """Zarr over fsspec's reference filesystem."""
+def read_reference(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Read by zarr over fsspec's reference filesystem; like all contenders, return the seconds and the sum."""
     options = {"remote_protocol": "http", "remote_options": {"asynchronous": True}, "asynchronous": True}
     fs = fsspec.filesystem("reference", fo=on.refs, skip_instance_cache=True, **options)
     return _read(FsspecStore(fs, read_only=True, path=""), pattern)
 
 
-def ours(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """Zarr over this filesystem."""
+def read_refshard(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Read by zarr over this filesystem."""
     fs = RefShardFileSystem(on.refs, asynchronous=True, skip_instance_cache=True)
     return _read(FsspecStore(fs, read_only=True, path=""), pattern)
 
 
-def told(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """The same, each selection announced by `prefetch`."""
+def read_announced(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Read by zarr over this filesystem, with `prefetch` of each selection before its read."""
     fs = RefShardFileSystem(on.refs, asynchronous=True, skip_instance_cache=True)
     store = FsspecStore(fs, read_only=True, path="")
     return _read(store, pattern, lambda selection: fs.prefetch(pattern.array, selection, wait=False))
 
 
-def through_xarray(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """Xarray with ``engine="refshard"``."""
+def read_xarray(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Read by xarray with ``engine="refshard"``."""
     data = xr.open_dataset(
         on.refs, engine=RefShardBackend, mask_and_scale=False, storage_options={"skip_instance_cache": True}
     )[pattern.array]
@@ -251,24 +258,24 @@ def through_xarray(pattern: Pattern, on: Scene) -> tuple[float, int]:
     return time.perf_counter() - began, total
 
 
-def memory(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """Zarr over the same bytes in a dict."""
+def read_memory(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Read by zarr from a dict of the same chunks."""
     buffer = zarr.core.buffer.default_buffer_prototype().buffer
     return _read(MemoryStore({k: buffer.from_bytes(v) for k, v in on.data.items()}, read_only=True), pattern)
 
 
-def virtualizarr(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """Zarr over VirtualiZarr's store."""
-    return _read(peers.virtualizarr_store(on.refs, on.server.url), pattern)
+def read_virtualizarr(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Read by zarr over VirtualiZarr's store."""
+    return _read(peers.make_virtualizarr_store(on.refs, on.server.url), pattern)
 
 
-def icechunk(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """Zarr over Icechunk's store."""
-    return _read(peers.icechunk_store(on.refs, on.server.url), pattern)
+def read_icechunk(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Read by zarr over Icechunk's store."""
+    return _read(peers.make_icechunk_store(on.refs, on.server.url), pattern)
 
 
-def at_128(contender: Contender) -> Contender:
-    """Return ``contender`` with 128 chunks in flight."""
+def set_concurrency(contender: Contender) -> Contender:
+    """Return ``contender`` with zarr's ``async.concurrency`` set to 128 chunks."""
 
     def read(pattern: Pattern, on: Scene) -> tuple[float, int]:
         with zarr.config.set({"async.concurrency": 128}):
@@ -277,8 +284,8 @@ def at_128(contender: Contender) -> Contender:
     return read
 
 
-def ideal(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """A client that knows all ranges."""
+def read_ideal(pattern: Pattern, on: Scene) -> tuple[float, int]:
+    """Read by a client that knows all ranges, and decodes nothing."""
     blocks = coalesce([(n * CHUNK, n * CHUNK + CHUNK) for n in pattern.numbers], Limits(0, MB))
     firsts = pattern.firsts or [n * CHUNK for n in pattern.numbers]
 
@@ -299,12 +306,12 @@ def ideal(pattern: Pattern, on: Scene) -> tuple[float, int]:
 
 
 def cat_reference(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """Fsspec's `cat` of all keys."""
+    """Read all keys by `cat` of fsspec's reference filesystem."""
     return _cat(fsspec.filesystem("reference", fo=on.refs, remote_protocol="http", skip_instance_cache=True), pattern)
 
 
 def cat_ours(pattern: Pattern, on: Scene) -> tuple[float, int]:
-    """Our `cat` of all keys."""
+    """Read all keys by `cat` of this filesystem."""
     return _cat(RefShardFileSystem(on.refs, skip_instance_cache=True), pattern)
 
 
@@ -316,21 +323,21 @@ def _cat(fs: Any, pattern: Pattern) -> tuple[float, int]:
 
 
 CONTENDERS: dict[str, Contender] = {
-    "reference": reference,
-    **({"virtualizarr": virtualizarr} if find_spec("virtualizarr") and find_spec("obstore") else {}),
-    **({"icechunk": icechunk} if find_spec("icechunk") else {}),
-    "ours": ours,
-    "told": told,
-    "xarray": through_xarray,
-    "reference/128": at_128(reference),
-    "ours/128": at_128(ours),
-    "ideal": ideal,
-    "dict": memory,
+    "reference": read_reference,
+    **({"virtualizarr": read_virtualizarr} if find_spec("virtualizarr") and find_spec("obstore") else {}),
+    **({"icechunk": read_icechunk} if find_spec("icechunk") else {}),
+    "ours": read_refshard,
+    "prefetch": read_announced,
+    "xarray": read_xarray,
+    "reference/128": set_concurrency(read_reference),
+    "ours/128": set_concurrency(read_refshard),
+    "ideal": read_ideal,
+    "dict": read_memory,
     "cat reference": cat_reference,
     "cat ours": cat_ours,
 }
-OURS = ("ours", "told", "xarray", "ours/128", "cat ours")
-# Of some contenders one pattern says all.
+OURS = ("ours", "prefetch", "xarray", "ours/128", "cat ours")
+# Contenders that are measured with one pattern only.
 ONLY = {"cat reference": "whole", "cat ours": "whole", "reference/128": "random5", "ours/128": "random5"}
 
 
@@ -344,12 +351,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=None)
     options = parser.parse_args(arguments)
     repeats = options.repeats or (QUICK if options.quick else REPEATS)
-    known = patterns()
+    known = make_patterns()
     names = options.patterns or (["whole", "strided", "random5", "rows5"] if options.quick else list(known))
-    with scene() as on:
+    with serve_scene() as on:
         print("median ms, requests, bytes / needed, per contender\n")
         for link in options.links or (["10ms"] if options.quick else LINKS):
-            on.server.pace(LINKS[link])
+            on.server.set_pace(LINKS[link])
             for name in names:
                 _measure(on, link, name, known[name], repeats, options.only)
 
@@ -362,21 +369,21 @@ def _measure(on: Scene, link: str, name: str, pattern: Pattern, repeats: int, on
     totals = set()
     for _ in range(repeats):
         for contender in chosen:
-            gc.collect()  # what the last contender left is closed before the next one is timed
+            gc.collect()  # close the connections of the last contender before the next one is timed
             time.sleep(0.05)
             on.server.get("/__clear__")
             began = time.process_time()
             took, total = CONTENDERS[contender](pattern, on)
             cpus[contender].append(time.process_time() - began)
             times[contender].append(took)
-            seen[contender] = on.server.seen()
+            seen[contender] = on.server.read_counts()
             totals.add(total)
     assert len(totals) == 1, f"contenders read different bytes: {totals}"
     needed = len(pattern.numbers) * CHUNK
     median = {c: statistics.median(t) * 1e3 for c, t in times.items()}
     cpu = {c: statistics.median(t) * 1e3 for c, t in cpus.items()}
-    goal, met = _goal(median, GOALS.get(link, {}).get(name))
-    keep(
+    goal, met = _check_goals(median, GOALS.get(link, {}).get(name))
+    record_case(
         Case(
             "engine",
             f"{link}, {name}",
@@ -407,8 +414,8 @@ def _measure(on: Scene, link: str, name: str, pattern: Pattern, repeats: int, on
     print(flush=True)
 
 
-def _goal(median: dict[str, float], faster: float | None) -> tuple[str, bool | None]:
-    """Return what "ours" is to reach beside those that were measured too, and whether it does; "" and None of none."""
+def _check_goals(median: dict[str, float], faster: float | None) -> tuple[str, bool | None]:
+    """Return the goals of "ours" as text, and whether it meets all; "" and None if no other contender was measured."""
     goals: dict[str, bool] = {}
     if faster is not None and {"ours", "reference"} <= median.keys():
         goals[f"≥ {faster:g}×"] = median["reference"] >= faster * median["ours"]

@@ -1,11 +1,11 @@
-"""A NetCDF file opened where it is, without references: beside h5netcdf over fsspec, pyfive, kerchunk, VirtualiZarr.
+"""Read a NetCDF file in place, compared with h5netcdf over fsspec, pyfive, kerchunk and VirtualiZarr.
 
     python -m benchmarks.hdf5 [--quick]
 
-The file has four variables of 3,000 steps, written step by step (351 MB), behind a loopback server that delays each
-request by 20 ms; then 500 variables of 100 kB in 20 groups at 50 ms. Every measurement is a process of its own that has
-imported and used the reader on another file before, so nothing of the file is cached. What is read is compared.
-Requests and bytes are those that the server saw. ``--quick``: 300 steps and 100 variables.
+One file has four variables of 3,000 steps, written step by step (351 MB), on a loopback server that delays each request
+by 20 ms. Another file has 500 variables of 100 kB in 20 groups, at 50 ms. Every measurement is a new process, which has
+imported the reader and read another file before, so that nothing of the file is cached. All readers must return the
+same values. Requests and bytes are counted by the server. ``--quick``: 300 steps and 100 variables.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ import numpy as np
 import xarray as xr
 
 from benchmarks.engine import Link, Server
-from benchmarks.measure import Goal, in_turns
-from benchmarks.measure import shown as figure
-from benchmarks.record import Case, keep
+from benchmarks.measure import Goal, format_figure, run_in_turns
+from benchmarks.record import Case, record_case
 
 STEPS, VARIABLES, PLANE = 3000, 4, (60, 122)
 GROUPS, MEMBERS, FIELD = 20, 25, (100, 250)
@@ -40,7 +39,7 @@ LATENCIES = {"steps.nc": 0.02, "groups.nc": 0.05}
 
 
 def write_steps(path: Path, steps: int) -> None:
-    """Write variables step by step, as a model does: a chunk of each variable after the other."""
+    """Write variables step by step, as a model does: for each step, a chunk of each variable."""
     rng = np.random.default_rng(1)
     with h5py.File(path, "w") as file:
         file.create_dataset("time", (0,), "<f8", chunks=(512,), maxshape=(None,))
@@ -78,33 +77,33 @@ def write_groups(path: Path, groups: int) -> None:
                 v.attrs["units"], v.attrs["long_name"] = "kg m-2", f"the variable {number}"
 
 
-# Readers: each returns something that opens a URL as a Dataset, or reads it in its own way.
+# Readers: each opens a URL, and returns an object whose items are variables.
 
 
-def with_refshard(url: str) -> xr.Dataset:
+def open_refshard(url: str) -> xr.Dataset:
     """Open a file with this package."""
     from refshard_fs.xarray_backend import RefShardBackend
 
     return xr.open_dataset(url, engine=RefShardBackend)
 
 
-def with_h5netcdf(url: str, **cache: Any) -> xr.Dataset:
-    """Open a file with h5netcdf, over a file of fsspec's that caches as ``cache`` says."""
-    return xr.open_dataset(_file(url, **cache), engine="h5netcdf")
+def open_h5netcdf(url: str, **cache: Any) -> xr.Dataset:
+    """Open a file with h5netcdf, over an open file of fsspec with the options ``cache``."""
+    return xr.open_dataset(_open_file(url, **cache), engine="h5netcdf")
 
 
-def _file(url: str, **cache: Any) -> Any:
+def _open_file(url: str, **cache: Any) -> Any:
     fs = fsspec.filesystem(urlsplit(url).scheme, skip_instance_cache=True)
     return fs.open(url, **cache)
 
 
 class Pyfive:
-    """A file of pyfive's, as far as the measurements look at a Dataset."""
+    """A file that pyfive opens, with the variables as items."""
 
     def __init__(self, url: str) -> None:
         import pyfive
 
-        self._file = pyfive.File(_file(url, cache_type="blockcache", block_size=1 << 20))
+        self._file = pyfive.File(_open_file(url, cache_type="blockcache", block_size=1 << 20))
 
     def __getitem__(self, name: str) -> Any:
         return self._file[name]
@@ -112,27 +111,27 @@ class Pyfive:
 
 BLOCKS = {"cache_type": "blockcache", "block_size": 1 << 20}
 READERS: dict[str, Callable[[str], Any]] = {
-    "refshard": with_refshard,
-    "h5netcdf": with_h5netcdf,
-    "h5netcdf, 1 MiB blocks": partial(with_h5netcdf, **BLOCKS),
+    "refshard": open_refshard,
+    "h5netcdf": open_h5netcdf,
+    "h5netcdf, 1 MiB blocks": partial(open_h5netcdf, **BLOCKS),
     "pyfive": Pyfive,
 }
 
 
-def all_groups(url: str, reader: str) -> int:
-    """Open all groups with all attributes; return how many variables there are."""
+def count_variables(url: str, reader: str) -> int:
+    """Open all groups with all attributes; return the number of variables."""
     if reader == "refshard":
         from refshard_fs.xarray_backend import RefShardBackend
 
         groups = RefShardBackend().open_groups_as_dict(url)
     else:
         cache = BLOCKS if "blocks" in reader else {}
-        groups = xr.open_groups(_file(url, **cache), engine="h5netcdf")
+        groups = xr.open_groups(_open_file(url, **cache), engine="h5netcdf")
     return sum(len(ds.variables) for ds in groups.values())
 
 
-def indexed(url: str, reader: str) -> int:
-    """Make references of the whole file; return how many chunks of one variable they have."""
+def count_references(url: str, reader: str) -> int:
+    """Make references to the whole file; return the number of references to chunks of the variable v0."""
     if reader == "refshard":
         from refshard_fs import RefShardFileSystem
 
@@ -143,7 +142,7 @@ def indexed(url: str, reader: str) -> int:
     if reader == "kerchunk":
         from kerchunk.hdf import SingleHdf5ToZarr
 
-        refs = SingleHdf5ToZarr(_file(url), url).translate()["refs"]
+        refs = SingleHdf5ToZarr(_open_file(url), url).translate()["refs"]
         return sum(key.startswith("v0/") and key[3].isdigit() for key in refs)
     from obspec_utils.registry import ObjectStoreRegistry
     from obstore.store import HTTPStore
@@ -160,12 +159,12 @@ MEASURES: dict[str, Callable[[str, str], Any]] = {
     "one step": lambda url, reader: float(np.asarray(READERS[reader](url)["v1"][50]).sum()),
     "a hundred steps": lambda url, reader: float(np.asarray(READERS[reader](url)["v1"][100:200]).sum()),
     "a point through all steps": lambda url, reader: float(np.asarray(READERS[reader](url)["v1"][:, 5, 5]).sum()),
-    "the whole index": indexed,
-    "all groups": all_groups,
+    "the whole index": count_references,
+    "all groups": count_variables,
 }
 
 FILE_READERS = tuple(READERS)
-# File, readers (the first one is ours), and what is to be reached: times faster than the second, however it caches.
+# File, readers (the first is ours), and the goal: the time of the second reader, with its best cache, divided by ours.
 CASES: dict[str, tuple[str, tuple[str, ...], Goal]] = {
     "one step": ("steps.nc", FILE_READERS, Goal(ratio=1)),
     "a hundred steps": ("steps.nc", FILE_READERS, Goal(ratio=2)),
@@ -175,20 +174,20 @@ CASES: dict[str, tuple[str, tuple[str, ...], Goal]] = {
 }
 
 
-def child(measure: str, reader: str, server: str) -> None:
-    """Measure once, and print it."""
+def run_child(measure: str, reader: str, server: str) -> None:
+    """Measure once, and print the figures as JSON."""
     warnings.simplefilter("ignore")
     name = CASES[measure][0]
     MEASURES[measure](f"{server}/small-{name}", reader)  # imports, connections, threads
-    control = Server.at(server)
-    control.pace(Link(LATENCIES[name], None))
+    control = Server.attach(server)
+    control.set_pace(Link(LATENCIES[name], None))
     control.get("/__clear__")
-    gc.collect()  # what was imported is looked through now, and not by chance while one of the readers is measured
+    gc.collect()  # otherwise the collector may run during the measurement of a reader
     start = time.perf_counter()
     value = MEASURES[measure](f"{server}/{name}", reader)
     seconds = time.perf_counter() - start
-    control.pace(Link(0.0, None))
-    requests, sent = control.seen()
+    control.set_pace(Link(0.0, None))
+    requests, sent = control.read_counts()
     print(json.dumps({"s": seconds, "requests": requests, "bytes": sent, "value": value}))
 
 
@@ -199,7 +198,7 @@ def main() -> None:
     parser.add_argument("--child", nargs=3, metavar=("MEASURE", "READER", "SERVER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        child(*arguments.child)
+        run_child(*arguments.child)
         return
     steps, groups = (300, 4) if arguments.quick else (STEPS, GROUPS)
     with tempfile.TemporaryDirectory() as folder:
@@ -210,27 +209,27 @@ def main() -> None:
         try:
             for measure, (name, readers, goal) in CASES.items():
                 cases = [(measure, reader, server.url) for reader in readers]
-                found = in_turns("benchmarks.hdf5", cases, 1 if arguments.quick else REPEATS)
-                tell(measure, dict(zip(readers, found, strict=True)), goal, LATENCIES[name])
+                found = run_in_turns("benchmarks.hdf5", cases, 1 if arguments.quick else REPEATS)
+                report_measure(measure, dict(zip(readers, found, strict=True)), goal, LATENCIES[name])
         finally:
             server.close()
 
 
-def tell(measure: str, found: dict[str, dict[str, float]], goal: Goal, latency: float) -> None:
-    """Print and keep the figures of one measure; the readers must have read the same."""
+def report_measure(measure: str, found: dict[str, dict[str, float]], goal: Goal, latency: float) -> None:
+    """Print and record the figures of one measure; exit with an error if the readers' values differ."""
     ours, *others = found
     if len({round(result["value"], 3) for result in found.values()}) != 1:
-        sys.exit(f"{measure}: not the same values: {found}")
+        sys.exit(f"{measure}: the readers returned different values: {found}")
     rival = others[0]
     fastest = min((r for r in others if r.startswith(rival)), key=lambda reader: found[reader]["s"])
     ratio = found[fastest]["s"] / found[ours]["s"]
     met = goal.ratio is None or ratio >= goal.ratio
     print(f"\n{measure}, {latency * 1000:.0f} ms a request")
     for reader, result in found.items():
-        seconds, size = figure(result["s"], "s"), figure(result["bytes"], "B")
+        seconds, size = format_figure(result["s"], "s"), format_figure(result["bytes"], "B")
         print(f"  {reader:24} {seconds:>9}  {result['requests']:>6.0f} requests  {size:>9}")
     print(f"  {ratio:.1f} x as fast as {fastest}; goal >= {goal.ratio:g} x: {'met' if met else 'MISSED'}", flush=True)
-    keep(
+    record_case(
         Case(
             "hdf5",
             measure,

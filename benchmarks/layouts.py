@@ -1,10 +1,10 @@
-"""Ten layouts of real archives, each opened by one call: beside xarray, cfgrib, odc-stac, rioxarray and zarr.
+"""Open ten layouts of real archives by one call each, compared with xarray, cfgrib, odc-stac, rioxarray and zarr.
 
-    python -m benchmarks layouts [--only PATTERN ...] [--quick] [--links 20] [--repeats 3]
+    python -m benchmarks layouts [--only NAME ...] [--quick] [--links 20] [--repeats 3]
 
-Each layout is measured twice: files that nobody has indexed are joined, opened and read; and the saved document is
-opened and read. The peer opens the files as its documentation advises. Before, the whole dataset is compared with the
-peer's: variables, dimensions, coordinates and values.
+Each layout is measured twice: first, files without an index are joined, opened and read; second, the saved document is
+opened and read. The other package opens the files as its documentation advises. Before, the two whole datasets are
+compared: variables, dimensions, coordinates and values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import xarray as xr
 import zarr
 
 from benchmarks.jobs.__main__ import run
-from benchmarks.jobs.data import Months, field, write_netcdf
+from benchmarks.jobs.data import Months, make_field, write_netcdf
 from benchmarks.jobs.job import Job, Site, Sizes
 from benchmarks.jobs.running import LINKS
 from refshard_fs.xarray_backend import RefShardBackend
@@ -34,7 +34,7 @@ __all__ = ["Layout"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Files of one archive: how they are written, opened by one call, opened by the peer, and what is read of them."""
+    """The files of one archive, and the ways to write them, to open them with both packages, and to read a part."""
 
     count: int
     title: ClassVar[str]
@@ -48,24 +48,24 @@ class Layout:
 
     @abstractmethod
     def join(self, site: Site) -> Any:
-        """Return the cube of the files: one call."""
+        """Return the cube of the files, made by one call."""
 
     @abstractmethod
     def open(self, site: Site) -> xr.Dataset:
-        """Return what the peer makes of the files."""
+        """Open the files with the other package."""
 
     @abstractmethod
     def read(self, ds: xr.Dataset) -> Any:
-        """Return the part of the values that is read while the clock runs."""
+        """Read and return a part of the values; the time of this is measured."""
 
     def prepare(self, site: Site) -> None:
-        """Save the cube, and compare all of it with the peer's dataset."""
+        """Save the cube, and compare the whole dataset with that of the other package."""
         self.join(site).save(str(site.folder / "cube.refshard"), overwrite=True)
-        with self.opened(site, site.folder / "cube.refshard") as ours, self.open(site) as theirs:
+        with self.open_cube(site, site.folder / "cube.refshard") as ours, self.open(site) as theirs:
             self.compare(ours, theirs)
 
-    def opened(self, site: Site, cube: Any) -> xr.Dataset:
-        """Open a cube, or a document that was saved."""
+    def open_cube(self, site: Site, cube: Any) -> xr.Dataset:
+        """Open a cube, or a saved document at a path."""
         options = {"storage_options": {"allow": [site.url]}} if isinstance(cube, Path) else {}
         return xr.open_dataset(cube, engine=RefShardBackend, chunks={}, group=self.group, **options)
 
@@ -83,7 +83,7 @@ def join(sources: Any, site: Site, **arguments: Any) -> Any:
 
 
 def merge_files(sources: list[Any], dim: str | list[str] = "time", **options: Any) -> xr.Dataset:
-    """Open files as xarray's documentation advises where they are known to be alike."""
+    """Open files as xarray's documentation advises for files with equal variables and coordinates."""
     alike = {"data_vars": "minimal", "coords": "minimal", "compat": "override", "join": "override"}
     options = {"engine": "h5netcdf"} | alike | options
     found: xr.Dataset = xr.open_mfdataset(sources, chunks={}, combine="nested", concat_dim=dim, **options)
@@ -91,7 +91,7 @@ def merge_files(sources: list[Any], dim: str | list[str] = "time", **options: An
 
 
 class _NetCDF(Layout):
-    """Files along time, of which a point is read through all steps."""
+    """NetCDF files along time; one point is read for all steps."""
 
     variable: ClassVar[str]
 
@@ -106,7 +106,7 @@ class _NetCDF(Layout):
 
 
 class Era5(_NetCDF):
-    """Months, each with a packing of its own."""
+    """Months, each with a different packing."""
 
     title = "{count} ERA5 months, a packing each: a point"
     variable = "t2m"
@@ -116,7 +116,7 @@ class Era5(_NetCDF):
 
 
 class Cmip6(_NetCDF):
-    """Decades of months in a calendar of 365 days, with bounds; each file counts days from its own first one."""
+    """Decades of months in a calendar of 365 days, with bounds; each file counts days from its own first day."""
 
     title = "{count} CMIP6 decades, 365-day calendar: a point"
     variable = "tas"
@@ -128,7 +128,7 @@ class Cmip6(_NetCDF):
             packed = {"zlib": True, "shuffle": True, "complevel": 1}
             ds = xr.Dataset(
                 {
-                    "tas": (("time", "lat", "lon"), field(decade, 120, 48, 96).astype("f4") / 100 + 280),
+                    "tas": (("time", "lat", "lon"), make_field(decade, 120, 48, 96).astype("f4") / 100 + 280),
                     "time_bnds": (("time", "bnds"), np.stack([middles - 15, middles + 15], -1)),
                     "lat_bnds": (("lat", "bnds"), np.stack([np.linspace(-90, 86, 48), np.linspace(-86, 90, 48)], -1)),
                     "height": ((), 2.0, {"units": "m", "axis": "Z"}),
@@ -152,7 +152,7 @@ class Oisst(_NetCDF):
     def write(self, folder: Path) -> None:
         for day in range(self.count):
             names = ("sst", "anom", "err", "ice")
-            values = field(day, len(names), 90, 180)
+            values = make_field(day, len(names), 90, 180)
             packing = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 0.0, "_FillValue": -999, "zlib": True}
             ds = xr.Dataset(
                 {name: (("time", "zlev", "lat", "lon"), values[k][None, None] / 100.0) for k, name in enumerate(names)},
@@ -169,13 +169,13 @@ class Oisst(_NetCDF):
 
 
 class Goes(_NetCDF):
-    """Granules of one time each: the time is a scalar, as are dozens of statistics and parameters."""
+    """Granules of one time each. The time is a scalar, and so are dozens of statistics and parameters."""
 
     title = "{count} GOES granules: a crop of each"
 
     def write(self, folder: Path) -> None:
         for number in range(self.count):
-            counts = np.abs(field(number, 1, 300, 500)[0]) % 4095
+            counts = np.abs(make_field(number, 1, 300, 500)[0]) % 4095
             scalars = {f"parameter_{k}": ((), np.float32(k)) for k in range(20)}
             scalars |= {f"statistic_{k}": ((), np.float32(k + number / 10)) for k in range(8)}
             time = 8e8 + 600.0 * number
@@ -202,7 +202,10 @@ class Goes(_NetCDF):
         return merge_files(site.urls("*.nc"), "t", data_vars="different", coords="different", compat="equals")
 
     def compare(self, ours: xr.Dataset, theirs: xr.Dataset) -> None:
-        """Raise AssertionError as ever; what is the same in all files has no dimension of times here."""
+        """Raise AssertionError as `Layout.compare` does.
+
+        Variables that are equal in all files have no dimension of times in the cube, but have it in xarray's dataset.
+        """
         alike = [
             name for name, variable in theirs.variables.items() if "t" in variable.dims and "t" not in ours[name].dims
         ]
@@ -223,7 +226,7 @@ class Imerg(_NetCDF):
 
     def write(self, folder: Path) -> None:
         for number in range(self.count):
-            values = np.abs(field(number, 2, 180, 90)).astype("f4") / 100
+            values = np.abs(make_field(number, 2, 180, 90)).astype("f4") / 100
             start = 1_500_000_000 + 1800 * number
             since = {"units": "seconds since 1980-01-06 00:00:00 UTC", "calendar": "julian"}
             ds = xr.Dataset(
@@ -250,28 +253,28 @@ class Ensemble(_NetCDF):
     def write(self, folder: Path) -> None:
         for member in range(self.count):
             for year in range(6):
-                values = field(member * 6 + year, 60, 60, 120)
+                values = make_field(member * 6 + year, 60, 60, 120)
                 path = folder / f"r{member + 1}_{2000 + year}.nc"
                 write_netcdf(path, 60 * year, values, (0.01, 273.0), "days since 2000-01-01")
 
     def join(self, site: Site) -> Any:
-        return join([[*site.urls(f"{name}_*.nc")] for name in self.members()], site, dims=["member", "time"],
-                    coords={"member": self.members()})  # fmt: skip
+        return join([[*site.urls(f"{name}_*.nc")] for name in self.list_members()], site, dims=["member", "time"],
+                    coords={"member": self.list_members()})  # fmt: skip
 
-    def members(self) -> list[str]:
+    def list_members(self) -> list[str]:
         """Return the names of the members."""
         return [f"r{member + 1}" for member in range(self.count)]
 
     def open(self, site: Site) -> xr.Dataset:
-        nested = [site.urls(f"{name}_*.nc") for name in self.members()]
-        return merge_files(nested, ["member", "time"], data_vars="all").assign_coords(member=self.members())
+        nested = [site.urls(f"{name}_*.nc") for name in self.list_members()]
+        return merge_files(nested, ["member", "time"], data_vars="all").assign_coords(member=self.list_members())
 
     def read(self, ds: xr.Dataset) -> Any:
         return ds["t2m"][..., 5, 7].mean("member").values
 
 
 class Hrrr(Layout):
-    """Hours × steps of forecasts: a file of GRIB2 for each, of many fields."""
+    """Hours × steps of forecasts: a GRIB2 file of many fields for each pair."""
 
     title = "{count} HRRR hours × 6 steps, GRIB2: a field of each"
     peer = "downloads, cfgrib"
@@ -322,16 +325,16 @@ class Hrrr(Layout):
 
 
 class _Tiffs(Layout):
-    """Cloud-optimised GeoTIFFs of one place, a band each."""
+    """Cloud-optimised GeoTIFFs of one place; each file has one band of a day."""
 
     bands: ClassVar[tuple[str, ...]]
     side: ClassVar[int] = 1024
 
-    def name(self, day: np.datetime64, band: str) -> str:
-        """Return the name of a file."""
+    def make_name(self, day: np.datetime64, band: str) -> str:
+        """Return the name of the file of a band on a day."""
         raise NotImplementedError
 
-    def days(self) -> Iterator[np.datetime64]:
+    def list_days(self) -> Iterator[np.datetime64]:
         """Yield the days of the scenes."""
         return (np.datetime64("2024-01-01") + 5 * number for number in range(self.count))
 
@@ -341,40 +344,40 @@ class _Tiffs(Layout):
 
         kind = {"driver": "COG", "dtype": "uint16", "count": 1, "crs": "EPSG:32633", "blocksize": 256}
         place = {"width": self.side, "height": self.side, "transform": from_origin(5e5, 5e6, 10, 10)}
-        for number, day in enumerate(self.days()):
+        for number, day in enumerate(self.list_days()):
             for k, band in enumerate(self.bands):
-                path = folder / self.name(day, band)
+                path = folder / self.make_name(day, band)
                 with rasterio.open(path, "w", **kind, **place, compress="DEFLATE", predictor=2) as file:
-                    file.write(field(number * 10 + k, 1, self.side, self.side).view("u2"))
+                    file.write(make_field(number * 10 + k, 1, self.side, self.side).view("u2"))
 
     def read(self, ds: xr.Dataset) -> Any:
-        return self.values(ds)[..., 300:500, 300:500].values
+        return self.select_values(ds)[..., 300:500, 300:500].values
 
-    def values(self, ds: xr.Dataset) -> xr.DataArray:
+    def select_values(self, ds: xr.Dataset) -> xr.DataArray:
         """Return all values along time, band, rows and columns."""
         raise NotImplementedError
 
     def compare(self, ours: xr.Dataset, theirs: xr.Dataset) -> None:
-        """Raise AssertionError if times, places or values differ; names of variables are the peer's own."""
-        one, other = self.values(ours), self.values(theirs)
+        """Raise AssertionError if times, coordinates or values differ; the packages name variables differently."""
+        one, other = self.select_values(ours), self.select_values(theirs)
         np.testing.assert_array_equal(one.values, other.values)
         for name in ("time", "y", "x"):
             np.testing.assert_array_equal(one[name].values, other[name].values, name)
 
 
 class Sentinel2(_Tiffs):
-    """Scenes as items of STAC."""
+    """Scenes that STAC items name."""
 
     title = "{count} Sentinel-2 scenes by STAC: a window"
     peer = "odc-stac"
     needs = ("odc.stac", "rasterio")
     bands = ("red", "nir")
 
-    def name(self, day: np.datetime64, band: str) -> str:
+    def make_name(self, day: np.datetime64, band: str) -> str:
         return f"S2A_33TWM_{str(day).replace('-', '')}_{band}.tif"
 
-    def items(self, site: Site) -> list[Any]:
-        """Return the items of a search."""
+    def make_items(self, site: Site) -> list[Any]:
+        """Return a STAC item for each day, as a search would."""
         import pystac
 
         projection = {"proj:code": "EPSG:32633", "proj:epsg": 32633, "proj:shape": [self.side, self.side],
@@ -382,7 +385,7 @@ class Sentinel2(_Tiffs):
         found = []
         west, east, south, north = 15.0, 15.14, 45.06, 45.16
         ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
-        for day in self.days():
+        for day in self.list_days():
             item = pystac.Item(
                 f"S2A_{day}", {"type": "Polygon", "coordinates": [ring]}, [west, south, east, north], day.item(), {}
             )
@@ -390,42 +393,42 @@ class Sentinel2(_Tiffs):
             item.properties |= projection
             item.stac_extensions.append("https://stac-extensions.github.io/projection/v2.0.0/schema.json")
             for band in self.bands:
-                url = f"{site.url}/{self.name(day, band)}"
+                url = f"{site.url}/{self.make_name(day, band)}"
                 fields = {"raster:bands": [{"data_type": "uint16"}]}
                 item.add_asset(band, pystac.Asset(url, None, None, pystac.MediaType.COG, ["data"], fields))
             found.append(item)
         return found
 
     def join(self, site: Site) -> Any:
-        return join(self.items(site), site, assets=list(self.bands))
+        return join(self.make_items(site), site, assets=list(self.bands))
 
     def open(self, site: Site) -> xr.Dataset:
         import odc.stac
 
         odc.stac.configure_rio(cloud_defaults=True)
-        found: xr.Dataset = odc.stac.load(self.items(site), bands=list(self.bands), chunks={})
+        found: xr.Dataset = odc.stac.load(self.make_items(site), bands=list(self.bands), chunks={})
         return found
 
-    def values(self, ds: xr.Dataset) -> xr.DataArray:
+    def select_values(self, ds: xr.Dataset) -> xr.DataArray:
         if "red" in ds:
             return ds[list(self.bands)].to_array("asset").transpose("time", "asset", ...)
         return ds["0"].sel(asset=list(self.bands))
 
 
 class Landsat(_Tiffs):
-    """Bands in files of their own, whose names tell the day and the band."""
+    """A file for each band of a day; its name has the day and the band."""
 
     title = "{count} Landsat scenes, a file a band: a window"
     peer = "rioxarray"
     needs = ("rioxarray",)
     bands = ("B2", "B3", "B4", "B5")
 
-    def name(self, day: np.datetime64, band: str) -> str:
+    def make_name(self, day: np.datetime64, band: str) -> str:
         return f"LC08_L1TP_191028_{str(day).replace('-', '')}_{band}.TIF"
 
     def join(self, site: Site) -> Any:
-        places = [(day, band) for day in self.days() for band in self.bands]
-        return join([(f"{site.url}/{self.name(d, b)}", {"time": d, "band": b}) for d, b in places], site)
+        places = [(day, band) for day in self.list_days() for band in self.bands]
+        return join([(f"{site.url}/{self.make_name(d, b)}", {"time": d, "band": b}) for d, b in places], site)
 
     def open(self, site: Site) -> xr.Dataset:
         import rasterio
@@ -433,18 +436,18 @@ class Landsat(_Tiffs):
 
         with rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"):
             rows = [
-                [rioxarray.open_rasterio(f"{site.url}/{self.name(day, band)}", chunks={}) for band in self.bands]
-                for day in self.days()
+                [rioxarray.open_rasterio(f"{site.url}/{self.make_name(day, band)}", chunks={}) for band in self.bands]
+                for day in self.list_days()
             ]
         whole = xr.concat([xr.concat(row, "band") for row in rows], "time")
-        return whole.assign_coords(time=list(self.days()), band=list(self.bands)).to_dataset(name="0")
+        return whole.assign_coords(time=list(self.list_days()), band=list(self.bands)).to_dataset(name="0")
 
-    def values(self, ds: xr.Dataset) -> xr.DataArray:
+    def select_values(self, ds: xr.Dataset) -> xr.DataArray:
         return ds["0"].sel(band=list(self.bands)).transpose("time", "band", ...)
 
 
 class Wells(Layout):
-    """A plate of OME-Zarr: rows × columns of wells, an image in each."""
+    """An OME-Zarr plate: rows × columns of wells, with an image in each well."""
 
     title = "{count} × 6 wells of OME-Zarr: a crop of each"
     peer = "zarr"
@@ -457,20 +460,22 @@ class Wells(Layout):
                 axes = [{"name": name, "type": "space"} for name in "yx"]
                 scales = [{"axes": [{"name": "c", "type": "channel"}, *axes], "datasets": levels}]
                 group.attrs["ome"] = {"version": "0.5", "multiscales": scales}
-                pixels = field(ord(row) * 10 + column, 2, 512, 512).view("u2")
+                pixels = make_field(ord(row) * 10 + column, 2, 512, 512).view("u2")
                 for level in (0, 1):
                     group.create_array(
                         str(level), data=pixels[:, :: 1 << level, :: 1 << level], chunks=(1, 128, 128),
                         dimension_names=("c", "y", "x"),
                     )  # fmt: skip
 
-    def names(self) -> list[tuple[str, int]]:
+    def list_wells(self) -> list[tuple[str, int]]:
         """Return the row and the column of each well."""
         return [(row, column) for row in "ABCDEFGH"[: self.count] for column in range(1, 7)]
 
     def join(self, site: Site) -> Any:
         return join(
-            [(f"{site.url}/plate.zarr/{r}/{c}/0", {"row": r, "column": c}) for r, c in self.names()], site, keep=["0"]
+            [(f"{site.url}/plate.zarr/{r}/{c}/0", {"row": r, "column": c}) for r, c in self.list_wells()],
+            site,
+            keep=["0"],
         )
 
     def open(self, site: Site) -> xr.Dataset:
@@ -496,14 +501,14 @@ class Joined(Job):
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.title = f"{layout.title}, {'saved' if self.saved else 'joined'}"  # type: ignore[misc]  # as its layout says
+        self.title = f"{layout.title}, {'saved' if self.saved else 'joined'}"  # type: ignore[misc]  # differs by layout
         self.peer, self.needs, self.sizes = layout.peer, layout.needs, Sizes(layout, layout)  # type: ignore[misc]
 
-    def ours(self, site: Site) -> Any:
-        with self.layout.opened(site, self.layout.join(site)) as ds:
+    def run_ours(self, site: Site) -> Any:
+        with self.layout.open_cube(site, self.layout.join(site)) as ds:
             return self.layout.read(ds)
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with self.layout.open(site) as ds:
             return self.layout.read(ds)
 
@@ -513,8 +518,8 @@ class Saved(Joined):
 
     saved = True
 
-    def ours(self, site: Site) -> Any:
-        with self.layout.opened(site, site.folder / "cube.refshard") as ds:
+    def run_ours(self, site: Site) -> Any:
+        with self.layout.open_cube(site, site.folder / "cube.refshard") as ds:
             return self.layout.read(ds)
 
 
@@ -527,7 +532,7 @@ USUAL: list[Layout] = [
 
 
 def main() -> int:
-    """Measure the layouts that are chosen, and print two lines each; return 1 if one failed."""
+    """Measure the layouts of the command line, and print two lines for each; return 1 if one failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks layouts", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help=", ".join(type(each).__name__ for each in USUAL))
     parser.add_argument("--quick", action="store_true", help="fewer files, once")
@@ -547,4 +552,4 @@ def main() -> int:
 if __name__ == "__main__":
     from benchmarks import layouts
 
-    sys.exit(layouts.main())  # processes look for its classes in the module of this name
+    sys.exit(layouts.main())  # child processes unpickle its classes from this module, not from __main__

@@ -1,10 +1,10 @@
-"""Opening, listing and pickling large reference sets, side by side with fsspec's ReferenceFileSystem.
+"""Open, list and pickle large reference sets, compared with fsspec's ReferenceFileSystem.
 
     python -m benchmarks.manifests [--quick] [--large]
 
-A million references (``--quick``: 200,000) in two arrays, spelled in several ways. Every measurement is made in a new
-process that has imported everything and opened a small set; contenders take turns, medians are shown. ``--large`` adds
-ten million references, with 4 GB of address space.
+The sets have a million references (``--quick``: 200,000) in two arrays, with several spellings of the JSON. Every
+measurement runs in a new process that has imported everything and opened a small set. Contenders take turns, and the
+table has medians. ``--large`` adds a set of ten million references, with a limit of 4 GB of address space.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Goal, Row, Usage, in_turns, show, used
+from benchmarks.measure import Goal, Row, Usage, measure_usage, print_table, run_in_turns
 
 MODULE = "benchmarks.manifests"
 COUNT, QUICK = 1_000_000, 200_000
@@ -31,7 +31,7 @@ DIMENSIONS = '{"_ARRAY_DIMENSIONS":["time","y","x"]}'
 SMALL = {".zgroup": '{"zarr_format":2}', "a": ["/nowhere", 0, 1]}
 
 
-def pieces(
+def iter_text(
     count: int, url: str, *, separators: tuple[str, str], escape: bool = False, indent: str = ""
 ) -> Iterator[str]:
     """Yield the text of a set of ``count`` references, piece by piece."""
@@ -59,8 +59,8 @@ def pieces(
     yield "}}"
 
 
-def shape(name: str, count: int) -> dict[str, Any]:
-    """Return a set of some ``count`` references of another shape than those of `pieces`."""
+def make_set(name: str, count: int) -> dict[str, Any]:
+    """Return a set of about ``count`` references with the structure ``name``, one of `SHAPES`."""
     array: dict[str, Any] = {"zarr_format": 2, "dtype": "<f4", "order": "C", "compressor": None, "filters": None}
     array |= {"fill_value": None, "shape": [count, 100], "chunks": [1, 10]}
     refs: dict[str, Any] = {".zmetadata": '{"metadata":{}}', ".zgroup": '{"zarr_format":2}'}
@@ -130,15 +130,15 @@ SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write(path: Path, count: int, spelling: str) -> None:
+def write_set(path: Path, count: int, spelling: str) -> None:
     """Write a set to ``path``."""
     url, options = SPELLINGS[spelling]
     with path.open("w") as file:
-        file.writelines(pieces(count, url, **options))
+        file.writelines(iter_text(count, url, **options))
 
 
-def reader(name: str) -> Callable[..., Any]:
-    """Return what opens a set with one of the contenders, warmed up with a small one."""
+def make_reader(name: str) -> Callable[..., Any]:
+    """Return a function that opens a set with one of the contenders; it has opened a small set before."""
     import fsspec
 
     if name == "fsspec":
@@ -162,25 +162,25 @@ def reader(name: str) -> Callable[..., Any]:
     return make
 
 
-def child(what: str, contender: str, path: str) -> dict[str, float]:
-    """Return the figures of one measurement."""
+def run_child(what: str, contender: str, path: str) -> dict[str, float]:
+    """Make one measurement in this process, and return its figures by name: seconds, and bytes of memory."""
     if what == "import":
         start = time.perf_counter()
         exec(path)  # noqa: S102  # one of the statements below
         return {"seconds": time.perf_counter() - start}
-    make, found = reader(contender), list[Usage]()
+    make, found = make_reader(contender), list[Usage]()
     match what:
         case "open" | "compiled":
             folder = str(Path(path).parent / "index-cache")
-            with used(found.append):
+            with measure_usage(found.append):
                 fs = make(path, index_cache=folder if what == "compiled" else False)
                 fs.cat(".zmetadata")
         case "shape":
-            with used(found.append):
+            with measure_usage(found.append):
                 fs = make(path)
                 fs.cat(".zmetadata")
             keys = json.loads(Path(path).with_suffix(".keys").read_text())
-            with used(found.append):
+            with measure_usage(found.append):
                 fs.ls("")
                 fs.ls(keys[0].rpartition("/")[0])
                 references = [fs.references[key] for key in keys]
@@ -190,9 +190,9 @@ def child(what: str, contender: str, path: str) -> dict[str, float]:
         case "list":
             fs = make(path)
             fs.cat(".zmetadata")
-            with used(found.append):
+            with measure_usage(found.append):
                 fs.ls("")
-            with used(found.append):
+            with measure_usage(found.append):
                 assert len(fs.ls("air")) > 1000
             return {"root": found[0].seconds, "array": found[1].seconds}
         case "recreate":
@@ -216,22 +216,22 @@ def child(what: str, contender: str, path: str) -> dict[str, float]:
             return {**figures, "read": sorted(reads)[1]}
         case "pickle":
             document = json.loads(Path(path).read_text())
-            with used(found.append):
+            with measure_usage(found.append):
                 fs = make(document)
-            with used(found.append):
+            with measure_usage(found.append):
                 stored = pickle.dumps(fs)
             return {"open": found[0].seconds, "seconds": found[1].seconds, "bytes": len(stored)}
     return {"seconds": found[0].seconds, "added": found[0].added, "peak": found[0].peak}
 
 
-def tables(folder: Path, count: int, repeats: int) -> list[Row]:
-    """Measure everything on sets of ``count`` references."""
+def measure_all(folder: Path, count: int, repeats: int) -> list[Row]:
+    """Make all measurements with sets of ``count`` references, and return the rows of the table."""
     rows: list[Row] = []
     goals = {"compact": Goal(4), "templated": Goal(8)}
     for spelling in SPELLINGS:
         path = str(folder / f"{spelling}.json")
-        write(Path(path), count, spelling)
-        theirs, ours = in_turns(MODULE, [("open", "fsspec", path), ("open", "refshard", path)], repeats)
+        write_set(Path(path), count, spelling)
+        theirs, ours = run_in_turns(MODULE, [("open", "fsspec", path), ("open", "refshard", path)], repeats)
         rows.append(Row(f"open, {spelling}", "s", theirs["seconds"], ours["seconds"], goals.get(spelling, Goal(1))))
         memory = Goal(5) if spelling in goals else Goal(1)
         rows.append(Row("   added memory", "B", theirs["added"], ours["added"], memory))
@@ -239,59 +239,59 @@ def tables(folder: Path, count: int, repeats: int) -> list[Row]:
     for name in SHAPES:
         path = str(folder / "shape.json")
         size = count if name == "arrays of 100 chunks" else min(count, 100_000)
-        document = shape(name, size)
+        document = make_set(name, size)
         Path(path).write_text(json.dumps(document, separators=COMPACT))
         keys = random.Random(1).sample([key for key in document if "/" in key and key[-1] != "y"], 1000)
         Path(path).with_suffix(".keys").write_text(json.dumps(keys))
-        theirs, ours = in_turns(MODULE, [("shape", "fsspec", path), ("shape", "refshard", path)], repeats)
+        theirs, ours = run_in_turns(MODULE, [("shape", "fsspec", path), ("shape", "refshard", path)], repeats)
         rows.append(Row(f"open {size:,}, {name}", "s", theirs["seconds"], ours["seconds"], Goal(1)))
         rows.append(Row("   and list, and look up 1000", "s", theirs["all"], ours["all"], Goal(1)))
         rows.append(Row("   added memory", "B", theirs["added"], ours["added"], Goal(1)))
     path = str(folder / "compact.json")
-    in_turns(MODULE, [("compiled", "refshard", path)], 1)  # which keeps it
-    theirs, ours = in_turns(MODULE, [("open", "fsspec", path), ("compiled", "refshard", path)], repeats)
+    run_in_turns(MODULE, [("compiled", "refshard", path)], 1)  # writes the index cache
+    theirs, ours = run_in_turns(MODULE, [("open", "fsspec", path), ("compiled", "refshard", path)], repeats)
     rows.append(Row("open, compiled", "s", theirs["seconds"], ours["seconds"], Goal(most=0.010)))
     rows.append(Row("   added memory", "B", theirs["added"], ours["added"], Goal(most=15e6)))
-    theirs, ours = in_turns(MODULE, [("list", "fsspec", path), ("list", "refshard", path)], repeats)
+    theirs, ours = run_in_turns(MODULE, [("list", "fsspec", path), ("list", "refshard", path)], repeats)
     rows.append(Row('ls(""), the first', "s", theirs["root"], ours["root"], Goal(most=0.001)))
     both = theirs["root"] + theirs["array"]
     rows.append(Row(f"ls of {count // 2} chunks, the first", "s", both, ours["array"], Goal(3)))
-    theirs, ours = in_turns(MODULE, [("recreate", "fsspec", path), ("recreate", "refshard", path)], min(repeats, 3))
+    theirs, ours = run_in_turns(MODULE, [("recreate", "fsspec", path), ("recreate", "refshard", path)], min(repeats, 3))
     rows.append(
         Row("re-create, asynchronous=True", "s", theirs["asynchronous"], ours["asynchronous"], Goal(most=0.001))
     )
     rows.append(Row("unpickle where it is", "s", theirs["unpickle"], ours["unpickle"], Goal(most=0.001)))
     rows.append(Row("   and read", "s", theirs["read"], ours["read"], Goal()))
-    theirs, ours = in_turns(MODULE, [("pickle", "fsspec", path), ("pickle", "refshard", path)], min(repeats, 3))
+    theirs, ours = run_in_turns(MODULE, [("pickle", "fsspec", path), ("pickle", "refshard", path)], min(repeats, 3))
     rows.append(Row("open a dict", "s", theirs["open"], ours["open"], Goal(1)))
     rows.append(Row("pickle it", "s", theirs["seconds"], ours["seconds"], Goal(4)))
     rows.append(Row("   its size", "B", theirs["bytes"], ours["bytes"], Goal(8)))
-    rows.append(Row("bytes per reference", "B", None, bytes_per_reference(Path(path)), Goal(most=32)))
+    rows.append(Row("bytes per reference", "B", None, compute_bytes_per_reference(Path(path)), Goal(most=32)))
     statements = ("import fsspec, numpy, aiohttp", "import refshard_fs", "from refshard_fs import RefShardFileSystem")
     imports, bytecode = [("import", "-", s) for s in statements], str(folder / "bytecode")
-    in_turns(MODULE, imports, 1, bytecode)  # which compiles them, as an installation does
-    base, ours, whole = in_turns(MODULE, imports, 2 * repeats + 1, bytecode)
+    run_in_turns(MODULE, imports, 1, bytecode)  # compiles the modules, as an installation does
+    base, ours, whole = run_in_turns(MODULE, imports, 2 * repeats + 1, bytecode)
     goal = Goal(1 / 1.3)
     rows.append(Row("import (base: fsspec, numpy, aiohttp)", "s", base["seconds"], ours["seconds"], goal))
     rows.append(Row("   with the filesystem", "s", base["seconds"], whole["seconds"], goal))
     return rows
 
 
-def bytes_per_reference(path: Path) -> float:
-    """Return what the columns of a set take in memory, for each reference."""
+def compute_bytes_per_reference(path: Path) -> float:
+    """Return the bytes of memory that the columns of a set take for each reference."""
     from refshard_fs.formats.kerchunk_json.source import JsonIndex
 
     refs = JsonIndex(str(path)).decode(path.read_bytes())
     return refs.nbytes / len(refs)
 
 
-def large(folder: Path) -> None:
-    """Open a tenth of ten million references and then all, under a limit of 4 GB of address space."""
+def open_large_sets(folder: Path) -> None:
+    """Open a set of a million references and then one of ten million, with at most 4 GB of address space."""
     seconds = []
     for count in (LARGE // 10, LARGE):
         path = folder / "large.json"
-        write(path, count, "compact")
-        (ours,) = in_turns(MODULE, [("open", "refshard", str(path))], 1)
+        write_set(path, count, "compact")
+        (ours,) = run_in_turns(MODULE, [("open", "refshard", str(path))], 1)
         seconds.append(ours["seconds"])
         print(
             f"{count:>10,} references, {path.stat().st_size / 1e6:.0f} MB: {ours['seconds']:.2f} s,"
@@ -302,22 +302,22 @@ def large(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Measure, and print one table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(child(*arguments.child)))
+        print(json.dumps(run_child(*arguments.child)))
         return
     with tempfile.TemporaryDirectory() as folder:
         count, repeats = (QUICK, 1) if arguments.quick else (COUNT, 3)
         print(f"{count:,} references, medians of {repeats}")
-        show("manifests", tables(Path(folder), count, repeats), "fsspec", "refshard")
+        print_table("manifests", measure_all(Path(folder), count, repeats), "fsspec", "refshard")
         if arguments.large:
             resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-            large(Path(folder))
+            open_large_sets(Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time and memory of one process, and tables of medians side by side."""
+"""Measure time and memory of a process, run measurements in turns, and print tables of medians."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.record import Case, keep
+from benchmarks.record import Case, record_case
 
-__all__ = ["Goal", "Row", "Usage", "in_turns", "show", "shown", "used"]
+__all__ = ["Goal", "Row", "Usage", "run_in_turns", "print_table", "format_figure", "measure_usage"]
 
 
 class Usage(NamedTuple):
-    """What something took: seconds, and bytes of memory that are resident after it, and were at its peak."""
+    """The usage of a block of code: seconds, bytes of memory added at its end, and bytes added at its peak."""
 
     seconds: float
     added: int
@@ -28,14 +28,14 @@ class Usage(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """``ratio``: baseline divided by ours is to be at least that. ``most``: ours is to be at most that."""
+    """A goal: ``ratio`` is the least value of the baseline divided by ours, ``most`` the largest value of ours."""
 
     ratio: float | None = None
     most: float | None = None
 
 
 class Row(NamedTuple):
-    """One line of a table; ``baseline`` is None where there is nothing to compare with."""
+    """One line of a table; ``baseline`` is None if no other package was measured."""
 
     what: str
     unit: str
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     goal: Goal
 
 
-def _resident(field: str) -> int:
+def _read_status(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
@@ -52,26 +52,27 @@ def _resident(field: str) -> int:
 
 
 @contextmanager
-def used(report: Callable[[Usage], object]) -> Iterator[None]:
-    """Measure the body of a ``with`` statement (memory on Linux only)."""
+def measure_usage(report: Callable[[Usage], object]) -> Iterator[None]:
+    """Measure the body of a ``with`` statement, and call ``report`` with the result (memory: on Linux only)."""
     gc.collect()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     linux = Path("/proc/self/status").exists()
-    before = _resident("VmRSS:") if linux else 0
+    before = _read_status("VmRSS:") if linux else 0
     start = time.perf_counter()
     yield
     seconds = time.perf_counter() - start
-    after, peak = (_resident("VmRSS:"), _resident("VmHWM:")) if linux else (0, 0)
+    after, peak = (_read_status("VmRSS:"), _read_status("VmHWM:")) if linux else (0, 0)
     report(Usage(seconds, after - before, max(peak, after) - before))
 
 
-def in_turns(
+def run_in_turns(
     module: str, cases: Sequence[Sequence[str]], repeats: int, bytecode: str | None = None
 ) -> list[dict[str, float]]:
-    """Run each case, ``repeats`` times in turns, as ``python -m MODULE --child CASE...``; return its medians.
+    """Run each case ``repeats`` times, in turns, as ``python -m MODULE --child CASE...``; return its medians.
 
-    Compiled modules are kept in the folder ``bytecode``, if one is given: a checkout may have no room for them.
+    The child prints figures by name as JSON, in its last line. If ``bytecode`` is a folder, Python writes compiled
+    modules there, and not into the clone.
     """
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE" or bytecode is None}
     if bytecode is not None:
@@ -87,8 +88,8 @@ def in_turns(
     return [{name: statistics.median(r[name] for r in results) for name in results[0]} for results in found]
 
 
-def shown(value: float, unit: str) -> str:
-    """Return a figure as a person reads it."""
+def format_figure(value: float, unit: str) -> str:
+    """Return a figure as text, with a unit that suits its size."""
     match unit:
         case "s" if value < 1e-3:
             return f"{value * 1e6:.1f} µs"
@@ -101,8 +102,8 @@ def shown(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}".rstrip()
 
 
-def show(benchmark: str, rows: Sequence[Row], baseline: str, ours: str) -> None:
-    """Print and keep ``rows``, and say plainly where ours wins, where it loses, and which goals are missed."""
+def print_table(benchmark: str, rows: Sequence[Row], baseline: str, ours: str) -> None:
+    """Print and record ``rows``, each with the ratio, whether ours is better, and whether it meets its goal."""
     table: list[tuple[Any, ...]] = [("", baseline, ours, "ratio", "goal", "verdict")]
     for row in rows:
         ratio = None if row.baseline is None else row.baseline / max(row.ours, 1e-9)
@@ -111,12 +112,12 @@ def show(benchmark: str, rows: Sequence[Row], baseline: str, ours: str) -> None:
             wanted.append(f"≥ {row.goal.ratio:g}×")
             met &= ratio >= row.goal.ratio
         if row.goal.most is not None:
-            wanted.append(f"≤ {shown(row.goal.most, row.unit)}")
+            wanted.append(f"≤ {format_figure(row.goal.most, row.unit)}")
             met &= row.ours <= row.goal.most
         verdict = "" if ratio is None else "win" if ratio >= 1 else "LOSS"
         values = {ours: row.ours} if row.baseline is None else {baseline: row.baseline, ours: row.ours}
         goal, compared = ", ".join(wanted), baseline if row.baseline is not None else None
-        keep(
+        record_case(
             Case(benchmark, row.what.strip(), row.unit, values, (ours,), compared, goal=goal, met=met if goal else None)
         )
         if wanted:
@@ -124,8 +125,8 @@ def show(benchmark: str, rows: Sequence[Row], baseline: str, ours: str) -> None:
         table.append(
             (
                 row.what,
-                "" if row.baseline is None else shown(row.baseline, row.unit),
-                shown(row.ours, row.unit),
+                "" if row.baseline is None else format_figure(row.baseline, row.unit),
+                format_figure(row.ours, row.unit),
                 "" if ratio is None else f"{ratio:.1f}×",
                 goal,
                 verdict,

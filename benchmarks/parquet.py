@@ -1,8 +1,10 @@
-"""Parquet reference sets, side by side with fsspec's ReferenceFileSystem: opening, and 1000 random look-ups.
+"""Open parquet reference sets, and look up 1000 random keys, compared with fsspec's ReferenceFileSystem.
 
-A set of a million references in partitions of 10,000 as fsspec writes it. Each measurement is in a
-new process that has imported everything and read another small set; readers take turns, and medians
-of wall seconds are shown. Needs pyarrow, and for fsspec's reader pandas and fastparquet.
+    python -m benchmarks.parquet [--quick]
+
+The set has a million references in partitions of 10,000, as fsspec writes them. Each measurement runs in a new process
+that has imported everything and read another small set. Readers take turns, and the table has medians of wall seconds.
+The benchmark needs pyarrow, and for fsspec's reader pandas and fastparquet.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Goal, Row, in_turns, show
+from benchmarks.measure import Goal, Row, print_table, run_in_turns
 
 ROWS = 10_000
 SIDE = 1000  # chunks along each of two dimensions
-TARGET = 1 << 24
-CHUNK = 64
+TARGET = 1 << 24  # bytes of each file that references point into
+CHUNK = 64  # bytes
 
 READERS = {
     "fsspec": ("fsspec.implementations.reference", "ReferenceFileSystem", ("pandas", "fastparquet")),
@@ -40,8 +42,8 @@ GOALS = {
 }
 
 
-def write(root: Path, side: int) -> None:
-    """Write a set of ``side`` squared references as fsspec's writer does, and the files that they point into."""
+def write_set(root: Path, side: int) -> None:
+    """Write a set of ``side`` × ``side`` references as fsspec's writer does, and the files that they point into."""
     pandas = importlib.import_module("pandas")
     warnings.simplefilter("ignore")
     (root / "v").mkdir(parents=True)
@@ -75,44 +77,44 @@ def write(root: Path, side: int) -> None:
 
 
 def measure(reader: str, folder: str) -> dict[str, Any]:
-    """Return the seconds that ``reader`` takes for each row of the table, and what it found."""
+    """Return the seconds that ``reader`` takes for each row of the table, and a digest of references and bytes."""
     module, name, needed = READERS[reader]
     warnings.simplefilter("ignore")
     for needs in needed:
         importlib.import_module(needs)
     cls = getattr(importlib.import_module(module), name)
-    _opened(cls, f"{folder}/small", "v/0.0")  # what is done once in a process
+    _open_and_read(cls, f"{folder}/small", "v/0.0")  # imports, and other work that a process does once
     url = f"{folder}/large"
     rng = random.Random(1)
     keys = [f"v/{rng.randrange(SIDE)}.{rng.randrange(SIDE)}" for _ in range(1000)]
     took: dict[str, Any] = {}
 
-    def timed(row: str, function: Any) -> Any:
+    def time_call(row: str, function: Any) -> Any:
         start = time.perf_counter()
         result = function()
         took[row] = time.perf_counter() - start
         return result
 
-    fs = timed("open → first chunk", lambda: _opened(cls, url, keys[0]))
-    found = timed("1000 look-ups, cold", lambda: [fs.references[key] for key in keys])
-    timed("1000 look-ups, warm", lambda: [fs.references[key] for key in keys])
-    fs = _opened(cls, url, keys[0])
+    fs = time_call("open → first chunk", lambda: _open_and_read(cls, url, keys[0]))
+    found = time_call("1000 look-ups, cold", lambda: [fs.references[key] for key in keys])
+    time_call("1000 look-ups, warm", lambda: [fs.references[key] for key in keys])
+    fs = _open_and_read(cls, url, keys[0])
     getattr(fs, "invalidate_cache", int)()
-    data = timed("1000 reads, cold", lambda: [fs.cat_file(key) for key in keys])
-    timed("1000 reads, warm", lambda: [fs.cat_file(key) for key in keys])
+    data = time_call("1000 reads, cold", lambda: [fs.cat_file(key) for key in keys])
+    time_call("1000 reads, warm", lambda: [fs.cat_file(key) for key in keys])
     references = [[str(url), int(offset), int(size)] for url, offset, size in found]
     took["digest"] = zlib.crc32(json.dumps(references).encode() + b"".join(data))
     return took
 
 
-def _opened(cls: Any, url: str, key: str) -> Any:
+def _open_and_read(cls: Any, url: str, key: str) -> Any:
     fs = cls(fo=url, remote_protocol="file", skip_instance_cache=True)
     fs.cat_file(key)
     return fs
 
 
 def main() -> None:
-    """Write the sets, run the readers in turns, see that they agree, and show the table."""
+    """Write the sets, run the readers in turns, compare their digests, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -121,13 +123,13 @@ def main() -> None:
         print(json.dumps(measure(*arguments.child)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder, "small"), 2)
-        write(Path(folder, "large"), SIDE)
+        write_set(Path(folder, "small"), 2)
+        write_set(Path(folder, "large"), SIDE)
         cases = [(reader, folder) for reader in READERS]
-        theirs, ours = in_turns("benchmarks.parquet", cases, 3 if arguments.quick else 9)
+        theirs, ours = run_in_turns("benchmarks.parquet", cases, 3 if arguments.quick else 9)
     assert theirs["digest"] == ours["digest"], "the readers disagree"
     rows = [Row(row, "s", theirs[row], ours[row], Goal(ratio=goal)) for row, goal in GOALS.items()]
-    show("parquet", rows, *READERS)
+    print_table("parquet", rows, *READERS)
 
 
 if __name__ == "__main__":

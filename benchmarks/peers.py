@@ -1,6 +1,6 @@
-"""The same chunks through VirtualiZarr (its `ManifestStore`, over obstore) and Icechunk (virtual chunks over HTTP).
+"""Make stores of the same chunks for VirtualiZarr (`ManifestStore`, over obstore) and Icechunk (virtual chunks).
 
-Both read in their own Rust, and show arrays of zarr version 3.
+Both packages read over HTTP in Rust, and show arrays of zarr version 3.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import zarr
 
-__all__ = ["icechunk_store", "virtualizarr_store"]
+__all__ = ["make_icechunk_store", "make_virtualizarr_store"]
 
 
-def _arrays(refs: dict[str, Any]) -> dict[str, tuple[dict[str, Any], dict[tuple[int, ...], tuple[str, int, int]]]]:
-    """Return metadata and chunks of each array of a reference set of zarr version 2 with ``.`` between coordinates."""
+def _split_arrays(
+    refs: dict[str, Any],
+) -> dict[str, tuple[dict[str, Any], dict[tuple[int, ...], tuple[str, int, int]]]]:
+    """Return metadata and chunks (URL, offset, length) of each array of a set of zarr version 2 with ``.`` in keys."""
     out: dict[str, tuple[dict[str, Any], dict[tuple[int, ...], tuple[str, int, int]]]] = {}
     for key, value in refs.items():
         name, _, tail = key.rpartition("/")
@@ -26,7 +28,7 @@ def _arrays(refs: dict[str, Any]) -> dict[str, tuple[dict[str, Any], dict[tuple[
     return out
 
 
-def virtualizarr_store(refs: dict[str, Any], server: str) -> Any:
+def make_virtualizarr_store(refs: dict[str, Any], server: str) -> Any:
     """Return a `ManifestStore` of ``refs``, whose targets are on ``server``."""
     from obspec_utils.registry import ObjectStoreRegistry
     from obstore.store import HTTPStore
@@ -34,7 +36,7 @@ def virtualizarr_store(refs: dict[str, Any], server: str) -> Any:
     from virtualizarr.manifests.utils import create_v3_array_metadata
 
     arrays = {}
-    for name, (meta, chunks) in _arrays(refs).items():
+    for name, (meta, chunks) in _split_arrays(refs).items():
         metadata = create_v3_array_metadata(
             shape=tuple(meta["shape"]),
             data_type=np.dtype(meta["dtype"]),
@@ -51,8 +53,8 @@ def virtualizarr_store(refs: dict[str, Any], server: str) -> Any:
     return ManifestStore(ManifestGroup(arrays=arrays), registry=ObjectStoreRegistry({server: store}))
 
 
-def icechunk_store(refs: dict[str, Any], server: str) -> Any:
-    """Return the store of a repository in memory that has ``refs`` as virtual chunks."""
+def make_icechunk_store(refs: dict[str, Any], server: str) -> Any:
+    """Return the store of a repository in memory whose virtual chunks are ``refs``."""
     import icechunk
 
     icechunk.set_logs_filter("error")
@@ -64,7 +66,7 @@ def icechunk_store(refs: dict[str, Any], server: str) -> Any:
     )
     session = repo.writable_session("main")
     group = zarr.create_group(session.store)
-    for name, (meta, chunks) in _arrays(refs).items():
+    for name, (meta, chunks) in _split_arrays(refs).items():
         group.create_array(
             name, shape=meta["shape"], chunks=tuple(meta["chunks"]), dtype=meta["dtype"], compressors=None, fill_value=0
         )

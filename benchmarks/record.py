@@ -1,4 +1,4 @@
-"""What a benchmark measured, kept for the report: a line of JSON a case, where the command that runs them asks."""
+"""Record measured cases for the report, as lines of JSON in the file that an environment variable names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["FILE", "Case", "keep", "kept"]
+__all__ = ["FILE", "Case", "record_case", "read_cases"]
 
-FILE: Final = "REFSHARD_BENCHMARK_RECORD"  # names the file; unset: nothing is kept
+FILE: Final = "REFSHARD_BENCHMARK_RECORD"  # the variable that names the file; without it, nothing is recorded
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Medians of one case, by contender; ``bytes`` are multiples of what was needed; ``size`` is of the work."""
+    """Medians of one case, by contender. ``ours`` and ``baseline`` are names of contenders.
+
+    ``bytes`` are received bytes as a multiple of the needed bytes. ``goal`` is a text, and ``met`` is None without one.
+    """
 
     benchmark: str
     case: str
@@ -30,14 +33,14 @@ class Case(msgspec.Struct, frozen=True):
     size: int | None = None  # references
 
 
-def keep(case: Case) -> None:
-    """Append ``case`` to the record, if there is one."""
+def record_case(case: Case) -> None:
+    """Append ``case`` to the file that `FILE` names, if it is set."""
     path = os.environ.get(FILE)
     if path:
         with open(path, "ab") as file:
             file.write(msgspec.json.encode(case) + b"\n")
 
 
-def kept(path: Path) -> list[Case]:
-    """Return all cases of a record."""
+def read_cases(path: Path) -> list[Case]:
+    """Return all cases in the file at ``path``; none if there is no file."""
     return [msgspec.json.decode(line, type=Case) for line in path.read_bytes().splitlines()] if path.exists() else []

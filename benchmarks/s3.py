@@ -1,7 +1,9 @@
-"""CPU seconds that a client spends on one ranged GET of S3: this package, s3fs, and a bare aiohttp request.
+"""Measure the CPU time of a client for one ranged GET from S3: this package, s3fs, and a plain aiohttp request.
 
-The store is SeaweedFS on loopback, in a process of its own, so that the process time here is
-the client's. Run ``python -m benchmarks.s3``.
+    python -m benchmarks.s3 [--quick]
+
+The store is SeaweedFS on loopback, in another process, so that the processor time of this process is that of the
+client.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ import aiohttp
 import s3fs
 from yarl import URL
 
-from benchmarks.record import Case, keep
+from benchmarks.record import Case, record_case
 from refshard_fs.targets import Pool, PoolOptions
 from tests.servers.s3 import SeaweedServer
 
 Read = Callable[[int], Awaitable[bytes]]
 
-IN_FLIGHT = 16
-OBJECT = 16 << 20
+IN_FLIGHT = 16  # requests
+OBJECT = 16 << 20  # bytes
 
 
 async def measure(read: Read, expected: bytes, size: int, count: int) -> float:
-    """Return the CPU microseconds per request of ``count`` reads, ``IN_FLIGHT`` at a time, every byte compared."""
+    """Return the microseconds of CPU for each of ``count`` reads, ``IN_FLIGHT`` at a time; compare every byte."""
     offsets = iter([i * 7919 * 64 % (OBJECT - size) for i in range(count)])
 
     async def work() -> None:
@@ -58,11 +60,11 @@ async def run(server: SeaweedServer, expected: bytes, count: int, rounds: int) -
             for size in (4 << 10, 100_000):
                 best: dict[str, float] = {}
                 for _ in range(rounds):
-                    for name, read in _readers(theirs, target, path, session, url, size).items():
+                    for name, read in _make_readers(theirs, target, path, session, url, size).items():
                         spent = await measure(read, expected, size, count)
                         best[name] = min(best.get(name, spent), spent)
                 values = {name: spent / 1e6 for name, spent in best.items()}
-                keep(
+                record_case(
                     Case(
                         "s3",
                         f"CPU a request, {label} {size} bytes",
@@ -81,7 +83,7 @@ async def run(server: SeaweedServer, expected: bytes, count: int, rounds: int) -
         await theirs._s3creator.__aexit__(None, None, None)
 
 
-def _readers(
+def _make_readers(
     theirs: Any, target: Any, path: str, session: aiohttp.ClientSession, url: URL, size: int
 ) -> dict[str, Read]:
     async def by_s3fs(offset: int) -> bytes:
@@ -98,7 +100,7 @@ def _readers(
 
 
 def main() -> None:
-    """Start the store and measure."""
+    """Start the store, and measure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=1000, help="requests per figure")
     parser.add_argument("--rounds", type=int, default=3, help="times that each is measured; the best counts")

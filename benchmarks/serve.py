@@ -1,11 +1,11 @@
-"""The chunks of a zarr store over HTTP: ``refshard serve``, nginx on the same files, and xpublish.
+"""Serve the chunks of a zarr store over HTTP with ``refshard serve``, nginx and xpublish, and measure the server.
 
     python -m benchmarks.serve [--quick] [--clients 8]
 
-Each client asks for random chunks on a connection of its own, and compares each with the file. *store* is a store of
-small chunks, or of large ones; for refshard also *cube*: two NetCDF files that are packed otherwise, so that chunks are
-made on demand, and cached. Wall seconds have the clients in them, which run beside the server; seconds of CPU are the
-server's alone. nginx and xpublish (with its plug-in for zarr) are left out where they are not installed.
+Each client requests random chunks on its own connection, and compares each chunk with the file. *store* is a store of
+small or large chunks. *cube*, for refshard only, is a cube of two NetCDF files with different packings; its chunks are
+made on demand, and cached. Wall seconds include the work of the clients, which run on the same machine; seconds of CPU
+are those of the server only. nginx and xpublish (with its plug-in for zarr) are left out if they are not installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from benchmarks.record import Case, keep
+from benchmarks.record import Case, record_case
 from refshard_fs import RefShardFileSystem
 from tests.servers.nginx import nginx_binary
 from tests.servers.ports import free_ports
@@ -50,8 +50,8 @@ http {{ access_log {folder}.log; server {{ listen 127.0.0.1:{port}; root "{folde
 """
 
 
-def store(folder: Path, side: int) -> dict[str, bytes]:
-    """Write a store of uncompressed chunks; return their bytes by key."""
+def write_store(folder: Path, side: int) -> dict[str, bytes]:
+    """Write a store of uncompressed chunks of ``side`` × ``side`` elements; return their bytes by key."""
     count = 16 if side == SMALL else 4
     values = np.random.default_rng(0).random((count * side, count * side), np.float32)
     ds = xr.Dataset({"t": (("y", "x"), values)})
@@ -60,8 +60,8 @@ def store(folder: Path, side: int) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in chunks}
 
 
-def cube(folder: Path) -> tuple[str, dict[str, bytes]]:
-    """Write two files that are packed otherwise; return their pattern, and the chunks of their cube by key."""
+def write_cube(folder: Path) -> tuple[str, dict[str, bytes]]:
+    """Write two files with different packings; return a pattern of their paths, and the chunks of their cube by key."""
     folder.mkdir()
     for number in range(2):
         values = np.random.default_rng(number).integers(0, 1000, (8, LARGE, LARGE)) * 0.5
@@ -81,8 +81,8 @@ def cube(folder: Path) -> tuple[str, dict[str, bytes]]:
 
 
 @contextmanager
-def running(command: list[str], url: str) -> Iterator[int]:
-    """Run a server until the end of the block, from its first answer on; yield its process."""
+def run_server(command: list[str], url: str) -> Iterator[int]:
+    """Run a server until the end of the block; yield the id of its process after its first answer."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:  # noqa: S603
         try:
             for _ in range(600):
@@ -96,14 +96,14 @@ def running(command: list[str], url: str) -> Iterator[int]:
             process.terminate()
 
 
-def cpu_of(pid: int) -> float:
-    """Return the seconds of CPU that a process has taken."""
+def read_cpu(pid: int) -> float:
+    """Return the seconds of CPU of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def load(port: int, prefix: str, chunks: Mapping[str, bytes], requests: int, clients: int) -> float:
-    """Return the seconds that ``clients`` take to read so many chunks together."""
+def time_reads(port: int, prefix: str, chunks: Mapping[str, bytes], requests: int, clients: int) -> float:
+    """Return the seconds in which ``clients`` together send ``requests`` requests and compare the answers."""
 
     def read(seed: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -121,25 +121,25 @@ def load(port: int, prefix: str, chunks: Mapping[str, bytes], requests: int, cli
 
 
 def measure(case: str, servers: Mapping[str, Any], chunks: Mapping[str, bytes], requests: int, clients: int) -> None:
-    """Measure each of the servers in turn, and print what they send."""
+    """Measure the servers one after the other, and print their rates and CPU time."""
     mean = sum(map(len, chunks.values())) / len(chunks)
     print(f"\n{case}: {len(chunks)} chunks of {mean / 1024:.0f} KiB, {requests:,} requests by {clients} clients")
     rates, costs = {}, {}
     for name, (opened, port, prefix) in servers.items():
         with opened as pid:
-            load(port, prefix, chunks, min(requests, 500), clients)  # warm
-            before = cpu_of(pid)
-            seconds = load(port, prefix, chunks, requests, clients)
-            cpu = cpu_of(pid) - before
+            time_reads(port, prefix, chunks, min(requests, 500), clients)  # warm
+            before = read_cpu(pid)
+            seconds = time_reads(port, prefix, chunks, requests, clients)
+            cpu = read_cpu(pid) - before
         rates[name], costs[name] = requests / seconds, cpu / requests * 1e6
         megabytes = requests * mean / seconds / 1e6
         print(f"{name:16} {rates[name]:8.0f} requests/s {megabytes:8.0f} MB/s {costs[name]:8.0f} us of CPU a request")
     baseline = "nginx" if "nginx" in costs else None
-    keep(Case("serve", f"{case}: CPU of the server a request", "us", costs, ("refshard serve",), baseline))
+    record_case(Case("serve", f"{case}: CPU of the server a request", "us", costs, ("refshard serve",), baseline))
 
 
 def main() -> None:
-    """Write, serve and compare."""
+    """Write the stores, serve them, and measure the servers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests")
     parser.add_argument("--clients", type=int, default=8)
@@ -148,19 +148,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for side, divided in ((SMALL, 1), (LARGE, 10)):
             folder = Path(directory, f"{side}.zarr")
-            chunks = store(folder, side)
+            chunks = write_store(folder, side)
             measure(
-                f"store of {side} x {side}", servers(folder, str(folder)), chunks, requests // divided, given.clients
+                f"store of {side} x {side}",
+                make_servers(folder, str(folder)),
+                chunks,
+                requests // divided,
+                given.clients,
             )
-        pattern, chunks = cube(Path(directory, "cube"))
-        measure("cube, recoded", servers(None, pattern), chunks, requests // 10, given.clients)
+        pattern, chunks = write_cube(Path(directory, "cube"))
+        measure("cube, recoded", make_servers(None, pattern), chunks, requests // 10, given.clients)
 
 
-def servers(folder: Path | None, source: str) -> dict[str, Any]:
-    """Return what serves ``source``, which is at ``folder`` if it is a store: context of a process, port, prefix."""
+def make_servers(folder: Path | None, source: str) -> dict[str, Any]:
+    """Return servers of ``source`` by name: a context manager of the process, the port, and the prefix of keys.
+
+    ``folder`` is the folder of a store; None for a cube, which only refshard serves.
+    """
     ours, theirs, static = free_ports(3)
     command = [sys.executable, "-m", "refshard_fs", "serve", source, "--port", str(ours)]
-    found: dict[str, Any] = {"refshard serve": (running(command, f"http://127.0.0.1:{ours}/"), ours, "/")}
+    found: dict[str, Any] = {"refshard serve": (run_server(command, f"http://127.0.0.1:{ours}/"), ours, "/")}
     if folder is None:
         return found
     binary = nginx_binary()
@@ -168,10 +175,10 @@ def servers(folder: Path | None, source: str) -> dict[str, Any]:
         config = folder.with_suffix(".conf")
         config.write_text(NGINX.format(folder=folder, port=static))
         command = [binary, "-p", str(folder.parent), "-c", str(config), "-e", "stderr"]
-        found["nginx"] = (running(command, f"http://127.0.0.1:{static}/zarr.json"), static, "/")
+        found["nginx"] = (run_server(command, f"http://127.0.0.1:{static}/zarr.json"), static, "/")
     if find_spec("xpublish") is not None:
         command = [sys.executable, "-c", XPUBLISH, str(folder), str(theirs)]
-        found["xpublish"] = (running(command, f"http://127.0.0.1:{theirs}/zarr/zarr.json"), theirs, "/zarr/")
+        found["xpublish"] = (run_server(command, f"http://127.0.0.1:{theirs}/zarr/zarr.json"), theirs, "/zarr/")
     return found
 
 

@@ -1,12 +1,12 @@
-"""A loopback server that costs little itself: ranged GETs of a directory's files, after a delay, at a bandwidth.
+"""A loopback server that takes little CPU time: ranged GETs of files, with a delay and a limit of bandwidth.
 
     python -m benchmarks.server --dir DIR [--origin http://127.0.0.1:PORT]
 
-prints its port and serves until its standard input ends. With an origin, it passes requests without a body on to that
-server. ``GET /__set__?latency=0.05&bandwidth=1e6&line=1e8`` changes the pace of each request, of each connection and of
-all together, ``/__log__`` gives what was asked for as JSON, ``/__clear__`` empties that, and ``/__cpu__`` gives the
-seconds of CPU that the server has taken. The tests' server can do more, and takes so long for a request that it is what
-would be measured.
+The program prints its port, and serves until its standard input ends. With an origin, it passes requests without a body
+on to that server. ``GET /__set__?latency=0.05&bandwidth=1e6&line=1e8`` sets the delay of each request in seconds, and
+the bytes a second of each connection and of all connections together. ``/__log__`` returns the requests as JSON,
+``/__clear__`` empties the log, and ``/__cpu__`` returns the seconds of CPU of the server. The server of the tests has
+more features, but takes so much time for a request that benchmarks would measure the server.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from urllib.parse import parse_qs, urlsplit
 __all__: list[str] = []
 
 _RANGE = re.compile(rb"\r\nrange: *bytes=(\d*)-(\d*)\r\n", re.IGNORECASE)
-_PIECE = 1 << 16  # bytes at a time where the bandwidth is limited
+_PIECE = 1 << 16  # bytes that are sent at a time if the bandwidth is limited
 
 
 class State:
-    """The files, the pace and the log."""
+    """The files of a server, the limits of its speed, and its log; all connections share it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,11 +40,11 @@ class State:
         self.latency = 0.0
         self.bandwidth: float | None = None
         self.line: float | None = None
-        self.free = 0.0  # when the line has sent what it was given
+        self.free = 0.0  # the time at which the line has sent all bytes so far
         self.log: list[dict[str, object]] = []
         self.connections = 0
 
-    def file(self, path: str) -> memoryview | None:
+    def get_file(self, path: str) -> memoryview | None:
         if path not in self.files:
             place = self.folder / path.lstrip("/")
             self.files[path] = None
@@ -55,7 +55,7 @@ class State:
                     self.files[path] = memoryview(data)
         return self.files[path]
 
-    def control(self, path: str, query: str) -> bytes:
+    def handle_control(self, path: str, query: str) -> bytes:
         match path:
             case "/__set__":
                 given = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
@@ -70,8 +70,8 @@ class State:
                 return json.dumps(self.log).encode()
         return b""
 
-    def sending(self, size: int) -> float:
-        """Return the seconds that ``size`` bytes of one connection take, after what others send on the same line."""
+    def compute_delay(self, size: int) -> float:
+        """Return the seconds until ``size`` bytes of a connection are sent, after bytes of others on the same line."""
         now = time.monotonic()
         if self.line:
             self.free = max(self.free, now) + size / self.line
@@ -79,7 +79,7 @@ class State:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, and one request of it at a time."""
+    """One connection, which answers one request at a time."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -106,16 +106,16 @@ class Connection(asyncio.Protocol):
         path, _, query = target.partition("?")
         state = self.state
         if path.startswith("/__"):
-            body = state.control(path, query)
+            body = state.handle_control(path, query)
             self.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), memoryview(body))
             return
         entry: dict[str, object] = {"connection": self.number, "time": time.monotonic(), "sent": 0}
         state.log.append(entry)
-        data = state.file(path)
+        data = state.get_file(path)
         if data is None:
             lines, part = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", memoryview(b"")
         else:
-            lines, part = ranged(head, data)
+            lines, part = make_answer(head, data)
         if method == "HEAD":
             part = part[:0]
         entry["sent"] = len(part)
@@ -131,22 +131,24 @@ class Connection(asyncio.Protocol):
             self.transport.writelines([lines, part] if part else [lines])
             return
         self.transport.writelines([lines, part[:_PIECE]] if lines else [part[:_PIECE]])
-        asyncio.get_running_loop().call_later(self.state.sending(min(_PIECE, len(part))), self.more, part[_PIECE:])
+        asyncio.get_running_loop().call_later(
+            self.state.compute_delay(min(_PIECE, len(part))), self.send_rest, part[_PIECE:]
+        )
 
-    def more(self, part: memoryview) -> None:
+    def send_rest(self, part: memoryview) -> None:
         if part:
             self.send(b"", part)
 
 
-class Passing(Connection):
-    """One connection whose requests another server answers, on a connection of its own."""
+class ForwardingConnection(Connection):
+    """One connection that passes its requests on to another server, and the answers back."""
 
     def __init__(self, state: State, host: str, port: int) -> None:
         super().__init__(state)
         self.origin = host, port
         self.there: asyncio.Transport | None = None
         self.entry: dict[str, Any] = {}
-        self.sent = 0.0  # when the answer so far has been sent
+        self.sent = 0.0  # the time at which all bytes of the answer so far are sent
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -159,9 +161,9 @@ class Passing(Connection):
             return
         self.entry = {"connection": self.number, "time": time.monotonic(), "sent": 0}
         self.state.log.append(self.entry)
-        asyncio.get_running_loop().create_task(self.ask(head + b"\r\n"))
+        asyncio.get_running_loop().create_task(self.forward(head + b"\r\n"))
 
-    async def ask(self, head: bytes) -> None:
+    async def forward(self, head: bytes) -> None:
         loop = asyncio.get_running_loop()
         if self.state.latency:
             await asyncio.sleep(self.state.latency)
@@ -177,22 +179,22 @@ class Passing(Connection):
             self.transport.write(data)
             return
         loop = asyncio.get_running_loop()
-        self.sent = max(self.sent, loop.time()) + self.state.sending(len(data))
+        self.sent = max(self.sent, loop.time()) + self.state.compute_delay(len(data))
         loop.call_at(self.sent, self.transport.write, data)
 
 
 class Origin(asyncio.Protocol):
-    """The other end of a connection that passes requests on."""
+    """The connection to the other server."""
 
-    def __init__(self, client: Passing) -> None:
+    def __init__(self, client: ForwardingConnection) -> None:
         self.client = client
 
     def data_received(self, data: bytes) -> None:
         self.client.relay(data)
 
 
-def ranged(head: bytes, data: memoryview) -> tuple[bytes, memoryview]:
-    """Return the answer to ``head``: its lines, and the bytes of ``data`` that it asks for."""
+def make_answer(head: bytes, data: memoryview) -> tuple[bytes, memoryview]:
+    """Return the answer to the request ``head``: status and header lines, and the requested bytes of ``data``."""
     size = len(data)
     same = b'ETag: "%x"\r\nLast-Modified: %s\r\nAccept-Ranges: bytes\r\n\r\n' % (size, _MODIFIED)
     match = _RANGE.search(head)
@@ -216,7 +218,7 @@ async def serve(folder: Path, origin: str | None) -> None:
     made: Callable[[], Connection] = partial(Connection, state)
     if origin is not None:
         address = urlsplit(origin)
-        made = partial(Passing, state, str(address.hostname), address.port or 80)
+        made = partial(ForwardingConnection, state, str(address.hostname), address.port or 80)
     server = await loop.create_server(made, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)

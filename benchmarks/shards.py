@@ -1,12 +1,15 @@
-"""Sharded arrays over HTTP, side by side: zarr's own ShardingCodec, tensorstore, and inner chunks through this package.
+"""Read sharded arrays over HTTP with zarr's ShardingCodec, with tensorstore, and as inner chunks with this package.
 
     python -m benchmarks.shards [--quick] [--latency 0.01] [--patterns random ...] [--only ours ...]
 
-10 shards of 10×10 inner chunks of 57,600 uncompressed bytes lie behind a loopback server in another process, which
-delays each request. Arrays are opened anew for each measurement, and their metadata is read beforehand. *codec* is
-zarr over fsspec's HTTP filesystem, *whole* zarr over this one with ``shards="whole"``, *ours* with inner chunks, *told*
-with each selection announced by `prefetch`; ``/128`` reads at ``async.concurrency`` 128, the others at zarr's default.
-*dict* is zarr reading the inner chunks from memory: what it costs to read so many, wherever they come from.
+10 shards of 10×10 inner chunks of 57,600 uncompressed bytes lie on a loopback server in another process, which delays
+each request. For each measurement an array is opened anew, and its metadata are read before. The contenders are:
+
+- *codec*: zarr over fsspec's HTTP filesystem;
+- *whole*: zarr over this filesystem with ``shards="whole"``;
+- *ours*: zarr over this filesystem, which shows inner chunks; *prefetch*: the same, with `prefetch` of each selection;
+- *dict*: zarr reading the inner chunks from memory;
+- names with ``/128``: with ``async.concurrency`` 128 in zarr's configuration, in place of 10.
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import FsspecStore, MemoryStore
 
 from benchmarks.engine import Link, Server
-from benchmarks.record import Case, keep
+from benchmarks.record import Case, record_case
 from refshard_fs.fs import RefShardFileSystem
 
 warnings.filterwarnings("ignore", module="zarr")
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # fsspec leaves its sessions open
 
-SIDE = 120  # elements of four bytes along a chunk
+SIDE = 120  # elements of four bytes along each side of a chunk
 ROWS, COLUMNS = 100, 10  # of the chunk grid
 REPEATS, QUICK = 5, 2
 QUICK_PATTERNS = ("random", "random, together", "narrow column", "row", "shard")
@@ -46,27 +49,27 @@ Selection = tuple[Any, Any]
 
 
 class Pattern(NamedTuple):
-    """Selections, read one after the other, and how many chunks they touch."""
+    """Selections that are read one after the other, and the number of their chunks."""
 
     selections: list[Selection]
     chunks: int
 
 
-def chunk(number: int) -> Selection:
-    """Return the selection that is one inner chunk."""
+def select_chunk(number: int) -> Selection:
+    """Return the selection of one inner chunk."""
     row, column = divmod(number, COLUMNS)
     return slice(row * SIDE, (row + 1) * SIDE), slice(column * SIDE, (column + 1) * SIDE)
 
 
-def patterns() -> dict[str, Pattern]:
-    """Return the ways to read that are measured, by name."""
+def make_patterns() -> dict[str, Pattern]:
+    """Return the measured ways to read, by name."""
     everything = slice(None)
     points = [slice(at, at + 1) for at in random.Random(2).sample(range(COLUMNS * SIDE), 10)]
-    scattered = [chunk(n) for n in random.Random(1).sample(range(ROWS * COLUMNS), 100)]
+    scattered = [select_chunk(n) for n in random.Random(1).sample(range(ROWS * COLUMNS), 100)]
     rows, columns = np.divmod(random.Random(1).sample(range(ROWS * COLUMNS), 100), COLUMNS)
-    places = (rows * SIDE + SIDE // 2, columns * SIDE + SIDE // 3)  # a point in each of those chunks
+    places = (rows * SIDE + SIDE // 2, columns * SIDE + SIDE // 3)  # a point in each of these chunks
     return {
-        "one chunk, twice": Pattern([chunk(437)] * 2, 2),
+        "one chunk, twice": Pattern([select_chunk(437)] * 2, 2),
         "random": Pattern(scattered, 100),
         "random, twice": Pattern(scattered * 2, 200),
         "random, together": Pattern([places], 100),
@@ -84,34 +87,34 @@ def patterns() -> dict[str, Pattern]:
 Read = Callable[[Selection], np.ndarray[Any, Any]]
 
 
-def _array(fs: Any, path: str = "") -> Any:
+def _open_array(fs: Any, path: str = "") -> Any:
     return zarr.open_array(FsspecStore(fs, read_only=True, path=path), mode="r")
 
 
-def codec(url: str) -> Read:
-    """Zarr's own codec over fsspec's HTTP."""
-    read: Read = _array(fsspec.filesystem("http", asynchronous=True, skip_instance_cache=True), url).__getitem__
+def open_codec(url: str) -> Read:
+    """Return a function that reads by zarr's sharding codec over fsspec's HTTP filesystem."""
+    read: Read = _open_array(fsspec.filesystem("http", asynchronous=True, skip_instance_cache=True), url).__getitem__
     return read
 
 
-def tensorstore(url: str) -> Read:
-    """Tensorstore's own HTTP."""
-    import tensorstore as ts
+def open_tensorstore(url: str) -> Read:
+    """Return a function that reads by tensorstore over its own HTTP client."""
+    import open_tensorstore as ts
 
     array = ts.open({"driver": "zarr3", "kvstore": {"driver": "http", "base_url": url}}, context=ts.Context()).result()
     return lambda selection: array[selection].read().result()
 
 
-def ours(url: str) -> Read:
-    """Inner chunks."""
-    read: Read = _array(RefShardFileSystem(url, asynchronous=True, skip_instance_cache=True)).__getitem__
+def open_refshard(url: str) -> Read:
+    """Return a function that reads inner chunks by zarr over this filesystem."""
+    read: Read = _open_array(RefShardFileSystem(url, asynchronous=True, skip_instance_cache=True)).__getitem__
     return read
 
 
-def told(url: str) -> Read:
-    """The same, each selection announced."""
+def open_announced(url: str) -> Read:
+    """Return a function that calls `prefetch` for each selection, and reads it by zarr over this filesystem."""
     fs = RefShardFileSystem(url, asynchronous=True, skip_instance_cache=True)
-    array = _array(fs)
+    array = _open_array(fs)
 
     def read(selection: Selection) -> np.ndarray[Any, Any]:
         fs.prefetch("", selection, wait=False)
@@ -121,44 +124,44 @@ def told(url: str) -> Read:
     return read
 
 
-def whole(url: str) -> Read:
-    """Shards left to zarr."""
-    read: Read = _array(
+def open_whole(url: str) -> Read:
+    """Return a function that reads by zarr's sharding codec over this filesystem."""
+    read: Read = _open_array(
         RefShardFileSystem(url, asynchronous=True, skip_instance_cache=True, shards="whole")
     ).__getitem__
     return read
 
 
 @cache
-def _at_hand(url: str) -> dict[str, Buffer]:
+def _load_chunks(url: str) -> dict[str, Buffer]:
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     keys = ["zarr.json", *(f"c/{row}/{column}" for row in range(ROWS) for column in range(COLUMNS))]
     return {key: default_buffer_prototype().buffer.from_bytes(data) for key, data in fs.cat(keys).items()}
 
 
-def at_hand(url: str) -> Read:
-    """Zarr's own cost."""
-    read: Read = zarr.open_array(MemoryStore(_at_hand(url)), mode="r").__getitem__
+def open_memory(url: str) -> Read:
+    """Return a function that reads inner chunks from memory by zarr."""
+    read: Read = zarr.open_array(MemoryStore(_load_chunks(url)), mode="r").__getitem__
     return read
 
 
 CONTENDERS: dict[str, tuple[Callable[[str], Read], int]] = {
-    "codec": (codec, 10),
-    "tensorstore": (tensorstore, 10),
-    "ours": (ours, 10),
-    "told": (told, 10),
-    "whole": (whole, 10),
-    "dict": (at_hand, 10),
-    "codec/128": (codec, 128),
-    "ours/128": (ours, 128),
-    "told/128": (told, 128),
-    "whole/128": (whole, 128),
-    "dict/128": (at_hand, 128),
+    "codec": (open_codec, 10),
+    "tensorstore": (open_tensorstore, 10),
+    "ours": (open_refshard, 10),
+    "prefetch": (open_announced, 10),
+    "whole": (open_whole, 10),
+    "dict": (open_memory, 10),
+    "codec/128": (open_codec, 128),
+    "ours/128": (open_refshard, 128),
+    "prefetch/128": (open_announced, 128),
+    "whole/128": (open_whole, 128),
+    "dict/128": (open_memory, 128),
 }
 
 
-def write(folder: str) -> None:
-    """Write the array that is read."""
+def write_array(folder: str) -> None:
+    """Write the sharded array."""
     array = zarr.create_array(
         str(Path(folder, "a")),
         shape=(ROWS * SIDE, COLUMNS * SIDE),
@@ -179,11 +182,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=None, help="contenders")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        write(folder)
+        write_array(folder)
         server = Server(folder)
         try:
-            server.pace(Link(options.latency, None))
-            known = patterns()
+            server.set_pace(Link(options.latency, None))
+            known = make_patterns()
             names = options.patterns or (QUICK_PATTERNS if options.quick else known)
             for name, pattern in known.items():
                 if name in names:
@@ -211,18 +214,18 @@ def _measure(server: Server, latency: float, name: str, pattern: Pattern, repeat
                     total += int(read(selection)[..., ::SIDE].sum())
                 took = time.perf_counter() - began
             times[contender].append(took)
-            seen[contender] = server.seen()
+            seen[contender] = server.read_counts()
             totals.add(total)
     assert len(totals) == 1, f"contenders read different values: {totals}"
     median = {c: statistics.median(t) * 1e3 for c, t in times.items()}
     needed = pattern.chunks * SIDE**2 * 4
-    keep(
+    record_case(
         Case(
             "shards",
             name,
             "s",
             {c: t / 1e3 for c, t in median.items()},
-            tuple(c for c in chosen if c.startswith(("ours", "told", "whole"))),
+            tuple(c for c in chosen if c.startswith(("ours", "prefetch", "whole"))),
             "codec",
             {c: requests for c, (requests, _) in seen.items()},
             {c: sent / needed for c, (_, sent) in seen.items()},

@@ -1,1 +1,1 @@
-"""What people do, beside what they do it with today; the rows are in `cubes`, `files`, `stores` and `notebook`."""
+"""Typical jobs, done with refshard and with today's usual tool; `cubes`, `files`, `stores`, `notebook` define them."""

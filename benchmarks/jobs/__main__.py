@@ -1,10 +1,10 @@
-"""What people do, beside what they do it with today: one process a job and side, everything imported before.
+"""Run typical jobs with refshard and with today's usual tool, each in a new process that has imported everything.
 
     python -m benchmarks jobs [--only PATTERN ...] [--quick | --large] [--links 0 20 50 20+60] [--repeats 3]
 
-Files lie behind a loopback server, or an S3 store behind a proxy, that delays each request; requests and bytes are
-counted there. Both sides take turns, their values are compared, and medians are shown. xarray reads files with h5netcdf
-and its own default block cache. ``--picture FILE`` draws the ratios at 20 ms.
+Files lie on a loopback server, or in an S3 store behind a proxy. The server or proxy delays each request, and counts
+requests and bytes. Both sides (refshard and the other tool) take turns, their values are compared, and the table has
+medians. xarray reads files with h5netcdf and its default block cache. ``--picture FILE`` draws the ratios at 20 ms.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 
 from benchmarks import bars, report
 from benchmarks.jobs.job import JOBS, Job
-from benchmarks.jobs.running import LINKS, Failed, Runner, Side, chosen, titled
-from benchmarks.measure import shown
-from benchmarks.record import Case, keep
+from benchmarks.jobs.running import LINKS, Failed, Runner, Side, choose_jobs, make_title
+from benchmarks.measure import format_figure
+from benchmarks.record import Case, record_case
 
 USUAL = ["0", "20", "50", "20+60"]
 
 
 def main() -> int:
-    """Measure the jobs that are chosen, and print a line each; return 1 if one failed."""
+    """Measure the jobs of the command line, and print a line for each; return 1 if one failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks jobs", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="PATTERN", default=[], help=f"names: {', '.join(JOBS)}")
     sizes = parser.add_mutually_exclusive_group()
@@ -36,30 +36,30 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="SVG of the ratios at 20 ms")
     parser.set_defaults(size="usual")
     options = parser.parse_args()
-    jobs = chosen(options.only)
+    jobs = choose_jobs(options.only)
     if not jobs:
         parser.error(f"no job matches {' '.join(options.only)}: expected a pattern of {', '.join(JOBS)}")
     links = options.links or (["20"] if options.size == "quick" else USUAL)
     repeats = options.repeats or (1 if options.size == "quick" else 3)
     found, failed = run(jobs, links, options.size, repeats)
     if options.picture is not None:
-        options.picture.write_text(bars.draw(found, report.versions()), encoding="utf-8")
+        options.picture.write_text(bars.draw(found, report.list_versions()), encoding="utf-8")
     return failed
 
 
 def run(jobs: Sequence[Job], links: list[str], size: str, repeats: int) -> tuple[list[Case], int]:
-    """Measure ``jobs``, and print a line each; return what was measured, and 1 if one failed."""
+    """Measure ``jobs``, and print a line for each; return the cases, and 1 if a job failed, else 0."""
     print("job | today | refshard | ratio | goal | | requests | MB | CPU s")
     found: list[Case] = []
     failed = 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        Runner.started(
-            Path(folder), size, with_s3=any(job.store == "s3" and not job.missing() for job in jobs)
+        Runner.start(
+            Path(folder), size, with_s3=any(job.store == "s3" and not job.list_missing() for job in jobs)
         ) as runner,
     ):
-        for job, link in planned(jobs, links):
-            title = f"{titled(job, size)}, {link} ms"
+        for job, link in list_runs(jobs, links):
+            title = f"{make_title(job, size)}, {link} ms"
             try:
                 theirs, ours = runner.measure(job, link, repeats)
             except Failed as e:
@@ -67,28 +67,28 @@ def run(jobs: Sequence[Job], links: list[str], size: str, repeats: int) -> tuple
                 print(f"{title} | FAILED: {str(e).strip().splitlines()[-1]}", flush=True)
                 print(e, file=sys.stderr, flush=True)
                 continue
-            case = runner.case(job, link, theirs, ours)
-            keep(case)
+            case = runner.make_case(job, link, theirs, ours)
+            record_case(case)
             found.append(case)
-            print(line(title, job, theirs, ours), flush=True)
+            print(format_line(title, job, theirs, ours), flush=True)
     return found, failed
 
 
-def planned(jobs: Sequence[Job], links: list[str]) -> Iterator[tuple[Job, str]]:
-    """Return each job with each link that it is measured at; say which are left out."""
+def list_runs(jobs: Sequence[Job], links: list[str]) -> Iterator[tuple[Job, str]]:
+    """Yield each job with each link at which it is measured; print the jobs that are left out."""
     for job in jobs:
-        if missing := job.missing():
+        if missing := job.list_missing():
             print(f"{job.title} | left out: {', '.join(missing)} is not installed")
             continue
         for link in [job.link] if job.link else links:
             yield job, link
 
 
-def line(title: str, job: Job, theirs: Side, ours: Side) -> str:
-    """Return a line of the table."""
+def format_line(title: str, job: Job, theirs: Side, ours: Side) -> str:
+    """Return the line of the table for one job at one link."""
     ratio = theirs.seconds / ours.seconds
     columns = (
-        title, f"{job.peer} {shown(theirs.seconds, 's')}", shown(ours.seconds, "s"), f"{ratio:.2f}×",
+        title, f"{job.peer} {format_figure(theirs.seconds, 's')}", format_figure(ours.seconds, "s"), f"{ratio:.2f}×",
         f"≥ {job.goal:g}×", "win" if ratio >= 1 else "LOSS", f"{theirs.requests:.0f} / {ours.requests:.0f}",
         f"{theirs.bytes / 1e6:.1f} / {ours.bytes / 1e6:.1f}", f"{theirs.cpu:.2f} / {ours.cpu:.2f}",
     )  # fmt: skip

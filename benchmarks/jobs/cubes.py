@@ -1,4 +1,4 @@
-"""Many files as one dataset: a saved cube, or one joined on the spot, beside `open_mfdataset` and kerchunk's sets."""
+"""Jobs with many files as one dataset: a saved cube, or a new one, compared with `open_mfdataset` and kerchunk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__: list[str] = []
 
 
 def open_cube(site: Site, chunks: Any, **options: Any) -> xr.Dataset:
-    """Open the saved cube."""
+    """Open the saved cube of ``site`` in xarray."""
     options |= {"allow": [site.url], "options": {f"{site.url}/": site.options}}
     return xr.open_dataset(
         site.folder / "cube.refshard", engine=RefShardBackend, chunks=chunks, storage_options=options
@@ -32,7 +32,7 @@ def open_cube(site: Site, chunks: Any, **options: Any) -> xr.Dataset:
 
 
 def open_files(sources: list[Any], chunks: Any, **options: Any) -> xr.Dataset:
-    """Open all files as xarray's documentation advises where they are known to be alike."""
+    """Open all files as xarray's documentation advises for files with equal variables and coordinates."""
     found: xr.Dataset = xr.open_mfdataset(
         sources, engine="h5netcdf", chunks=chunks, combine="nested", concat_dim="time", data_vars="minimal",
         coords="minimal", compat="override", join="override", **options,
@@ -40,16 +40,16 @@ def open_files(sources: list[Any], chunks: Any, **options: Any) -> xr.Dataset:
     return found
 
 
-def open_kept(site: Site, kind: str) -> xr.Dataset:
-    """Open all files through one of fsspec's caches on disk."""
+def open_cached(site: Site, kind: str) -> xr.Dataset:
+    """Open all files through one of fsspec's caches on disk; ``kind`` is its protocol."""
     kept = {kind: {"cache_storage": str(site.folder / kind)}}
     return open_files(
         [file.open() for file in fsspec.open_files([f"{kind}::{url}" for url in site.urls("*.nc")], **kept)], {}
     )
 
 
-def crops(ds: xr.Dataset) -> Any:
-    """Return 256 crops at random, the same each time."""
+def read_crops(ds: xr.Dataset) -> Any:
+    """Read 256 random crops, which are the same in each call."""
     rng = np.random.default_rng(1)
     picks = [(int(rng.integers(ds.sizes["time"])), *map(int, rng.integers(0, 50, 2))) for _ in range(256)]
     return np.stack([ds["t2m"][t, y : y + 64, x : x + 64].values for t, y, x in picks])
@@ -57,38 +57,38 @@ def crops(ds: xr.Dataset) -> Any:
 
 @dataclass(frozen=True)
 class EpochRead(Months):
-    """Months of which an epoch was read before, by each way of keeping it on disk."""
+    """Months, and the caches on disk of each side, filled by an earlier epoch."""
 
     def prepare(self, site: Site) -> None:
         super().prepare(site)
         with open_cube(site, None, cache_dir=str(site.folder / "kept")) as ds:
-            crops(ds)
+            read_crops(ds)
         settle()
         for kind in ("blockcache", "simplecache"):
-            with open_kept(site, kind) as ds:
-                crops(ds)
+            with open_cached(site, kind) as ds:
+                read_crops(ds)
 
 
 class _Cube(Job):
-    """Do something with the saved cube, or with all files."""
+    """Compute a result from the saved cube, or from all files."""
 
     peer = "open_mfdataset"
     chunks: ClassVar[Any] = {}
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         with open_cube(site, self.chunks) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         chunks = {} if self.chunks is None else self.chunks
         with open_files(site.urls("*.nc"), chunks, storage_options=site.options) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         return ds["t2m"][:, 50, 100].values
 
 
-# Months of a reanalysis, each with a packing of its own.
+# Months of a reanalysis, each with a different packing.
 
 
 class _Months(_Cube):
@@ -112,7 +112,7 @@ class PointOfMonths(_Months):
 class _Means(_Months):
     goal = 2.0
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         return ds["t2m"].groupby("time.month").mean().values
 
 
@@ -130,23 +130,23 @@ class MeansOfMonths(_Means):
 
 
 class FirstStep(_Months):
-    """Open the dataset and look at the first step."""
+    """Open the dataset, and read the first step."""
 
     title = "{count} ERA5 months: opened, and the first step"
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         return ds["t2m"][0].values
 
 
 class Training(_Months):
-    """Read a batch of 32 crops at random, without dask."""
+    """Read a batch of 32 random crops, without dask."""
 
     title = "{count} ERA5 months: 32 crops at random"
     sizes = Sizes(Months(4, 40), Months(24))
     chunks = None
     goal = 2.0
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         rng = np.random.default_rng(1)
         picks = [(int(rng.integers(ds.sizes["time"])), *map(int, rng.integers(0, 50, 2))) for _ in range(32)]
         return np.stack([ds["t2m"][t, y : y + 64, x : x + 64].values for t, y, x in picks])
@@ -160,30 +160,30 @@ class SecondEpoch(Training):
     peer = "the first epoch"
     goal = 10.0
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         with open_cube(site, None, cache_dir=str(site.folder / "kept")) as ds:
-            return crops(ds)
+            return read_crops(ds)
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with open_cube(site, None) as ds:
-            return crops(ds)
+            return read_crops(ds)
 
 
 class SecondEpochOfBlocks(SecondEpoch):
-    """Read it from the blocks that fsspec keeps on disk."""
+    """Read the second epoch; the other tool reads blocks that fsspec keeps on disk."""
 
     title = "{count} ERA5 months: a second epoch, from blocks"
     peer = "h5netcdf, blockcache"
     goal = 1.0
     kind: ClassVar[str] = "blockcache"
 
-    def theirs(self, site: Site) -> Any:
-        with open_kept(site, self.kind) as ds:
-            return crops(ds)
+    def run_theirs(self, site: Site) -> Any:
+        with open_cached(site, self.kind) as ds:
+            return read_crops(ds)
 
 
 class SecondEpochOfFiles(SecondEpochOfBlocks):
-    """Read it from the copies of whole files that fsspec keeps."""
+    """Read the second epoch; the other tool reads copies of whole files that fsspec keeps on disk."""
 
     title = "{count} ERA5 months: a second epoch, from files"
     peer = "h5netcdf, simplecache"
@@ -197,7 +197,7 @@ class ToZarr(_Months):
     chunks: ClassVar[Any] = {"time": 31}
     goal = 1.0
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         folder = tempfile.TemporaryDirectory()
         copy = ds[["t2m"]].drop_encoding().chunk(self.chunks)
         copy.to_zarr(folder.name, zarr_format=2, consolidated=True)
@@ -209,7 +209,7 @@ class ToZarr(_Months):
         return values
 
 
-# The same kind of files on S3.
+# Months of a reanalysis on S3.
 
 
 class _OnS3(_Months):
@@ -230,7 +230,7 @@ class MeansOnS3(_OnS3):
     title = "{count} ERA5 months on S3: monthly means"
     goal = 2.0
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         return ds["t2m"].groupby("time.month").mean().values
 
 
@@ -244,13 +244,13 @@ class Climatology(_Cube):
     sizes = Sizes(Days(60), Days(365), Days(3650))
     goal = 2.0
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         return ds["t2m"].groupby("time.month").mean().values
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[None]:
-    """Start two worker processes that have imported what they need."""
+def start_cluster() -> Iterator[None]:
+    """Start a cluster of two worker processes, which import the modules of both sides."""
     from distributed import Client, LocalCluster
 
     with (
@@ -264,7 +264,7 @@ def cluster() -> Iterator[None]:
 
 
 def warm_up() -> None:
-    """Import what a worker uses."""
+    """Import the modules that a worker uses."""
     import h5netcdf  # noqa: F401
 
     import refshard_fs.xarray_backend  # noqa: F401
@@ -275,24 +275,24 @@ class ClimatologyByProcesses(Climatology):
 
     title = "{count} daily files: climatology by two processes"
     needs = ("distributed",)
-    setup = staticmethod(cluster)
+    setup = staticmethod(start_cluster)
 
 
 class _Opening(Job):
-    """Join the files on the spot, open them, and look at what there is."""
+    """Join the files, open the dataset, and show it."""
 
     peer = "open_mfdataset"
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         made: Any = refshard_fs.concat(site.urls("*.nc"), dim="time", lazy=True)
         with xr.open_dataset(made, engine=RefShardBackend, chunks={}) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with open_files(site.urls("*.nc"), {}) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         assert "t2m" in repr(ds)
         return ds["time"].values.astype("i8")
 
@@ -320,7 +320,7 @@ class OpenThousands(_Opening):
     goal = 3.0
 
 
-# A series from 3,000 steps.
+# Time series of one point, of 3,000 steps.
 
 
 class Series(_Cube):
@@ -333,21 +333,21 @@ class Series(_Cube):
 
 
 class SeriesOfReferences(Series):
-    """Read a point through 3,000 steps of a set of references by kerchunk, without dask."""
+    """Read a point through 3,000 steps of kerchunk's set of references, without dask."""
 
     title = "{total} steps of a kerchunk set: a point"
     peer = "fsspec reference"
     needs = ("kerchunk",)
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         options = {"allow": [site.url]}
         refs = str(site.folder / "refs.json")
         with xr.open_dataset(refs, engine=RefShardBackend, storage_options=options) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with open_references(site) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
 
 class SeriesOfRepository(Series):
@@ -359,44 +359,44 @@ class SeriesOfRepository(Series):
     needs = ("icechunk",)
     goal = 10.0
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         with xr.open_dataset(f"icechunk::{site.url}/steps.icechunk", engine=RefShardBackend) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         import icechunk
 
         access = icechunk.containers_credentials({server_of(site.url) + "/": None})
         storage = icechunk.http_storage(f"{site.url}/steps.icechunk")
         repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
         with xr.open_zarr(repository.readonly_session("main").store, chunks=None, consolidated=False) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
 
 def open_references(site: Site) -> xr.Dataset:
-    """Open kerchunk's set as kerchunk says, by fsspec's ReferenceFileSystem."""
+    """Open kerchunk's set by kerchunk's engine for xarray, which uses fsspec's ReferenceFileSystem."""
     options = {"remote_protocol": "http", "remote_options": {"asynchronous": True}}
     refs = str(site.folder / "refs.json")
     return xr.open_dataset(refs, engine="kerchunk", chunks=None, storage_options=options)
 
 
-# Forecasts in GRIB2: a field of each file.
+# Forecasts in GRIB2: one field of each file.
 
 
 class GribFiles(Job):
-    """Take one field of each of 30 files that nobody has indexed."""
+    """Read one field of each of 30 files without an index."""
 
     title = "{count} GRIB2 files: one field of each"
     sizes = Sizes(Grib(4), Grib(30))
     peer = "downloads, cfgrib"
     needs = ("cfgrib", "eccodes")
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         made: Any = refshard_fs.concat(site.urls("*.grib2"), dim="step", lazy=True)
         with xr.open_dataset(made, engine=RefShardBackend) as ds:
             return ds["t"].sel(isobaricInhPa=500).values
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             web, urls = fsspec.filesystem("http"), site.urls("*.grib2")
             paths = [str(Path(folder, url.rpartition("/")[2])) for url in urls]
@@ -409,18 +409,18 @@ class GribFiles(Job):
 
 
 class GribRule(GribFiles):
-    """Take one field of each of 30 files of a forecast, whose names and sidecars a rule tells."""
+    """Read one field of each of 30 files of a forecast, whose names and sidecars a rule describes."""
 
     title = "{count} GRIB2 files, by rule: one field of each"
     sizes = Sizes(Published(4), Published(30))
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         with xr.open_dataset(site.folder / "rule.json", engine=RefShardBackend) as ds:
             return ds["t"].sel(isobaricInhPa=500)[0].values
 
 
 class GribSet(Job):
-    """Take one field of each of 30 files that were indexed before."""
+    """Read one field of each of 30 files that were indexed before."""
 
     title = "{count} GRIB2 files, indexed: one field of each"
     sizes = GribFiles.sizes
@@ -428,16 +428,16 @@ class GribSet(Job):
     needs = ("cfgrib", "eccodes", "kerchunk")
     goal = 2.0
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         with open_cube(site, None) as ds:
             return ds["t"].sel(isobaricInhPa=500).values
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with open_references(site) as ds:
             return ds["t"].squeeze().values
 
 
-# Scenes of a satellite.
+# Images of a satellite.
 
 
 class ScenesOnS3(Job):
@@ -449,13 +449,13 @@ class ScenesOnS3(Job):
     needs = ("rasterio",)
     store = "s3"
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         made: Any = refshard_fs.concat(f"{site.url}/red_{{time:%Y%m%d}}.tif", dims=["time"], lazy=True, **site.options)
         options = {"options": {f"{site.url}/": site.options}}
         with xr.open_dataset(made, engine=RefShardBackend, storage_options=options) as ds:
             return ds["0"][:, 300:500, 300:500].values
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         from concurrent.futures import ThreadPoolExecutor
 
         from benchmarks.jobs.files import read_window

@@ -1,4 +1,4 @@
-"""The files that jobs read, written by the packages that people write them with."""
+"""The files that jobs read, written by the usual packages."""
 
 from __future__ import annotations
 
@@ -34,21 +34,24 @@ __all__ = [
 
 
 class _Files:
-    """Data of which nothing is made before."""
+    """Data that need no preparation beside their files."""
 
     def prepare(self, site: Site) -> None:
-        """Make nothing."""
+        """Do nothing."""
 
 
-def field(seed: int, steps: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
-    """Return whole numbers that compress about as well as those of a reanalysis."""
+def make_field(seed: int, steps: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    """Return integers (int16; steps, rows, columns) that compress about as well as those of a reanalysis."""
     rng = np.random.default_rng(seed)
     smooth = np.cumsum(np.cumsum(rng.normal(0, 1, (rows, columns)), 0), 1)
     return np.asarray((smooth + rng.normal(0, 20, (steps, rows, columns))) * 4).clip(-32000, 32000).astype("i2")
 
 
 def write_netcdf(path: Path, first: int, values: Any, packing: tuple[float, float], units: str) -> None:
-    """Write ``values`` along time, latitude and longitude, a step a chunk, deflated, as t2m."""
+    """Write ``values`` (time, latitude, longitude) as the variable t2m: a step in each chunk, deflated.
+
+    ``first`` is the number of the first time, and ``packing`` scale_factor and add_offset.
+    """
     steps, *shape = values.shape
     with h5netcdf.File(path, "w") as file:
         file.dimensions = {"time": steps, "latitude": shape[0], "longitude": shape[1]}
@@ -75,7 +78,7 @@ def save_cube(site: Site, pattern: str) -> None:
 
 @dataclass(frozen=True)
 class Months:
-    """Months of a reanalysis, each with a packing of its own, and a cube of them."""
+    """Months of a reanalysis, each with a different packing, and a cube of them."""
 
     count: int = 12
     steps: int = 120
@@ -84,7 +87,7 @@ class Months:
     def write(self, folder: Path) -> None:
         for month in range(self.count):
             packing = (0.002 + month * 1e-5, 273.0 + month / 10)
-            values = field(month, self.steps, *self.shape)
+            values = make_field(month, self.steps, *self.shape)
             units = "hours since 2020-01-01"
             write_netcdf(folder / f"month{month:04d}.nc", month * self.steps, values, packing, units)
 
@@ -94,13 +97,13 @@ class Months:
 
 @dataclass(frozen=True)
 class Days:
-    """Daily files of one packing, and a cube of them."""
+    """Daily files with the same packing, and a cube of them."""
 
     count: int
     shape: tuple[int, int] = (60, 120)
 
     def write(self, folder: Path) -> None:
-        values = field(0, self.count, *self.shape)
+        values = make_field(0, self.count, *self.shape)
         for day in range(self.count):
             name = f"day{day:05d}.nc"
             write_netcdf(folder / name, day, values[day : day + 1], (0.01, 273.0), "days since 2015-01-01")
@@ -128,7 +131,7 @@ class Variables(_Files):
 
 @dataclass(frozen=True)
 class Steps:
-    """Files of many steps of one packing; a cube of them, and a set of references by kerchunk where it is installed."""
+    """Files of many steps with the same packing, a cube of them, and kerchunk's references if it is installed."""
 
     count: int
     steps: int = 100
@@ -136,12 +139,12 @@ class Steps:
 
     @property
     def total(self) -> int:
-        """The steps of all files."""
+        """The number of steps in all files."""
         return self.count * self.steps
 
     def write(self, folder: Path) -> None:
         for number in range(self.count):
-            values, first = field(number, self.steps, *self.shape), number * self.steps
+            values, first = make_field(number, self.steps, *self.shape), number * self.steps
             write_netcdf(folder / f"part{number:03d}.nc", first, values, (0.002, 273.0), "hours since 2020-01-01")
 
     def prepare(self, site: Site) -> None:
@@ -158,7 +161,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class VirtualSteps(Steps):
-    """The same files, and an Icechunk repository that refers to their chunks."""
+    """The files of `Steps`, and an Icechunk repository with references to their chunks."""
 
     def prepare(self, site: Site) -> None:
         import refshard_fs
@@ -169,7 +172,7 @@ class VirtualSteps(Steps):
 
 @dataclass(frozen=True)
 class Store(_Files):
-    """A zarr store of six variables with consolidated metadata; ``shards``: of version 3, ten steps a shard."""
+    """A zarr store of six variables with consolidated metadata; with ``shards`` (version 3), ten steps in a shard."""
 
     zarr_format: Any = 2
     shards: bool = False
@@ -179,7 +182,7 @@ class Store(_Files):
             warnings.simplefilter("ignore")  # consolidated metadata are not in the specification of version 3
             group = zarr.open_group(str(folder / "store.zarr"), mode="w", zarr_format=self.zarr_format)
             for number in range(6):
-                self._add(group, f"v{number}", ("time", "y", "x"), field(number, 40, 100, 100), (1, 100, 100))
+                self._add(group, f"v{number}", ("time", "y", "x"), make_field(number, 40, 100, 100), (1, 100, 100))
             for name, size in (("time", 40), ("y", 100), ("x", 100)):
                 self._add(group, name, (name,), np.arange(size, dtype="i4"), (size,))
             zarr.consolidate_metadata(group.store)
@@ -195,7 +198,7 @@ class Store(_Files):
 
 @dataclass(frozen=True)
 class Image(_Files):
-    """An OME-Zarr image: three levels of channels, planes, rows and columns. Version 3 has shards, 2 has none."""
+    """An OME-Zarr image: three levels of channels, planes, rows and columns. In version 3 it has shards."""
 
     planes: int
     side: int
@@ -210,7 +213,7 @@ class Image(_Files):
         is_v3 = self.zarr_format == 3
         group.attrs.update({"ome": {"version": "0.5", "multiscales": multiscales}} if is_v3 else
                            {"multiscales": [{"version": "0.4", **multiscales[0]}]})  # fmt: skip
-        pixels = np.stack([field(channel, self.planes, self.side, self.side) for channel in range(2)]).view("u2")
+        pixels = np.stack([make_field(channel, self.planes, self.side, self.side) for channel in range(2)]).view("u2")
         for level in range(3):
             values = pixels[:, :, :: 1 << level, :: 1 << level]
             tile = min(self.tile, values.shape[-1])
@@ -227,7 +230,7 @@ class Image(_Files):
 
 @dataclass(frozen=True)
 class Scenes(_Files):
-    """Cloud-optimised GeoTIFFs of one place, with deflate and a predictor; names say the day."""
+    """Cloud-optimised GeoTIFFs of one place, with deflate and a predictor; the name of a file has the day."""
 
     count: int
     side: int = 1024
@@ -242,12 +245,12 @@ class Scenes(_Files):
             day = np.datetime64("2024-01-01") + number
             path = folder / f"red_{str(day).replace('-', '')}.tif"
             with rasterio.open(path, "w", **kind, **place, compress="DEFLATE", predictor=2) as file:
-                file.write(field(number, 1, self.side, self.side).view("u2"))
+                file.write(make_field(number, 1, self.side, self.side).view("u2"))
 
 
 @dataclass(frozen=True)
 class Grib:
-    """GRIB2 files of a forecast, a step each, of many fields; a cube of them, and kerchunk's references of t."""
+    """GRIB2 files of a forecast, each with many fields of one step; a cube of them, and kerchunk's references to t."""
 
     count: int
     rows: int = 91
@@ -261,9 +264,9 @@ class Grib:
                 rng = np.random.default_rng(number)
                 for name in self.fields:
                     for level in self.levels:
-                        file.write(self._message(rng, shortName=name, level=level, step=number))
+                        file.write(self._make_message(rng, shortName=name, level=level, step=number))
 
-    def _message(self, rng: Any, **keys: Any) -> bytes:
+    def _make_message(self, rng: Any, **keys: Any) -> bytes:
         import eccodes
 
         spacing = 360 / self.columns
@@ -300,7 +303,7 @@ class Grib:
 
 @dataclass(frozen=True)
 class Published(Grib):
-    """The same forecast with a sidecar for each file, and the document of the rule by which files are named."""
+    """The forecast of `Grib` with a sidecar for each file, and a rule: a document that describes the archive."""
 
     def write(self, folder: Path) -> None:
         super().write(folder)
@@ -308,28 +311,28 @@ class Published(Grib):
             data, step, at, lines = path.read_bytes(), int(path.stem[1:]), 0, []
             for number, (name, level) in enumerate(itertools.product(self.fields, self.levels), 1):
                 forecast = f"{step} hour fcst" if step else "anl"
-                lines.append(f"{number}:{at}:d={_time_of(data):%Y%m%d%H}:{name}:{level} mb:{forecast}:\n")
+                lines.append(f"{number}:{at}:d={_read_time(data):%Y%m%d%H}:{name}:{level} mb:{forecast}:\n")
                 at += int.from_bytes(data[at + 8 : at + 16])
             Path(f"{path}.idx").write_text("".join(lines))
 
     def prepare(self, site: Site) -> None:
         from refshard_fs.cli import main
 
-        start = f"{_time_of((site.folder / 'f000.grib2').read_bytes()):%Y-%m-%dT%H}"
+        start = f"{_read_time((site.folder / 'f000.grib2').read_bytes()):%Y-%m-%dT%H}"
         rule = ["--url", site.url + "/f{step:03}.grib2", "--dialect", "wgrib2", "--every", "24"]
         rule += ["--start", start, "--stop", start, "--steps", f"0-{self.count - 1}"]
         with contextlib.redirect_stdout(io.StringIO()):
             main(["rule", "new", str(site.folder / "rule.json"), *rule])
 
 
-def _time_of(message: bytes) -> datetime:
+def _read_time(message: bytes) -> datetime:
     """Return the reference time of a GRIB2 message."""
     return datetime(int.from_bytes(message[28:30]), *message[30:33])
 
 
 @dataclass(frozen=True)
 class Era5:
-    """A month of ERA5 as the Climate Data Store has it: one file of edition 1, hours of two variables in turn."""
+    """A month of ERA5 as the Climate Data Store delivers it: one file of GRIB1, for each hour two variables."""
 
     days: int
     rows: int = 91
@@ -360,4 +363,4 @@ class Era5:
                     file.write(eccodes.codes_get_message(handle))
 
     def prepare(self, site: Site) -> None:
-        """Leave it as it is."""
+        """Do nothing."""

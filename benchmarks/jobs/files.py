@@ -1,4 +1,4 @@
-"""One file, as it is: beside h5netcdf with xarray's default block cache, and rasterio, as rioxarray reads."""
+"""Jobs with one file, compared with h5netcdf (with xarray's default block cache), rasterio and cfgrib."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class _File(Job):
     peer = "h5netcdf"
     chunks: ClassVar[Any] = None
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         with xr.open_dataset(f"{site.url}/month0000.nc", engine=RefShardBackend, chunks=self.chunks) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with xr.open_dataset(f"{site.url}/month0000.nc", engine="h5netcdf", chunks=self.chunks) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         return ds["t2m"].values
 
 
@@ -39,14 +39,14 @@ class Whole(_File):
 
 
 class WholeByChunk(Whole):
-    """Read a whole variable through dask, in chunks as the engine says."""
+    """Read a whole variable through dask, in the engine's default chunks."""
 
     title = "a NetCDF-4 file, chunks={{}}: a whole variable"
     chunks: ClassVar[Any] = {}
 
 
 class WholeByHundred(Whole):
-    """Read a whole variable through dask, a hundred steps a task."""
+    """Read a whole variable through dask, with a hundred steps in a task."""
 
     title = "a NetCDF-4 file, chunks of 100 steps: a whole variable"
     chunks: ClassVar[Any] = {"time": 100}
@@ -58,7 +58,7 @@ class Small(_File):
     title = "a small NetCDF-4 file: ds.load()"
     sizes = Sizes(Months(1, 8, (61, 120)), Months(1, 8, (61, 120)))
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         return ds.load()["t2m"].values
 
 
@@ -69,11 +69,11 @@ class AllVariables(Job):
     sizes = Sizes(Variables(60), Variables(300))
     peer = "h5netcdf"
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         with xr.open_dataset(f"{site.url}/variables.nc", engine=RefShardBackend) as ds:
             return ds.load().to_array().values
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with xr.open_dataset(f"{site.url}/variables.nc", engine="h5netcdf") as ds:
             return ds.load().to_array().values
 
@@ -86,35 +86,35 @@ class Window(Job):
     peer = "rasterio"
     needs = ("rasterio",)
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         (url,) = site.urls("*.tif")
         with xr.open_dataset(url, engine=RefShardBackend) as ds:
             return ds["0"][300:500, 300:500].values
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         (url,) = site.urls("*.tif")
         return read_window(f"/vsicurl/{url}", {})
 
 
 class Era5Point(Job):
-    """Open a month of ERA5 in GRIB that nobody has indexed, over HTTP, and take a point; the peer has a local copy."""
+    """Open a month of ERA5 in GRIB without an index, over HTTP, and read a point; the other tool has a local copy."""
 
     title = "a month of ERA5 (GRIB1): opened, a point"
     sizes = Sizes(Era5(2), Era5(31))
     peer = "cfgrib, local copy"
     needs = ("cfgrib", "eccodes")
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         with xr.open_dataset(f"{site.url}/era5.grib", engine=RefShardBackend) as ds:
             return ds["t2m"][:, 40, 20].values
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with xr.open_dataset(site.folder / "era5.grib", engine="cfgrib", backend_kwargs={"indexpath": ""}) as ds:
             return ds["t2m"][:, 40, 20].values
 
 
 def read_window(name: str, options: dict[str, Any]) -> Any:
-    """Read rows and columns 300 to 500 by rasterio, set up as odc-stac does it for the cloud."""
+    """Read rows and columns 300 to 500 by rasterio, with the settings of odc-stac for cloud storage."""
     import rasterio
     from rasterio.windows import Window as Part
 

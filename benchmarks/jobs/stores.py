@@ -1,4 +1,4 @@
-"""Zarr stores that nobody has opened yet: beside zarr's own store, and s3fs."""
+"""Jobs with zarr stores that were not opened before, compared with zarr's own stores and s3fs."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ __all__: list[str] = []
 class _Store(Job):
     peer = "open_zarr"
 
-    def ours(self, site: Site) -> Any:
+    def run_ours(self, site: Site) -> Any:
         with xr.open_dataset(f"{site.url}/store.zarr", engine=RefShardBackend) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         with xr.open_zarr(f"{site.url}/store.zarr", chunks=None, consolidated=True) as ds:
-            return self.result(ds)
+            return self.compute(ds)
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         return ds["v3"][5].values
 
 
 class ColdStore2(_Store):
-    """Open a store, and look at one step."""
+    """Open a store of version 2, and read one step."""
 
     title = "a cold zarr store, v2: one step"
     sizes = Sizes(Store(2), Store(2))
 
 
 class ColdStore3(_Store):
-    """Open a store, and look at one step."""
+    """Open a store of version 3, and read one step."""
 
     title = "a cold zarr store, v3: one step"
     sizes = Sizes(Store(3), Store(3))
 
 
 class ColdShards(_Store):
-    """Open a store with shards, and look at a row of steps."""
+    """Open a store with shards, and read ten steps."""
 
     title = "a cold zarr store, v3, sharded: ten steps"
     sizes = Sizes(Store(3, shards=True), Store(3, shards=True))
 
-    def result(self, ds: xr.Dataset) -> Any:
+    def compute(self, ds: xr.Dataset) -> Any:
         return ds["v3"][10:20].values
 
 
@@ -65,13 +65,13 @@ class _Image(Job):
     peer = "zarr"
     sizes = Sizes(Image(8, 512), Image(32, 1024))
 
-    def ours(self, site: Site) -> Any:
-        return self.result(f"refshard::{site.url}/image.zarr")
+    def run_ours(self, site: Site) -> Any:
+        return self.compute(f"refshard::{site.url}/image.zarr")
 
-    def theirs(self, site: Site) -> Any:
-        return self.result(f"{site.url}/image.zarr")
+    def run_theirs(self, site: Site) -> Any:
+        return self.compute(f"{site.url}/image.zarr")
 
-    def result(self, url: str) -> Any:
+    def compute(self, url: str) -> Any:
         level = zarr.open_group(url, mode="r")["0"]
         return level[0, 2:6, 300:500, 100:300]  # type: ignore[index]  # it is an array
 
@@ -90,7 +90,7 @@ class CropOfShards(_Image):
 
 
 class _Plane(_Image):
-    def result(self, url: str) -> Any:
+    def compute(self, url: str) -> Any:
         return da.from_zarr(url, component="0")[1, 5].compute()
 
 
@@ -112,7 +112,7 @@ class _Listed(Job):
     peer = "s3fs"
     sizes = Sizes(Image(4, 256, 2, 64), Image(8, 512, 2, 64))
 
-    def _ours(self, site: Site) -> RefShardFileSystem:
+    def _open_image(self, site: Site) -> RefShardFileSystem:
         return RefShardFileSystem(f"{site.url}/image.zarr", **site.options)
 
 
@@ -121,25 +121,25 @@ class Find(_Listed):
 
     title = "an OME-Zarr image on S3: find"
 
-    def ours(self, site: Site) -> Any:
-        return np.array(sorted(self._ours(site).find("")))
+    def run_ours(self, site: Site) -> Any:
+        return np.array(sorted(self._open_image(site).find("")))
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         found = fsspec.filesystem("s3", **site.options).find(f"{site.url}/image.zarr")
         return np.array(sorted(name.partition("image.zarr/")[2] for name in found))
 
 
 class Info(_Listed):
-    """Say of each array of an image on S3 how many chunks it has, and how many bytes these have."""
+    """Count the chunks of each array of an image on S3."""
 
     title = "an OME-Zarr image on S3: info"
     peer = "zarr, s3fs"
 
-    def ours(self, site: Site) -> Any:
-        arrays = summarise(self._ours(site)).arrays
+    def run_ours(self, site: Site) -> Any:
+        arrays = summarise(self._open_image(site)).arrays
         return np.array([one.present for one in sorted(arrays, key=lambda one: one.name)])
 
-    def theirs(self, site: Site) -> Any:
+    def run_theirs(self, site: Site) -> Any:
         group = zarr.open_group(f"{site.url}/image.zarr", mode="r", storage_options=site.options)
         info = [array.info_complete() for _, array in sorted(group.arrays())]
         return np.array([one._count_chunks_initialized for one in info])

@@ -1,4 +1,4 @@
-"""Importing this module imports what both sides use, so that no side pays for imports."""
+"""Import all modules that both sides of jobs use, so that imports are not measured."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import refshard_fs
 __all__: list[str] = []
 
 with contextlib.suppress(ImportError):
-    import distributed  # noqa: F401  # which dask imports at its first computation
+    import distributed  # noqa: F401  # otherwise dask imports it at its first computation
 with contextlib.suppress(ImportError):
-    import rasterio  # noqa: F401  # before eccodes, which xarray imports: it crashes after it
+    import rasterio  # noqa: F401  # importing it after eccodes, which xarray imports, crashes
 
-for name in ("deflate", "zarrs"):  # at the first chunk, and by zarr at the first array
+for name in ("deflate", "zarrs"):  # otherwise imported at the first chunk, and by zarr at the first array
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
 for module in pkgutil.walk_packages(refshard_fs.__path__, "refshard_fs."):
     if not module.name.endswith("__main__"):
-        with contextlib.suppress(ImportError):  # of a version of zarr that is not installed
+        with contextlib.suppress(ImportError):  # some modules need a version of zarr that is not installed
             importlib.import_module(module.name)
 xr.backends.list_engines()

@@ -23,7 +23,7 @@ from benchmarks.record import Case  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
-def case(title: str, theirs: float, ours: float) -> Case:
+def make_case(title: str, theirs: float, ours: float) -> Case:
     return Case("jobs", title, "s", {"xarray": theirs, "refshard": ours}, ("refshard",), "xarray")
 
 
@@ -33,7 +33,7 @@ def test_job_compares_and_counts_both_sides(tmp_path: Path) -> None:
     environment = {**os.environ, record.FILE: str(kept)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = record.kept(kept)
+    (found,) = record.read_cases(kept)
     assert found.case == "1 daily file: joined and opened, 20 ms"
     assert set(found.values) == {"open_mfdataset", "refshard"}
     assert all(0 < count < 10 for count in found.requests.values())
@@ -49,9 +49,11 @@ def test_values_that_differ_fail() -> None:
 
 
 def test_jobs_are_chosen_by_pattern() -> None:
-    assert running.chosen(["point"]) == [JOBS["point"]]
-    assert running.chosen(["Cold*", "small"]) == [JOBS[n] for n in ("small", "coldstore2", "coldstore3", "coldshards")]
-    assert running.chosen([]) == list(JOBS.values())
+    assert running.choose_jobs(["point"]) == [JOBS["point"]]
+    assert running.choose_jobs(["Cold*", "small"]) == [
+        JOBS[n] for n in ("small", "coldstore2", "coldstore3", "coldshards")
+    ]
+    assert running.choose_jobs([]) == list(JOBS.values())
 
 
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
@@ -59,19 +61,23 @@ def test_job_describes_its_task(job: Job) -> None:
     assert job.__doc__
     assert job.__doc__ != Job.__doc__
     for size in ("quick", "usual", "large"):
-        title = running.titled(job, size)
+        title = running.make_title(job, size)
         assert "{" not in title.replace("{}", "")
         assert len(title) <= 54  # as many letters as fit beside the bars
 
 
 def test_job_names_missing_packages() -> None:
     job = SimpleNamespace(needs=("json", "no_such_package"), store="http")
-    assert Job.missing(job) == ["no_such_package"]  # type: ignore[arg-type]
+    assert Job.list_missing(job) == ["no_such_package"]  # type: ignore[arg-type]
 
 
 def test_picture_shows_losses_after_wins() -> None:
-    cases = [case("slow & <new>, 20 ms", 1.0, 4.0), case("fast, 20 ms", 12.0, 1.0), case("on S3, 30 ms", 2.0, 1.0)]
-    svg = bars.draw([*cases, case("fast, 50 ms", 1.0, 9.0)], {"zarr": "3.4"})
+    cases = [
+        make_case("slow & <new>, 20 ms", 1.0, 4.0),
+        make_case("fast, 20 ms", 12.0, 1.0),
+        make_case("on S3, 30 ms", 2.0, 1.0),
+    ]
+    svg = bars.draw([*cases, make_case("fast, 50 ms", 1.0, 9.0)], {"zarr": "3.4"})
     texts = [node.text for node in ElementTree.fromstring(svg).iter() if node.tag.endswith("text")]
     assert "Times as fast as what people use today: 3 jobs, 1 of them slower" in texts
     assert [text for text in texts if text in ("fast", "on S3", "slow & <new>")] == ["fast", "on S3", "slow & <new>"]

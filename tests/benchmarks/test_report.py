@@ -24,7 +24,7 @@ def cases() -> list[Case]:
 
 
 def test_report_counts_and_names_losses_and_missed_goals(tmp_path: Path) -> None:
-    report.write(cases(), tmp_path / "new" / "folder")
+    report.write_report(cases(), tmp_path / "new" / "folder")
     page = (tmp_path / "new" / "folder" / "report.html").read_text()
     assert "1 lost" in page
     assert "(engine: 0ms, &lt;b&gt;odd&lt;/b&gt;)" in page
@@ -40,19 +40,19 @@ def test_report_counts_and_names_losses_and_missed_goals(tmp_path: Path) -> None
 
 def test_report_has_a_plot_of_each_kind(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    report.write(cases(), tmp_path)
+    report.write_report(cases(), tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 3
-    report.write([], tmp_path)
+    report.write_report([], tmp_path)
     assert "<svg" not in (tmp_path / "report.html").read_text()
 
 
 def test_cases_are_stored_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cases"
     monkeypatch.delenv(record.FILE, raising=False)
-    record.keep(cases()[0])
-    assert record.kept(path) == []
+    record.record_case(cases()[0])
+    assert record.read_cases(path) == []
     monkeypatch.setenv(record.FILE, str(path))
     for case in cases():
-        record.keep(case)
-    assert record.kept(path) == cases()
+        record.record_case(case)
+    assert record.read_cases(path) == cases()

@@ -1,4 +1,4 @@
-"""Chunks in the memory of each process that reads them: what zarr, and whoever uses it, cost by themselves."""
+"""A zarr store in the memory of each process, to measure zarr, xarray and dask without a filesystem."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
-__all__ = ["HeldStore", "held_store"]
+__all__ = ["PreloadedStore", "load_store"]
 
 
-class HeldStore(MemoryStore):
-    """A store that is pickled as the path of what it holds."""
+class PreloadedStore(MemoryStore):
+    """A store of the files below ``path``. Its pickle contains only the path: another process reads the files again."""
 
     path: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return held_store, (self.path,)
+        return load_store, (self.path,)
 
     def __dask_tokenize__(self) -> object:
         return self.path
 
 
 @cache
-def held_store(path: str) -> HeldStore:
-    """Return a store of the files below ``path``, read once in a process."""
+def load_store(path: str) -> PreloadedStore:
+    """Return a store of the files below ``path``, which a process reads once."""
     buffer = default_buffer_prototype().buffer
     files = [file for file in Path(path).rglob("*") if file.is_file()]
-    store = HeldStore(
+    store = PreloadedStore(
         {str(file.relative_to(path)): buffer.from_bytes(file.read_bytes()) for file in files}, read_only=True
     )
     store.path = path
