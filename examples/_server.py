@@ -1,4 +1,4 @@
-"""A file server on loopback that answers byte ranges, as object stores do, and counts what it was asked."""
+"""A file server on loopback that answers byte ranges, as object stores do, and counts requests and bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 class RangeServer:
-    """A running server: its ``url``, and per path the number of ``requests`` and of ``bytes`` sent."""
+    """A server of the files in ``folder``; ``requests`` and ``bytes`` count requests and sent bytes by path."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -33,7 +33,7 @@ class RangeServer:
             self.requests[path] += 1
             self.bytes[path] += sent
 
-    def forget(self) -> None:
+    def reset_counters(self) -> None:
         """Set the counters back to zero."""
         with self._lock:
             self.requests.clear()
@@ -60,7 +60,7 @@ def serve(folder: Path) -> Iterator[RangeServer]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # connections are kept, as between a reader and an object store
+    protocol_version = "HTTP/1.1"  # connections stay open, as between a reader and an object store
     disable_nagle_algorithm = True
 
     def __init__(self, owner: RangeServer, *args: object) -> None:
@@ -74,12 +74,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Stay quiet: the counters tell."""
+        """Print nothing; the counters have the requests."""
 
     def _answer(self, *, with_body: bool) -> None:
         name = unquote(urlsplit(self.path).path).lstrip("/")
         file = (self.owner.folder / name).resolve()
-        if file == self.owner.folder and self.path.endswith("/"):  # a page of links, as buckets list what they have
+        if file == self.owner.folder and self.path.endswith("/"):  # a page of links, as a bucket lists its objects
             links = "".join(f'<a href="{one.name}">{one.name}</a>\n' for one in sorted(file.iterdir()))
             return self._send(name, HTTPStatus.OK, links.encode(), {"Content-Type": "text/html"}, with_body)
         if not file.is_relative_to(self.owner.folder) or not file.is_file():
@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for header, value in {"Accept-Ranges": "bytes", "Content-Length": str(len(body)), **headers}.items():
             self.send_header(header, value)
-        self.owner.count(name, len(body) if with_body else 0)  # before the reader can look at the counters
+        self.owner.count(name, len(body) if with_body else 0)  # before the answer, so that the counters are complete
         self.end_headers()
         if with_body:
             self.wfile.write(body)

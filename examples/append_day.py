@@ -1,8 +1,8 @@
-"""A parquet set that grows by a day: the archive gets a new file, and the set goes on with it, in place and whole.
+"""Append a day to a parquet set in place, each time the archive gets a new file.
 
-The references of the new file are made, checked against the set (types, codecs, chunks, units) and written; nothing
-that is there is written again but the unfilled last partition of each array, and the metadata at the very end. Who
-opens the set sees it without the day or with it, never half of it.
+The references of the new file are made, compared with the set (types, codecs, chunks, units) and written. Of the
+existing files of the set, only the last partition of each array, if it is not full, and at the end the metadata are
+written again. Readers see the set without the day or with the day, never a part of the day.
 
     python examples/append_day.py [--plot append_day.png]
 """
@@ -15,15 +15,15 @@ from pathlib import Path
 
 import xarray as xr
 from matplotlib.figure import Figure
-from netcdf_archive import SOURCE, with_kerchunk, write_archive
+from netcdf_archive import SOURCE, refer_by_kerchunk, write_archive
 
 import refshard_fs
 
-LAST = 4  # days that come one after the other
+LAST = 4  # days that are appended one after the other
 
 
 def main() -> None:
-    """Make the set of the first days, let it grow, read, check and plot."""
+    """Make a set of the first days, append the last days, and check and plot the values."""
     parser = argparse.ArgumentParser(description="A parquet set that grows by a day.")
     parser.add_argument("--plot", type=Path, default=Path("append_day.png"), help="where to save the plot")
     plot_file: Path = parser.parse_args().plot
@@ -31,42 +31,42 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = write_archive(folder)
-        days = [with_kerchunk(file, str(file)) for file in files]
+        days = [refer_by_kerchunk(file, str(file)) for file in files]
         grows = str(folder / "air.parquet")
         refshard_fs.concat(days[:-LAST], dim="time").save(grows, "parquet", record_size=10)
 
-        stages = [opened(grows)]
+        stages = [load_set(grows)]
         for day in days[-LAST:]:
-            before = written(grows)
+            before = list_times(grows)
             refshard_fs.append(grows, day, dim="time")
-            changed = sorted(file for file, when in written(grows).items() if before.get(file) != when)
-            stages.append(opened(grows))
+            changed = sorted(file for file, when in list_times(grows).items() if before.get(file) != when)
+            stages.append(load_set(grows))
             print(f"{stages[-1].sizes['time']} steps; written: {', '.join(changed)}")
 
         with xr.open_dataset(SOURCE, engine="h5netcdf") as month:
             xr.testing.assert_equal(stages[-1]["air"], month["air"])
             xr.testing.assert_equal(stages[0]["air"], month["air"][: -LAST * 4])
-        print("every value equals what the files themselves give")
+        print("every value equals that of the files")
 
     plot(stages, plot_file)
     print(f"plot: {plot_file}")
 
 
-def opened(grows: str) -> xr.Dataset:
-    """Return the set as it is now."""
+def load_set(grows: str) -> xr.Dataset:
+    """Load the present state of the set."""
     with xr.open_dataset(grows, engine="refshard") as ds:
         return ds.load()
 
 
-def written(folder: str) -> dict[str, int]:
-    """Return the files of a set, and when each was written."""
+def list_times(folder: str) -> dict[str, int]:
+    """Return the files of a set, and the time (ns) of their last change."""
     return {
         str(file.relative_to(folder)): file.stat().st_mtime_ns for file in Path(folder).rglob("*") if file.is_file()
     }
 
 
 def plot(stages: list[xr.Dataset], file: Path) -> None:
-    """Save the course of the mean, with what each day has added."""
+    """Plot the mean over time, with a colour for each appended day."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     start = 0

@@ -1,8 +1,8 @@
-"""A table that bcolz wrote, in dask: without bcolz, which no longer installs everywhere.
+"""Read a table that bcolz wrote as a dataframe of dask, without bcolz, which no longer installs everywhere.
 
-The table (time, latitude, longitude, air temperature of a month, one row a value) was written by bcolz and lies in
-data/air.bcolz. Its columns are shown as zarr arrays, whose chunks are bcolz's own; dask reads them in parallel as a
-dataframe. The means are checked against the NetCDF file that the table was made of, and plotted.
+bcolz wrote the table in data/air.bcolz: time, latitude, longitude and air temperature of a month, with a row for each
+value. Its columns are shown as zarr arrays with bcolz's chunks, which dask reads in parallel. The means are compared
+with the NetCDF file from which the table was made, and plotted.
 
     python examples/bcolz_table.py [--plot bcolz_table.png]
 """
@@ -24,7 +24,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def main() -> None:
-    """Open, aggregate, check and plot."""
+    """Open the table, compute means, and check and plot them."""
     parser = argparse.ArgumentParser(description="A bcolz table as a dask dataframe.")
     parser.add_argument("--plot", type=Path, default=Path("bcolz_table.png"), help="where to save the plot")
     plot_file: Path = parser.parse_args().plot
@@ -41,14 +41,14 @@ def main() -> None:
     with xr.open_dataset(DATA / "air.nc", engine="h5netcdf") as source:
         expected = source["air"].mean("lon").groupby("time.day").mean() - 273.15
         np.testing.assert_allclose(means, expected.sel(lat=means.columns).transpose("day", "lat"), atol=1e-3)
-    print("every mean equals what the NetCDF file gives")
+    print("every mean equals that of the NetCDF file")
 
     plot(means, plot_file)
     print(f"plot: {plot_file}")
 
 
 def plot(means: pd.DataFrame, file: Path) -> None:
-    """Save the course of each latitude's mean."""
+    """Plot the mean of each latitude over time."""
     figure = Figure(figsize=(8, 4.4), layout="constrained")
     axes = figure.subplots()
     for latitude in means.columns[::5]:

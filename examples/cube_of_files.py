@@ -1,8 +1,8 @@
-"""A folder of NetCDF files as one cube, which a daily job lets grow; nothing is converted, and no chunk is copied.
+"""Open a folder of NetCDF files as one cube, and append new files by a daily job, without copying chunks.
 
-A month of real data lies in a folder as one NetCDF file a day. `refshard_fs.concat` looks at each file once and writes
-a small document that names them, a line each; xarray opens that as one dataset, and reads a file when chunks of it are
-asked for. New days are appended. The job may run twice: what the cube has already is left as it is.
+A month of real data lies in a folder as one NetCDF file for each day. `refshard_fs.concat` scans each file once and
+writes a small document with a line for each file. xarray opens the document as one dataset, and a file is opened when
+one of its chunks is read. New days are appended. If the job runs twice, the second run changes nothing.
 
     python examples/cube_of_files.py [--plot cube_of_files.png]
 """
@@ -19,11 +19,11 @@ from netcdf_archive import SOURCE, STEPS_A_DAY, write_archive
 
 import refshard_fs
 
-NEW = 3  # days that come one after the other
+NEW = 3  # days that are appended one after the other
 
 
 def main() -> None:
-    """Make the cube of the first days, let it grow, read, check and plot."""
+    """Make a cube of the first days, append the new days, and check and plot a point."""
     parser = argparse.ArgumentParser(description="A folder of NetCDF files as one cube, which grows by a day.")
     parser.add_argument("--plot", type=Path, default=Path("cube_of_files.png"), help="where to save the plot")
     plot_file: Path = parser.parse_args().plot
@@ -31,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = write_archive(folder)
-        later = folder / "later"  # these days are not there yet
+        later = folder / "later"  # the files of days that are appended below
         later.mkdir()
         for file in files[-NEW:]:
             file.rename(later / file.name)
@@ -42,7 +42,7 @@ def main() -> None:
 
         for file in files[-NEW:]:
             (later / file.name).rename(file)
-            for _ in range(2):  # the job runs again, and changes nothing
+            for _ in range(2):  # the second run of the job changes nothing
                 added = refshard_fs.append(cube, str(file), dim="time", on_duplicate="skip")
                 print(f"{file.name}: {f'{added:+} steps' if added else 'nothing new'}")
 
@@ -51,14 +51,14 @@ def main() -> None:
             point = ds["air"].sel(lat=50.0, lon=250.0, method="nearest").load()
         with xr.open_dataset(SOURCE, engine="h5netcdf") as month:
             xr.testing.assert_equal(point, month["air"].sel(lat=50.0, lon=250.0, method="nearest").load())
-        print("every value of the point equals what the files themselves give")
+        print("every value of the point equals that of the files")
 
     plot(point, plot_file)
     print(f"plot: {plot_file}")
 
 
 def plot(point: xr.DataArray, file: Path) -> None:
-    """Save the course of a point, with the days that came later."""
+    """Plot a point over time, with the appended days in another colour."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     first = point.sizes["time"] - NEW * STEPS_A_DAY

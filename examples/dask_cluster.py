@@ -1,9 +1,9 @@
-"""A `distributed` cluster reads one million references: each worker opens the set itself, at the cost of one opening.
+"""Read one million references on a `distributed` cluster, whose workers open the set in milliseconds.
 
-The set is a JSON document of some 40 MB, one reference a time step; its steps are those of a real month, again and
-again. The first process that opens it writes its index to a file; every other process maps that file into memory, and a
-filesystem that is sent to a worker is a few hundred bytes. Workers read all the million ranges, and the sum is checked;
-then xarray and dask read a stretch as a field, on the same cluster.
+The set is a JSON document of some 40 MB, with a reference for each time step; it repeats the steps of a real month. The
+first process that opens the set writes its index to a file, and every other process reads this file. A filesystem that
+is sent to a worker has a few hundred bytes. The workers read all ranges, and the sum of the values is checked. Then
+xarray and dask read a part of the steps on the same cluster.
 
     python examples/dask_cluster.py [--workers 2] [--references 1000000] [--plot dask_cluster.png]
 """
@@ -30,7 +30,7 @@ TASK = 5_000  # references that one task reads
 
 
 def main() -> None:
-    """Write the set, start the cluster, read, check and plot."""
+    """Write the set, start the cluster, read all references, and check and plot the values."""
     parser = argparse.ArgumentParser(description="A cluster that reads a million references.")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--references", type=int, default=1_000_000, help="time steps of the set")
@@ -70,7 +70,7 @@ def main() -> None:
                 str(folder / "refs.json"), engine="refshard", chunks={"time": 31}, storage_options=options
             )
             stretch = ds["air"].isel(time=slice(steps // 2, steps // 2 + len(month)))
-            course = stretch.mean(("lat", "lon")).compute()  # by the workers
+            course = stretch.mean(("lat", "lon")).compute()  # the workers compute it
             np.testing.assert_allclose(
                 course, 0.01 * np.roll(month, -(steps // 2 % len(month)), axis=0).mean((1, 2)), atol=1e-3
             )
@@ -81,13 +81,13 @@ def main() -> None:
 
 
 def read(span: tuple[int, int], fs: RefShardFileSystem) -> tuple[str, int, int]:
-    """Read the references of some steps, on a worker; return its name, their number and the sum of their values."""
+    """Read the steps of ``span`` on a worker; return the worker's name, the number of steps and the sum of values."""
     values = np.frombuffer(b"".join([fs.cat_file(f"air/{step}.0.0") for step in range(*span)]), "<i2")
     return str(get_worker().name), span[1] - span[0], int(values.sum(dtype=np.int64))
 
 
 def start_cluster(workers: int) -> LocalCluster:
-    """Return a cluster of processes on this machine; on a real one, nothing else changes."""
+    """Start a cluster of processes on this machine. Only this function changes for a real cluster."""
     return LocalCluster(
         n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
     )
@@ -118,7 +118,7 @@ def write(folder: Path, steps: int) -> np.ndarray[Any, np.dtype[np.int16]]:
 
 
 def plot(course: xr.DataArray, found: list[tuple[str, int, int]], file: Path) -> None:
-    """Save the field's course in the middle of the set, and how many references each worker read."""
+    """Plot the mean over time in the middle of the set, and the number of references that each worker read."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 1))
     left.plot(course - 273.15)

@@ -1,9 +1,10 @@
-"""Files that store the same quantity differently, as one cube whose every value is right.
+"""Join files that store the same quantity differently to one cube with the right values.
 
-The days of an archive were written by programs that changed: some hold floating-point numbers, others whole numbers
-with a scale_factor and an add_offset of their own, in another byte order, or compressed. Who joins their chunks as they
-are reads the second day with the first one's numbers, and is wrong by many degrees. With ``lazy=True`` a chunk is
-decoded as its own file says, and served as the first file's would be: exactly, or reading it is an error.
+Different programs wrote the days of an archive: some files hold floating-point numbers, others integers with their own
+scale_factor and add_offset, another byte order, or compressed chunks. If chunks were joined unchanged, the second day
+would be decoded with the first day's attributes, and be wrong by many degrees. With ``lazy=True`` each chunk is decoded
+by the attributes of its own file, and encoded like the chunks of the first file. If a value cannot be converted
+exactly, reading the chunk is an error.
 
     python examples/files_that_differ.py [--plot files_that_differ.png]
 """
@@ -23,7 +24,7 @@ from netcdf_archive import SOURCE, STEPS_A_DAY
 import refshard_fs
 
 DAYS = 9
-# How a day is stored, and those after it; the first can hold the values of all others.
+# The encodings of consecutive days, which repeat. The first encoding can hold the values of all others.
 ENCODINGS: list[dict[str, Any]] = [
     {"dtype": "f8", "_FillValue": None},
     {"dtype": "i2", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": -32768, "zlib": True},
@@ -32,7 +33,7 @@ ENCODINGS: list[dict[str, Any]] = [
 
 
 def main() -> None:
-    """Write files that differ, join them, read, check and plot."""
+    """Write files that differ, join them, and check and plot the values."""
     parser = argparse.ArgumentParser(description="Files that store the same quantity differently, as one cube.")
     parser.add_argument("--plot", type=Path, default=Path("files_that_differ.png"), help="where to save the plot")
     plot_file: Path = parser.parse_args().plot
@@ -45,16 +46,16 @@ def main() -> None:
             cube = ds["air"].load()
         for day, file in enumerate(files):
             steps = slice(day * STEPS_A_DAY, (day + 1) * STEPS_A_DAY)
-            np.testing.assert_array_equal(cube[steps].values, unpacked(file))
-        print("every value equals what its own file says")
-        stored = np.concatenate([stored_values(file) for file in files])
+            np.testing.assert_array_equal(cube[steps].values, unpack_values(file))
+        print("every value equals that of its own file")
+        stored = np.concatenate([read_stored_values(file) for file in files])
 
     plot(cube, stored, plot_file)
     print(f"plot: {plot_file}")
 
 
 def write(folder: Path) -> list[str]:
-    """Write a file a day, each encoded otherwise than the one before."""
+    """Write a file for each day, with another encoding than that of the day before; return the paths."""
     files = []
     with xr.open_dataset(SOURCE, engine="h5netcdf", decode_times=False) as month:
         for day in range(DAYS):
@@ -66,25 +67,25 @@ def write(folder: Path) -> list[str]:
     return files
 
 
-def stored_values(file: str) -> np.ndarray[Any, Any]:
-    """Return the numbers that lie in a file, as floating-point ones."""
+def read_stored_values(file: str) -> np.ndarray[Any, Any]:
+    """Return the stored numbers of a file, before unpacking, as floating-point numbers."""
     with xr.open_dataset(file, engine="h5netcdf", mask_and_scale=False) as ds:
         return ds["air"].values.astype("f8")
 
 
-def unpacked(file: str) -> np.ndarray[Any, Any]:
-    """Return the values of a file as its own attributes say."""
+def unpack_values(file: str) -> np.ndarray[Any, Any]:
+    """Return the values of a file, unpacked by its own attributes."""
     with xr.open_dataset(file, engine="h5netcdf", mask_and_scale=False) as ds:
         attributes = ds["air"].attrs
-    return stored_values(file) * attributes.get("scale_factor", 1.0) + attributes.get("add_offset", 0.0)
+    return read_stored_values(file) * attributes.get("scale_factor", 1.0) + attributes.get("add_offset", 0.0)
 
 
 def plot(cube: xr.DataArray, stored: np.ndarray[Any, Any], file: Path) -> None:
-    """Save the course of the mean as the cube shows it, and as the stored numbers would give it."""
+    """Plot the mean over time of the cube, and that of the stored numbers."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     days = np.arange(len(stored)) / STEPS_A_DAY
-    axes.plot(days, stored.mean((1, 2)), "--", label="numbers as they are stored")
+    axes.plot(days, stored.mean((1, 2)), "--", label="stored numbers")
     axes.plot(days, cube.mean(("lat", "lon")), linewidth=3, label="the cube")
     axes.set(title="Mean over the region", xlabel="day", ylabel="K")
     axes.legend()

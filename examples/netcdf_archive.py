@@ -1,8 +1,8 @@
-"""An archive of NetCDF files as one cube: references to their chunks are joined, and dask reads them in place.
+"""Join references to an archive of NetCDF files to one cube, which dask reads in place.
 
-A month of real data is written as one NetCDF file a day and served on loopback. kerchunk (or VirtualiZarr) says where
-each file's chunks lie, `refshard_fs.concat` makes one set of these thirty-one along time without reading a chunk other
-than coordinates, and xarray opens that as one dataset. It is checked against the files themselves, and plotted.
+A month of real data is written as one NetCDF file for each day and served on loopback. kerchunk (or VirtualiZarr) makes
+references to the chunks of each file. `refshard_fs.concat` joins these thirty-one sets along time, and reads no chunks
+except coordinates. xarray opens the result as one dataset. Its values are compared with the files, and plotted.
 
     python examples/netcdf_archive.py [--writer kerchunk|virtualizarr] [--plot netcdf_archive.png]
 """
@@ -26,9 +26,9 @@ STEPS_A_DAY = 4
 
 
 def main() -> None:
-    """Write the archive, refer to it, join the references, read, check and plot."""
+    """Write the archive, make references, join them, and check and plot the values."""
     parser = argparse.ArgumentParser(description="A folder of NetCDF files, read as one cube.")
-    parser.add_argument("--writer", choices=sorted(WRITERS), default="kerchunk", help="who makes the references")
+    parser.add_argument("--writer", choices=sorted(WRITERS), default="kerchunk", help="package that makes references")
     parser.add_argument("--plot", type=Path, default=Path("netcdf_archive.png"), help="where to save the plot")
     arguments = parser.parse_args()
 
@@ -37,30 +37,30 @@ def main() -> None:
         files = write_archive(folder)
         sets = [WRITERS[arguments.writer](file, f"{server.url}/{file.name}") for file in files]
         cube = refshard_fs.concat(sets, dim="time")
-        cube.save(str(folder / "cube.parquet"))  # for everyone: a few kilobytes, beside the archive or elsewhere
+        cube.save(str(folder / "cube.parquet"))  # a few kilobytes, which may also lie elsewhere
         print(f"files {len(files)}, references {len(cube)}")
 
         ds = xr.open_dataset(str(folder / "cube.parquet"), engine="refshard", chunks={})
         print(f"cube {dict(ds.sizes)}, dask chunks {ds['air'].data.npartitions}")
 
-        server.forget()
+        server.reset_counters()
         daily = ds["air"].resample(time="1D").mean().compute()
         print(f"daily means: requests {server.requests.total()}, received {server.bytes.total():,} bytes")
 
         with xr.open_mfdataset(files, engine="h5netcdf", combine="nested", concat_dim="time", **MERGED) as expected:
             xr.testing.assert_equal(daily, expected["air"].resample(time="1D").mean().compute())
-        print("every mean equals what the files themselves give")
+        print("every mean equals that of the files")
 
     plot(daily, arguments.plot)
     print(f"plot: {arguments.plot}")
 
 
-# xarray asks that this be said.
+# Without these arguments, xarray warns that their defaults will change.
 MERGED: dict[str, Any] = {"data_vars": "minimal", "coords": "minimal", "compat": "override", "join": "exact"}
 
 
 def write_archive(folder: Path) -> list[Path]:
-    """Write the month as a file a day, as archives have it: packed and compressed, one chunk a file."""
+    """Write a file for each day of the month, packed and compressed, with one chunk; return the paths."""
     files = []
     with xr.open_dataset(SOURCE, engine="h5netcdf", mask_and_scale=False, decode_times=False) as month:
         for day in range(month.sizes["time"] // STEPS_A_DAY):
@@ -73,7 +73,7 @@ def write_archive(folder: Path) -> list[Path]:
     return files
 
 
-def with_kerchunk(file: Path, url: str) -> Mapping[str, Any]:
+def refer_by_kerchunk(file: Path, url: str) -> Mapping[str, Any]:
     """Return kerchunk's references to the chunks of ``file``, which readers find at ``url``."""
     from kerchunk.hdf import SingleHdf5ToZarr
 
@@ -82,8 +82,8 @@ def with_kerchunk(file: Path, url: str) -> Mapping[str, Any]:
     return references
 
 
-def with_virtualizarr(file: Path, url: str) -> Mapping[str, Any]:
-    """Return VirtualiZarr's references to the same; it names the file as it found it, and `rebase` replaces that."""
+def refer_by_virtualizarr(file: Path, url: str) -> Mapping[str, Any]:
+    """Return VirtualiZarr's references to the chunks of ``file``. They name its path, which `rebase` replaces."""
     from obspec_utils.registry import ObjectStoreRegistry
     from obstore.store import LocalStore
     from virtualizarr import open_virtual_dataset
@@ -96,13 +96,13 @@ def with_virtualizarr(file: Path, url: str) -> Mapping[str, Any]:
 
 
 WRITERS: dict[str, Callable[[Path, str], Mapping[str, Any]]] = {
-    "kerchunk": with_kerchunk,
-    "virtualizarr": with_virtualizarr,
+    "kerchunk": refer_by_kerchunk,
+    "virtualizarr": refer_by_virtualizarr,
 }
 
 
 def plot(daily: xr.DataArray, file: Path) -> None:
-    """Save the course of the mean over all places, and how the latitudes cool."""
+    """Plot the mean over the region by day, and the mean of each latitude by day."""
     celsius = daily - 273.15
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     course, latitudes = figure.subplots(1, 2)

@@ -1,8 +1,8 @@
-"""A sharded OME-Zarr image in one ZIP file, read over HTTP by the inner chunks that a view needs.
+"""Read a sharded OME-Zarr image in a ZIP file over HTTP, only by the inner chunks that a view needs.
 
-zarr writes a real image (the MRI slice that matplotlib ships) as an OME-Zarr 0.5 pyramid with sharded arrays, and zips
-it without compression. That one file is served on loopback. The members of the archive, the shards in them and the
-inner chunks in these are all byte ranges of the ZIP: nothing is unpacked, and a view costs what it shows.
+zarr writes a real image (the MRI slice that matplotlib ships) as an OME-Zarr 0.5 pyramid with sharded arrays into a ZIP
+without compression. The ZIP is served on loopback. The members of the archive, their shards and the inner chunks in the
+shards are all byte ranges of the ZIP. So nothing is unpacked, and a view reads only the chunks that it shows.
 
     python examples/ome_zarr_zip.py [--plot ome_zarr_zip.png]
 """
@@ -29,45 +29,45 @@ VIEW = slice(80, 144), slice(96, 160)
 
 
 def main() -> None:
-    """Write, serve, read an overview and a detail, check and plot."""
+    """Write and serve the image, read an overview and a detail, and check and plot them."""
     parser = argparse.ArgumentParser(description="A sharded OME-Zarr ZIP, read over HTTP.")
     parser.add_argument("--plot", type=Path, default=Path("ome_zarr_zip.png"), help="where to save the plot")
     plot_file: Path = parser.parse_args().plot
 
-    image = mri()
+    image = load_image()
     with tempfile.TemporaryDirectory() as name, serve(Path(name)) as server:
         write(image, Path(name) / "mri.ome.zarr.zip")
 
-        # Left to itself it would take a file as small as this in nearly one piece: small gaps, nothing in advance.
+        # With the defaults, a file as small as this one would be read in nearly one piece.
         options = {"fo": f"{server.url}/mri.ome.zarr.zip", "max_gap": 512, "readahead": 0}
         group = zarr.open_group("refshard://", mode="r", storage_options=options)
         multiscale: dict[str, Any] = group.attrs["ome"]["multiscales"][0]
         print(f"{multiscale['name']}: {len(multiscale['datasets'])} levels")
         full, coarse = (group[multiscale["datasets"][number]["path"]] for number in (0, -1))
-        print(f"full resolution {full.shape}, chunks {full.chunks}")  # the inner ones: the shards are not seen
+        print(f"full resolution {full.shape}, chunks {full.chunks}")  # inner chunks: shards are not shown
 
-        server.forget()
+        server.reset_counters()
         overview = coarse[...]
         print(f"overview {overview.shape}: requests {server.requests.total()}, bytes {server.bytes.total():,}")
 
-        server.forget()
+        server.reset_counters()
         detail = full[VIEW]
         print(f"detail {detail.shape}: requests {server.requests.total()}, bytes {server.bytes.total():,}")
 
         np.testing.assert_array_equal(detail, image[VIEW])
         np.testing.assert_array_equal(full[...], image)
         size = (Path(name) / "mri.ome.zarr.zip").stat().st_size
-        print(f"every pixel equals the image's; the file has {size:,} bytes")
+        print(f"every pixel equals that of the image; the file has {size:,} bytes")
 
     plot(overview, detail, plot_file)
     print(f"plot: {plot_file}")
 
 
-def mri() -> np.ndarray[Any, np.dtype[np.uint16]]:
+def load_image() -> np.ndarray[Any, np.dtype[np.uint16]]:
     """Return matplotlib's sample: a slice through a head, 256 by 256 pixels."""
     with get_sample_data("s1045.ima.gz", asfileobj=True) as file:
         data = file.read()
-    if data.startswith(b"\x1f\x8b"):  # matplotlib unpacks it, or does not
+    if data.startswith(b"\x1f\x8b"):  # some versions of matplotlib decompress it, others do not
         data = gzip.decompress(data)
     return np.frombuffer(data, np.uint16).reshape(256, 256)
 
@@ -80,7 +80,7 @@ def write(image: np.ndarray[Any, np.dtype[np.uint16]], file: Path) -> None:
         "axes": [{"name": name, "type": "space"} for name in "yx"],
         "datasets": [{"path": f"s{n}", "coordinateTransformations": [scale]} for n, scale in enumerate(scales)],
     }
-    store = ZipStore(file, mode="w")  # which can write a member once only: attributes come with the group
+    store = ZipStore(file, mode="w")  # it writes each member only once, so attributes are passed with the group
     group = zarr.create_group(store, attributes={"ome": {"version": "0.5", "multiscales": [multiscale]}})
     level = image
     for number in range(LEVELS):
@@ -90,7 +90,7 @@ def write(image: np.ndarray[Any, np.dtype[np.uint16]], file: Path) -> None:
 
 
 def plot(overview: np.ndarray[Any, Any], detail: np.ndarray[Any, Any], file: Path) -> None:
-    """Save the overview, with the detail's place in it, and the detail."""
+    """Plot the overview, with a frame around the detail, and the detail."""
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     rows, columns = VIEW

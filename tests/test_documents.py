@@ -66,7 +66,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any, dask_cluster
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "examples"))
         importlib.import_module("quickstart").write_netcdf(folder / "air.nc")
-        references = importlib.import_module("_hdf5").references
+        references = importlib.import_module("_hdf5").make_references
         air = (folder / "air.nc").read_bytes()
         relative = json.dumps(references(folder / "air.nc", "air.nc")).encode()
         (folder / "refs.json").write_bytes(relative)

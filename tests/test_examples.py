@@ -141,12 +141,12 @@ def test_first_hour_is_five_lines_and_few_requests(run: Callable[..., str]) -> N
 def test_unlike_files_make_a_cube_of_right_values(run: Callable[..., str]) -> None:
     printed = run("files_that_differ.py")
     assert "'air' is converted while reading in 6 of 9 sets" in printed
-    assert "every value equals what its own file says" in printed
+    assert "every value equals that of its own file" in printed
 
 
 def test_snapshot_refuses_rewritten_files_and_reads_the_rest(run: Callable[..., str]) -> None:
     printed = run("snapshot.py")
-    assert "it reads as the store does\n" in printed
+    assert "the snapshot has the values of the store\n" in printed
     assert re.search(r"^TargetChanged: 'air/\S+': it is not the object that the manifest was made for", printed, re.M)
     assert "after the change: 24 days read, 7 refused\n" in printed
     assert "no day has a value that was not pinned\n" in printed

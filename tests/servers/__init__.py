@@ -1,1 +1,1 @@
-"""Real servers for the tests: each listens on 127.0.0.1 and a free port, and ends with its ``with`` block."""
+"""Real servers for the tests. Each listens on a free port of 127.0.0.1, and stops at the end of its ``with`` block."""

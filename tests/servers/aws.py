@@ -1,4 +1,4 @@
-"""S3, IAM and STS of Amazon, emulated by moto: users, roles and signatures decide the access."""
+"""Amazon's S3, IAM and STS, emulated by moto, which checks users, roles and signatures."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.servers.ports import free_ports
 __all__ = ["AwsServer", "Keys", "is_installed"]
 
 REGION = "us-east-1"
-_PREPARATIONS = 6  # requests that are answered before anybody has to sign, all of `AwsServer._prepare`
+_PREPARATIONS = 6  # requests of `AwsServer._prepare`: moto answers them without a check of signatures
 
 
 class Keys(NamedTuple):
-    """What signs requests."""
+    """The credentials that sign requests."""
 
     key: str
     secret: str
@@ -32,7 +32,7 @@ def is_installed() -> bool:
 
 
 class AwsServer(ChildServer):
-    """Serves from ``__enter__`` to ``__exit__``. ``user`` may take on the role ``role``, which may do all with S3."""
+    """Serve within a ``with`` block. ``user`` may only assume the role ``role``, which has all rights for S3."""
 
     name = "moto"
 
@@ -54,7 +54,7 @@ class AwsServer(ChildServer):
         )
 
     def assume(self) -> Keys:
-        """Return keys of the role, other ones each time."""
+        """Return new credentials of the role."""
         found = self.client("sts", self.user).assume_role(RoleArn=self.role, RoleSessionName="tests")["Credentials"]
         return Keys(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"])
 

@@ -1,4 +1,4 @@
-"""A program that runs beside the tests and cannot outlive them, even if they are killed."""
+"""Run a program beside the tests. It ends with this process, even if this process is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Self
 
 __all__ = ["Child", "ChildServer"]
 
-# A shell waits at our end of a pipe, which closes when this process dies, however that happens.
+# A shell reads a pipe whose other end this process holds. The pipe closes when this process ends in any way, and then
+# the shell kills the program.
 _GUARD = """
 "$@" </dev/null & child=$!
 exec 3<&0
@@ -25,12 +26,12 @@ kill -9 $watch
 """
 
 
-_PATIENCE_SECONDS = 5.0
-_STARTS = 3
+_PATIENCE_SECONDS = 5.0  # the longest time that `Child.stop` waits
+_STARTS = 3  # tries to start a server
 
 
 class Child:
-    """Runs ``command`` from construction to ``stop``; what it prints goes to ``log``."""
+    """A process that runs ``command`` from construction to ``stop``; its output is written to ``log``."""
 
     def __init__(
         self, command: Sequence[str | Path], *, cwd: Path, log: Path, environment: Mapping[str, str] | None = None
@@ -52,25 +53,25 @@ class Child:
         return self._guard.poll() is None
 
     def printed(self) -> str:
-        """The last lines of what it printed, to say why it failed."""
+        """Return the last lines of its output, for errors."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
 
     def stop(self) -> None:
-        """Kill it: its data goes with it, and an object store takes ten seconds to end in order."""
+        """Kill the process. Its data are removed anyway, and an object store takes ten seconds to end by itself."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         try:
             self._guard.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            # A forked process still holds our end of the pipe.
+            # A forked process still holds this end of the pipe open.
             os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait()
 
 
 class ChildServer:
-    """A program that serves from ``__enter__`` to ``__exit__``, with a folder of its own that goes with it.
+    """A program that serves within a ``with`` block, with a folder that is removed at the end.
 
-    A subclass starts it in ``_start``, which raises RuntimeError if it does not come up.
+    A subclass starts the program in ``_start``, which raises RuntimeError if the program does not answer.
     """
 
     name: str
@@ -88,7 +89,7 @@ class ChildServer:
                 self._start()
                 return self
             except RuntimeError:
-                # Somebody may have taken one of the free ports before it did.
+                # Another process may have taken one of the free ports.
                 self._stop()
                 if attempt == _STARTS:
                     raise
@@ -111,10 +112,10 @@ class ChildServer:
         self._child = Child(command, cwd=self._folder, log=self._folder / "printed.log", environment=environment)
 
     def _await(self, is_up: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Return when ``is_up`` says so. Raises RuntimeError, with what the program printed, when it never does."""
+        """Wait until ``is_up`` returns True; after ``seconds``, RuntimeError with the output of the program."""
         assert self._child is not None
         deadline = time.monotonic() + seconds
-        # What answers at the port of a program that has ended is another's.
+        # If the program has ended, another process may answer at its port.
         while not (is_up() and self._child.alive):
             if not self._child.alive or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} did not start:\n{self._child.printed()}")

@@ -1,4 +1,4 @@
-"""A plain HTTP client for the tests of the servers, which shows raw answers."""
+"""A plain HTTP client for the tests of the servers, which returns raw answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Reply", "ask", "raw"]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back; header names are in lower case."""
+    """An answer; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -21,7 +21,7 @@ class Reply:
 
 
 def ask(url: str, path: str, *, method: str = "GET", body: bytes | None = None, **headers: str) -> Reply:
-    """One request on a connection of its own; ``if_match="..."`` sends If-Match."""
+    """Send one request on a new connection, and return the answer; ``if_match="..."`` sends the header If-Match."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -32,9 +32,9 @@ def ask(url: str, path: str, *, method: str = "GET", body: bytes | None = None, 
 
 
 def raw(url: str, request: str, *, timeout: float = 30.0) -> tuple[bytes, str]:
-    """All bytes that come until the connection ends, and how it ended: "fin", "reset" or "timeout".
+    """Send ``request``; return all bytes until the connection ends, and how it ended: "fin", "reset" or "timeout".
 
-    ``timeout`` bounds the whole in seconds, however steadily bytes drip in.
+    ``timeout`` bounds the time of the whole call in seconds, also if bytes arrive slowly.
     """
     host, _, port = url.removeprefix("http://").partition(":")
     received = b""

@@ -1,11 +1,11 @@
-"""An HTTP server that states no size, or a wrong one, and sends without end.
+"""An HTTP server that states no size, or a wrong size, and sends bodies without an end.
 
-    with EndlessServer({"/set/zarr.json": b"{"}) as server:  # "{", and then spaces until the client has enough
+    with EndlessServer({"/set/zarr.json": b"{"}) as server:  # "{", and then spaces until the client disconnects
         ...
         server.sent  # bytes of bodies
 
-Every GET of a path in ``starts`` is answered with what stands there and then with spaces, in chunks (RFC 9112, 7.1);
-its HEAD tells no length, or that of ``told``. What is in ``files`` is served right, without ranges.
+A GET of a path in ``starts`` is answered with the bytes in ``starts`` and then with spaces, in chunks (RFC 9112, 7.1).
+A HEAD of it has no length, or the length ``told``. Paths in ``files`` are answered correctly, without ranges.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIECE = b" " * 65536
 
 
 class EndlessServer:
-    """Serves on 127.0.0.1 from when it is entered."""
+    """Serve on 127.0.0.1 within a ``with`` block."""
 
     def __init__(
         self, starts: Mapping[str, bytes], files: Mapping[str, bytes] | None = None, told: int | None = None
@@ -36,7 +36,7 @@ class EndlessServer:
             protocol_version = "HTTP/1.1"
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing."""
+                """Print nothing."""
 
             def do_HEAD(self) -> None:
                 path = self.path.partition("?")[0]
@@ -67,7 +67,7 @@ class EndlessServer:
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 self.close_connection = True
-                with contextlib.suppress(OSError):  # the client has had enough
+                with contextlib.suppress(OSError):  # the client disconnected
                     self._chunk(starts[path])
                     while True:
                         self._chunk(PIECE)

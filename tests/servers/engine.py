@@ -1,7 +1,7 @@
-"""An HTTP/1.1 server in a thread and event loop of its own: connections, pace, faults and the log.
+"""An HTTP/1.1 server in its own thread and event loop, with limits of speed, faults and a log.
 
-What is answered is the subclass's matter (``answer``); how the bytes travel, and how they fail to, is here.
-Raw sockets, because a reset, a broken promise of length or a slow byte is what a framework prevents.
+A subclass defines the answers (``answer``). This module sends them, with faults. It uses raw sockets, because a
+framework cannot send a reset, a wrong length, or single bytes slowly.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["HttpServer"]
 
 _HEAD_LIMIT = 256 * 1024
 _JOIN_BELOW = 64 * 1024
-"""A small body leaves in one piece with its head: one packet, one system call."""
+"""Bytes of a body below which head and body are sent by one system call."""
 
 
 class HttpServer:
-    """Serves ``answer`` on 127.0.0.1 from ``__enter__`` to ``__exit__``.
+    """Serve ``answer`` on 127.0.0.1 within a ``with`` block.
 
-    ``latency`` (seconds per request), ``bandwidth`` (bytes/s per connection) and ``total_bandwidth``
-    (bytes/s over all connections) are plain attributes; setting one holds from the next piece sent on. So is
-    ``together``: no request is answered before so many have arrived, since the log was cleared.
-    An error of the server's own, which no fault asked for, is raised by ``__exit__``.
+    The attributes ``latency`` (seconds for a request), ``bandwidth`` (bytes/s of a connection) and ``total_bandwidth``
+    (bytes/s of all connections) can be set at any time, and apply from the next sent piece on. With ``together``, no
+    request is answered before this number of requests has arrived since the log was cleared. If the server itself
+    fails, ``__exit__`` raises the error.
     """
 
     cannot: frozenset[Kind] = frozenset()
-    """Faults that need more than a subclass has."""
+    """The kinds of faults that the subclass does not support."""
 
     def __init__(
         self,
@@ -65,25 +65,25 @@ class HttpServer:
         self._served: Future[None] | None = None
         self._stopping: asyncio.Event | None = None
 
-    # What a subclass defines.
+    # Methods that a subclass defines.
 
     async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
-        """The right answer. May note in ``request`` which range was asked for."""
+        """Return the right answer; it may set the requested range in ``request``."""
         raise NotImplementedError
 
     def replace(self, path: str, data: bytes | None) -> None:
-        """Put other bytes under ``path``, for the fault of that name."""
+        """Replace the bytes at ``path`` (None: by others), for the fault "replaced"."""
         raise NotImplementedError
 
     def unlogged(self, path: str) -> bool:
-        """Whether a path is the server's own: neither logged nor harmed nor delayed."""
+        """Return whether requests for ``path`` control the server: they are not logged, delayed or given faults."""
         return False
 
     def running(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """What the subclass needs open in the server's loop."""
+        """Return a context in which the server runs, such as an open client session."""
         return contextlib.nullcontext()
 
-    # What tests use.
+    # Methods that tests use.
 
     @property
     def url(self) -> str:
@@ -91,10 +91,10 @@ class HttpServer:
         return f"http://127.0.0.1:{self.port}"
 
     def fault(self, kind: Kind | int, path: str | None = None, **options: Unpack[FaultOptions]) -> Fault:
-        """Let requests for the glob ``path`` fail from now on; a number is an error status.
+        """Make requests for the glob ``path`` fail from now on; a number is an error status.
 
-        Faults are tried in the order of their making, and a request meets one at most. ``options`` are
-        those of ``Fault``: after, times, probability, seed, method, retry_after, to, data, pause, piece.
+        A request gets the first fault that matches it. ``options`` are fields of `Fault`: after, times, probability,
+        seed, method, retry_after, to, data, pause, piece.
         """
         match kind:
             case int(status):
@@ -102,18 +102,18 @@ class HttpServer:
             case _:
                 fault = Fault(kind, path, **options)
         if fault.kind in self.cannot:
-            raise ValueError(f"{type(self).__name__} cannot do {fault.kind!r}: it does not hold the resource")
+            raise ValueError(f"{type(self).__name__} cannot do {fault.kind!r}: it does not have the whole resource")
         with self._lock:
             self._faults.append(fault)
         return fault
 
     def heal(self) -> None:
-        """Forget all faults."""
+        """Remove all faults."""
         with self._lock:
             self._faults.clear()
 
     def requests(self, path: str | None = None, method: str | None = None) -> list[Request]:
-        """Logged requests whose path matches the glob ``path``, oldest first."""
+        """Return the logged requests whose path matches the glob ``path``, oldest first."""
         return self.log.requests(path, method)
 
     @property
@@ -172,14 +172,14 @@ class HttpServer:
                 started.set()
                 await self._stopping.wait()
                 loop.remove_reader(listener)
-                # Whatever still runs waits for bytes or for time: nobody is left to want it.
+                # The remaining tasks wait for bytes or for time, and no test needs their answers any more.
                 ending = list(tasks)
                 for task in ending:
                     task.cancel()
                 await asyncio.gather(*ending, return_exceptions=True)
 
     def _accept(self, listener: socket.socket, keep: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
-        # Not awaited: a connection that was accepted while that was cancelled would be nobody's.
+        # This is not a coroutine: if it were cancelled while it accepts, nothing would close the accepted connection.
         try:
             sock, _ = listener.accept()
         except (BlockingIOError, ConnectionError):
@@ -187,11 +187,11 @@ class HttpServer:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connections += 1
-        # A task that is cancelled before its first step never reaches its own ``with``.
+        # Close the socket here, too: a task that is cancelled before its first step never enters its ``with``.
         keep(self._serve(sock, self._connections)).add_done_callback(lambda _, sock=sock: sock.close())
 
     async def _serve(self, sock: socket.socket, number: int) -> None:
-        """Answer one connection's requests in order, until either side ends it."""
+        """Answer the requests of one connection in order, until client or server closes it."""
         inbox = _Inbox(sock)
         pace = _Pace()
         with sock, contextlib.suppress(ConnectionError):
@@ -208,7 +208,7 @@ class HttpServer:
                     return
 
     async def _respond(self, sock: socket.socket, head: Head, body: bytes, request: Request, pace: _Pace) -> bool:
-        """Answer one logged request; False when the connection is to end."""
+        """Answer one logged request; return False if the connection has to be closed."""
         self.log.begin(request)
         try:
             fault = self._strike(head)
@@ -221,7 +221,7 @@ class HttpServer:
                 case Fault(kind="dropped"):
                     return False
                 case Fault(kind="silent"):
-                    # Ends when the client gives up: its FIN or RST arrives here.
+                    # Read until the FIN or RST of the client, which has given up.
                     while await asyncio.get_running_loop().sock_recv(sock, 65536):
                         pass
                     return False
@@ -264,7 +264,7 @@ class HttpServer:
             await loop.sock_sendall(sock, piece)
 
     async def _pieces(self, body: memoryview, answer: Answer, pace: _Pace) -> AsyncIterator[memoryview]:
-        """The body in pieces of about 10 ms each, every one at its time."""
+        """Yield the body in pieces of about 10 ms, each when the limits of speed permit it."""
         at = 0
         while at < len(body):
             limits = [answer.piece] + [
@@ -279,7 +279,7 @@ class HttpServer:
 
 
 class _Pace:
-    """Hands out sending time at a rate: each piece waits until those before it would have been through."""
+    """A limit of speed: each piece waits until all earlier pieces would be sent at the rate."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
@@ -293,14 +293,14 @@ class _Pace:
 
 
 class _Inbox:
-    """The bytes that a client sent and nobody has read yet."""
+    """The bytes that a client has sent and that are not read yet."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._bytes = bytearray()
 
     async def head(self) -> bytes | None:
-        """What stands before the next empty line; None when the client is done."""
+        """Return the bytes before the next empty line; None if the client closed the connection."""
         while (end := self._bytes.find(b"\r\n\r\n")) < 0:
             if len(self._bytes) > _HEAD_LIMIT or not await self._more():
                 return None
@@ -309,7 +309,7 @@ class _Inbox:
         return head
 
     async def body(self, head: Head) -> bytes:
-        """The request's body, by its Content-Length or its chunks. Raises ValueError where neither can be read."""
+        """Read the request's body, by its Content-Length or its chunks; ValueError if these are malformed."""
         if head.headers.get("expect", "").lower() == "100-continue":
             await asyncio.get_running_loop().sock_sendall(self._sock, b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.headers.get("transfer-encoding", "").lower() != "chunked":

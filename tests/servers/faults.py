@@ -1,6 +1,6 @@
-"""Faults between a server and a reader: one function for each kind, which changes the right answer.
+"""Faults between a server and a reader: for each kind, a function that changes the right answer.
 
-No sockets here: a fault says what to send, ``engine`` sends it.
+This module has no sockets: a fault returns an answer, and `engine` sends it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from tests.servers.wire import Answer, End, Head, failure
 __all__ = ["KINDS", "Fault", "FaultOptions", "Kind"]
 
 Kind = Literal[
-    "ignored_range",  # 200 and the whole resource, whatever was asked
+    "ignored_range",  # 200 and the whole resource for any range
     "short_body",  # fewer bytes than Content-Range says, with an honest Content-Length
-    "unframed_body",  # fewer bytes, no Content-Length: the connection's end is the body's end
-    "long_body",  # more bytes than asked for, with an honest Content-Length
-    "flipped_body",  # the right length, one bit wrong
-    "wrong_content_range",  # another range than asked for, and Content-Range says so
+    "unframed_body",  # fewer bytes, no Content-Length: the end of the connection ends the body
+    "long_body",  # more bytes than the requested range, with an honest Content-Length
+    "flipped_body",  # the right length, one wrong bit
+    "wrong_content_range",  # another range than the requested one, with an honest Content-Range
     "missing_content_range",  # 206 without Content-Range
     "wrong_total",  # Content-Range with another size of the resource
-    "unknown_total",  # Content-Range with "*" for the size: allowed, and awkward
-    "chunked",  # Transfer-Encoding: chunked, no Content-Length: allowed, and awkward
+    "unknown_total",  # Content-Range with "*" for the size, which HTTP permits
+    "chunked",  # Transfer-Encoding: chunked, no Content-Length, which HTTP permits
     "status",  # an error status: use fault(503)
-    "reset",  # RST in mid-body
-    "hang_up",  # FIN in mid-body, short of the promised Content-Length
-    "dropped",  # FIN instead of an answer
-    "silent",  # no answer, the connection stays open
+    "reset",  # RST in the middle of the body
+    "hang_up",  # FIN in the middle of the body, before Content-Length bytes
+    "dropped",  # FIN in place of an answer
+    "silent",  # no answer, and the connection stays open
     "drip",  # the right bytes, slowly
     "redirect",  # 302 to another URL
-    "gzip",  # the bytes asked for, compressed, with Content-Encoding
-    "gzip_stored",  # the range of a compressed resource, with Content-Encoding
-    "replaced",  # from here on other bytes and another ETag are there
+    "gzip",  # the requested bytes, compressed, with Content-Encoding
+    "gzip_stored",  # the requested range of the compressed resource, with Content-Encoding
+    "replaced",  # from this request on, the resource has other bytes and another ETag
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -48,7 +48,7 @@ _S3_CODES = {503: "SlowDown", 403: "AccessDenied", 404: "NoSuchKey", 416: "Inval
 
 
 class FaultOptions(TypedDict, total=False):
-    """What ``HttpServer.fault`` takes by name: the fields of ``Fault``."""
+    """The keywords of ``HttpServer.fault``, which are fields of `Fault`."""
 
     method: str
     after: int
@@ -64,39 +64,39 @@ class FaultOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Fault:
-    """One thing that goes wrong, for the requests it fits; ``hits`` counts those that met it."""
+    """A fault for all requests that match its fields; ``hits`` counts the requests with the fault."""
 
     kind: Kind
     path: str | None = None
-    """A glob over the decoded path (``*`` crosses ``/``); None fits all."""
+    """A glob for the decoded path (``*`` matches ``/``, too); None matches all."""
     method: str | None = None
     after: int = 0
-    """Fitting requests to leave alone first."""
+    """Number of matching requests that are first answered without the fault."""
     times: int | None = None
-    """Requests to harm; None harms on and on."""
+    """The most requests with the fault; None means no limit."""
     probability: float = 1.0
     seed: int = 0
     status: int = 500
     retry_after: float | None = None
     to: str = ""
-    """Where a redirect leads."""
+    """The URL of a redirect."""
     data: bytes | None = None
-    """What a replaced resource holds afterwards; by default its bytes inverted."""
+    """The new bytes of a replaced resource; by default its old bytes, inverted."""
     pause: float = 0.05
     """Seconds before each piece of a drip."""
     piece: int = 1
-    """Bytes per piece of a drip."""
+    """Bytes in a piece of a drip."""
     hits: int = 0
     _passed: int = 0
     _random: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"no fault is called {self.kind!r}; there are {', '.join(KINDS)} and status numbers")
+            raise ValueError(f"unknown fault {self.kind!r}: expected a status number or one of {', '.join(KINDS)}")
         self._random.seed(self.seed)
 
     def strikes(self, head: Head) -> bool:
-        """Decide, and count, whether this request meets the fault."""
+        """Return whether this request gets the fault, and count it."""
         if not self._fits(head) or (self.times is not None and self.hits >= self.times):
             return False
         self._passed += 1
@@ -106,7 +106,7 @@ class Fault:
         return True
 
     def apply(self, answer: Answer) -> Answer:
-        """Turn the right answer into what this fault sends; a refusal is left as it is by faults of the body."""
+        """Return the answer with this fault. Faults of the body do not change refusals (status 300 and more)."""
         if answer.status >= 300 and self.kind not in _ANY_METHOD:
             return answer
         return _TRANSFORMS[self.kind](answer, self)
@@ -122,7 +122,7 @@ class Fault:
 
 
 def _with(headers: Mapping[str, str], **changed: str | None) -> dict[str, str]:
-    """Headers with some replaced (``Content_Length="3"``), or removed by None."""
+    """Return headers with some replaced (``Content_Length="3"``), or removed (None)."""
     names = {name.replace("_", "-"): value for name, value in changed.items()}
     return {name: value for name, value in (dict(headers) | names).items() if value is not None}
 
@@ -244,7 +244,7 @@ def _gzip_stored(answer: Answer, _: Fault) -> Answer:
     return replace(answer, body=body, headers=headers)
 
 
-# "silent", "dropped" and "replaced" are acts of the server, not another answer.
+# The server itself does "silent", "dropped" and "replaced"; they do not change the answer.
 _TRANSFORMS: Mapping[Kind, Callable[[Answer, Fault], Answer]] = {
     "ignored_range": _ignored,
     "short_body": _short,

@@ -1,4 +1,4 @@
-"""An HTTP server over bytes in memory and, optionally, a directory: correct by default, faulty on request.
+"""An HTTP server of bytes in memory and, optionally, of a directory, with faults on request.
 
 In the test process::
 
@@ -6,10 +6,10 @@ In the test process::
         fs.cat_file(f"{server.url}/a", start=1, end=3)
         assert [(r.start, r.stop) for r in server.requests("/a")] == [(1, 3)]
 
-or in a process of its own (``RangeServerProcess``, or ``python -m tests.servers.http --port 0 --dir DIR``, which
-prints its port), steered over HTTP: ``PUT /path`` stores, ``GET /__log__`` gives the log as JSON,
-``GET /__clear__`` empties it, ``GET /__set__?latency=0.05&bandwidth=1e6&total_bandwidth=`` changes the pace,
-``GET /__fault__?kind=503&probability=0.01&seed=3`` harms requests from now on.
+or in another process (``RangeServerProcess``, or ``python -m tests.servers.http --port 0 --dir DIR``, which
+prints its port), controlled over HTTP: ``PUT /path`` stores, ``GET /__log__`` returns the log as JSON,
+``GET /__clear__`` empties the log, ``GET /__set__?latency=0.05&bandwidth=1e6&total_bandwidth=`` sets limits of speed,
+``GET /__fault__?kind=503&probability=0.01&seed=3`` adds a fault.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = ["RangeServer"]
 
 
 class RangeServer(HttpServer):
-    """Serves ``files`` (path -> bytes) before ``directory``; PUT and DELETE change ``files`` only.
+    """Serve ``files`` (path -> bytes), and other paths from ``directory``; PUT and DELETE change only ``files``.
 
-    With ``listing``, a path that ends with a slash and holds something answers a page of links.
+    With ``listing``, a path of a folder that is not empty is answered with a page of links.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RangeServer(HttpServer):
             self.put(path, data)
 
     def put(self, path: str, data: bytes | bytearray | memoryview, *, modified: float | None = None) -> str:
-        """Store ``data`` under ``path`` (decoded, with or without its leading slash); the URL it is read by."""
+        """Store ``data`` under ``path`` (decoded, with or without its leading slash); return its URL."""
         path = "/" + path.lstrip("/")
         self._resources[path] = Resource.of(data, modified)
         return self.url + quote(path)
@@ -94,7 +94,7 @@ class RangeServer(HttpServer):
                 return _for(head, failure(404, "NoSuchKey"))
             headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(page))}
             return _for(head, Answer(200, headers, memoryview(page)))
-        with contextlib.suppress(Unsatisfiable):  # which is answered below, with 416
+        with contextlib.suppress(Unsatisfiable):  # `answer_read` answers 416
             request.start, request.stop = resolve_range(head.headers.get("range"), len(resource.data)) or (None, None)
         return _for(head, answer_read(head, resource))
 
@@ -150,7 +150,7 @@ class RangeServer(HttpServer):
         return Resource(memoryview(data), f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"', stat.st_mtime)
 
     def _page(self, path: str) -> bytes | None:
-        """Links to what lies directly under ``path``; None where it is no folder."""
+        """Return a page of links to the direct children of ``path``; None if it is not a folder."""
         folder = path if path.endswith("/") else path + "/"
         names = set()
         for known in list(self._resources):
@@ -170,7 +170,7 @@ class RangeServer(HttpServer):
 
 
 def _for(head: Head, answer: Answer) -> Answer:
-    """An answer as HEAD gets it: with its headers, without its body."""
+    """Return the answer for the request's method: for HEAD, without its body."""
     if head.method != "HEAD":
         return answer
     return Answer(answer.status, answer.headers, answer.body, whole=answer.whole, span=answer.span, discard=True)
@@ -178,13 +178,13 @@ def _for(head: Head, answer: Answer) -> Answer:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.servers.http", description=__doc__.splitlines()[0])
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
     parser.add_argument("--dir", help="folder to serve")
     parser.add_argument("--listing", action="store_true", help="answer folders with a page of links")
-    parser.add_argument("--latency", type=float, default=0.0, help="seconds per request")
-    parser.add_argument("--bandwidth", type=float, help="bytes/s per connection")
-    parser.add_argument("--total-bandwidth", type=float, help="bytes/s over all connections")
-    parser.add_argument("--until-eof", action="store_true", help="end with standard input, hence with the parent")
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds for a request")
+    parser.add_argument("--bandwidth", type=float, help="bytes/s of each connection")
+    parser.add_argument("--total-bandwidth", type=float, help="bytes/s of all connections")
+    parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends, as with the parent")
     options = parser.parse_args(arguments)
     server = RangeServer(
         directory=options.dir,

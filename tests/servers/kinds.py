@@ -1,4 +1,4 @@
-"""Servers of other protocols, for few tests: FTP, SFTP and WebDAV over a directory; GCS and Azure."""
+"""Servers of other protocols: FTP, SFTP and WebDAV for a directory, and emulators of GCS and Azure."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ import pytest
 from tests.servers.ports import free_ports
 
 USER, PASSWORD = "user", "not-a-secret"
-# What all Azurites have, as its documentation says.
+# The key of every Azurite, from its documentation.
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 class Served(NamedTuple):
-    """What is needed to read by way of a server, and the directory behind it, if there is one."""
+    """The URL and the options to read from a server, and the served directory, if there is one."""
 
     url: str
     options: dict[str, Any]
     directory: Path | None
 
     def below(self, name: str) -> Served:
-        """Return the directory ``name`` of it."""
+        """Return the folder ``name`` below this URL."""
         slash = "" if self.url.endswith("/") else "/"
         return Served(f"{self.url}{slash}{name}", self.options, self.directory and self.directory / name)
 
     def put(self, name: str, data: bytes) -> None:
-        """Let there be an object ``name``, and the directories that it lies in."""
+        """Write the object ``name``, and make its directories."""
         if self.directory is not None:
             (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
             (self.directory / name).write_bytes(data)
@@ -47,8 +47,9 @@ class Served(NamedTuple):
         fs.pipe_file(path, data)
 
 
-# In a process of its own: it is built on asyncore, which shares its sockets with whatever else runs in a process.
-# The first time that a file whose name starts with "busy", "hangs-up" or "logged-out" is read, it answers accordingly.
+# It runs in a new process, because asyncore shares one table of sockets in a process. The first read of a file whose
+# name starts with "busy" is answered 450, that of "hangs-up" closes the connection. Each read of "logged-out" is
+# answered 530.
 _FTP_SERVER = """
 import sys, warnings
 warnings.simplefilter("ignore")
@@ -157,7 +158,7 @@ def sftp(directory: Path) -> Iterator[Served]:
         options = {"port": port, "username": USER, "password": PASSWORD, "allow_agent": False, "look_for_keys": False}
         yield Served("sftp://127.0.0.1", options, directory)
     finally:
-        listening.shutdown(socket.SHUT_RDWR)  # which wakes who accepts
+        listening.shutdown(socket.SHUT_RDWR)  # ends the call of accept in the thread
         listening.close()
         for transport in transports:
             transport.close()
@@ -165,7 +166,7 @@ def sftp(directory: Path) -> Iterator[Served]:
 
 
 def _directory_server(paramiko: Any, directory: Path) -> Any:
-    """Return what answers requests for the files of ``directory``."""
+    """Return a class that answers SFTP requests for the files of ``directory``."""
 
     class Handle(paramiko.SFTPHandle):  # type: ignore[misc]
         def stat(self) -> Any:
@@ -235,14 +236,14 @@ def _directory_server(paramiko: Any, directory: Path) -> Any:
 
 @contextlib.contextmanager
 def gcs(directory: Path) -> Iterator[Served]:
-    """Serve a bucket as Google Cloud Storage does."""
+    """Serve a bucket by an emulator of Google Cloud Storage."""
     emulator = pytest.importorskip("gcp_storage_emulator.server", reason="the GCS server of the tests")
     gcsfs = pytest.importorskip("gcsfs.core", reason="fsspec's filesystem of GCS")
     [port] = free_ports(1)
     server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
     registry = sys.modules["fsspec.registry"]._registry
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry, "gs", gcsfs.GCSFileSystem)  # the other one asks by gRPC, with TLS
+        patch.setitem(registry, "gs", gcsfs.GCSFileSystem)  # gcsfs' default class uses gRPC with TLS
         server.start()
         try:
             url = f"http://127.0.0.1:{port}"
@@ -253,7 +254,7 @@ def gcs(directory: Path) -> Iterator[Served]:
 
 @contextlib.contextmanager
 def azure(directory: Path) -> Iterator[Served]:
-    """Serve a container as Azure Blob Storage does: by Azurite, of npm, which is on the path or at $AZURITE_BLOB."""
+    """Serve a container by Azurite, an emulator of Azure Blob Storage, which is on the PATH or at $AZURITE_BLOB."""
     pytest.importorskip("adlfs", reason="fsspec's filesystem of Azure")
     binary = os.environ.get("AZURITE_BLOB") or shutil.which("azurite-blob")
     if binary is None:

@@ -1,7 +1,7 @@
-"""The log of a server's requests and answers, which can be read while it serves.
+"""The log of a server's requests and answers, which tests can read while it serves.
 
-A request is in the log before its first byte of answer leaves, and a piece of body is counted before it
-leaves: a client that has its bytes finds them counted.
+A request is in the log before the first byte of its answer is sent, and a piece of a body is counted before it is
+sent. So when a client has received bytes, the log has counted them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Log", "Request"]
 
 @dataclass(slots=True)
 class Request:
-    """One request. Only the server's thread writes; ``status`` is None and ``sent`` 0 until it answers."""
+    """One request. Only the server's thread changes it; ``status`` is None and ``sent`` 0 until the answer."""
 
     method: str
     path: str
@@ -29,16 +29,16 @@ class Request:
     time: float
     """Seconds, ``time.monotonic()`` of the server's process, when the head had arrived."""
     start: int | None = None
-    """First byte of the range asked for, resolved against the resource; None when no usable range was asked."""
+    """First byte of the requested range in the resource; None without a valid range."""
     stop: int | None = None
-    """One past the last byte asked for, clamped to the resource."""
+    """One past the last byte of the requested range, at most the size of the resource."""
     status: int | None = None
     sent: int = 0
-    """Bytes of body handed to the socket, as encoded on the wire."""
+    """Bytes of the body passed to the socket, as encoded on the wire."""
     fault: str | None = None
-    """The kind of fault that this request met."""
+    """The kind of fault of this request's answer."""
     round: int = 0
-    """One more than the greatest of those that had been answered when this one came: what it may have waited for."""
+    """One more than the largest round of the requests that were answered before this one came."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,7 +73,7 @@ class Log:
             self._peak = self._in_flight
 
     def requests(self, path: str | None = None, method: str | None = None) -> list[Request]:
-        """Requests whose path matches the glob ``path`` (``*`` crosses ``/``), oldest first."""
+        """Return the requests whose path matches the glob ``path`` (``*`` matches ``/``, too), oldest first."""
         with self._lock:
             found = list(self._requests)
         return [
@@ -88,7 +88,7 @@ class Log:
 
     @property
     def rounds(self) -> int:
-        """How often one after the other was asked. The server's latency is to be so long that a round arrives in it."""
+        """The number of rounds of requests. All requests of a round must arrive within the server's latency."""
         return max((request.round for request in self.requests()), default=0)
 
     @property

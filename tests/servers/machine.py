@@ -1,4 +1,4 @@
-"""The metadata service of a virtual machine (EC2), as botocore asks it for the keys of the machine's role."""
+"""The metadata service of a virtual machine (EC2), from which botocore gets the credentials of the machine's role."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _ROLES = "/latest/meta-data/iam/security-credentials/"
 
 
 class MachineMetadata:
-    """Serves from ``__enter__`` to ``__exit__``: ``keys`` are those of the role ``reader``, for six hours.
+    """Serve within a ``with`` block; ``keys`` are the credentials of the role ``reader``, for six hours.
 
-    As with the second version of the service, a session is begun by PUT, and nothing is told without its token.
+    As in version 2 of the service, a PUT returns a token, and a GET without the token gets no answer. ``asked`` lists
+    the requests.
     """
 
     def __init__(self, keys: Keys) -> None:

@@ -1,4 +1,4 @@
-"""botocore's documents, parsed once in a process: each client would take 0.1 s of CPU time."""
+"""Share botocore's parsed documents in a process, because parsing them takes 0.1 s of CPU time for each client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["share_models"]
 
 
 def share_models(patch: pytest.MonkeyPatch) -> None:
-    """Let all clients of this process share the models of services and the certificates, until ``patch`` is undone."""
+    """Share models of services and TLS contexts among all clients of this process, until ``patch`` is undone."""
     found: dict[Any, Any] = {}
     original = Loader.__init__
 
@@ -23,13 +23,13 @@ def share_models(patch: pytest.MonkeyPatch) -> None:
         self._cache = found
 
     usual = cache(ssl.create_default_context)
-    own = getattr(AIOHTTPSession, "_build_verify_context", None)  # of its newer versions
-    contexts: dict[object, ssl.SSLContext] = {}  # by what verifies: False, or a file of certificates
+    own = getattr(AIOHTTPSession, "_build_verify_context", None)  # only newer versions have it
+    contexts: dict[object, ssl.SSLContext] = {}  # by the option `verify`: False, or a file of certificates
 
     def verifying(self: AIOHTTPSession) -> ssl.SSLContext:
         if own is None or self._verify is True:
             return usual()
-        if self._cert_file:  # which is added to the context
+        if self._cert_file:  # it is loaded into the context, which cannot be shared then
             made: ssl.SSLContext = own(self)
             return made
         return contexts.setdefault(self._verify, contexts.get(self._verify) or own(self))

@@ -1,4 +1,4 @@
-"""nginx over a directory, on 127.0.0.1: a server that is not our own."""
+"""nginx for a directory, on 127.0.0.1, to test against a server that we did not write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.servers.ports import free_ports
 
 __all__ = ["NginxServer", "nginx_binary"]
 
-# Its defaults, except that everything it writes stays in its folder and that it forks nobody who could outlive it.
+# nginx's defaults, except that all files that it writes stay in its folder, and that it forks no worker process.
 _CONFIG = """\
 daemon off;
 master_process off;
@@ -38,14 +38,15 @@ http {{
 
 
 def nginx_binary() -> str | None:
-    """Where nginx is; None when it is not installed. Debian has it outside of an ordinary user's PATH."""
+    """Return the path of nginx; None if it is not installed. Debian installs it outside of an ordinary user's PATH."""
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/sbin")
 
 
 class NginxServer(ChildServer):
-    """Serves ``directory`` from ``__enter__`` to ``__exit__``; folders are answered with a page of links.
+    """Serve ``directory`` within a ``with`` block; folders are answered with a page of links.
 
-    ``settings`` are more of its own for the server; ``tls``: a file with a certificate and its key, for `secure_url`.
+    ``settings`` are further lines of nginx's configuration; ``tls`` is a file with a certificate and its key, for
+    `secure_url`.
     """
 
     name = "nginx"
@@ -68,7 +69,7 @@ class NginxServer(ChildServer):
         return f"https://localhost:{self._secure_port}"
 
     def requests(self) -> list[str]:
-        """Its own access log, a line per request that has ended: written after the answer, hence a little late."""
+        """Return nginx's access log, a line for each request; nginx writes a line shortly after the answer."""
         log = self._folder / "access.log" if self._folder else None
         return log.read_text().splitlines() if log and log.exists() else []
 

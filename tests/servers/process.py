@@ -1,4 +1,4 @@
-"""A ``RangeServer`` in its own process, so that it does not slow down the measured code."""
+"""A ``RangeServer`` in another process, so that it does not slow down the measured code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class RangeServerProcess:
-    """Runs from ``__enter__`` to ``__exit__``, and ends with this process at the latest."""
+    """Serve within a ``with`` block; the process ends with this process at the latest."""
 
     def __init__(self, *, directory: str | Path | None = None, latency: float = 0.0) -> None:
         self.directory = directory
@@ -34,19 +34,19 @@ class RangeServerProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def put(self, path: str, data: bytes) -> str:
-        """Store ``data`` under ``path``; the URL it is read by."""
+        """Store ``data`` under ``path``, and return its URL."""
         target = quote("/" + path.lstrip("/"))
         self._ask("PUT", target, data)
         return self.url + target
 
     def set(self, **pace: float | None) -> None:
-        """Change latency, bandwidth or total_bandwidth; None takes a limit away."""
+        """Set latency, bandwidth or total_bandwidth; None removes a limit."""
         self._ask(
             "GET", "/__set__?" + "&".join(f"{name}={'' if rate is None else rate}" for name, rate in pace.items())
         )
 
     def fault(self, kind: Kind | int, *, probability: float = 1.0, seed: int = 0) -> None:
-        """Let requests fail from now on; a number is an error status, and asks for another try at once."""
+        """Make requests fail from now on; a number is an error status, with Retry-After: 0."""
         more = "&retry_after=0" if isinstance(kind, int) else ""
         self._ask("GET", f"/__fault__?kind={kind}&probability={probability}&seed={seed}{more}")
 
@@ -65,7 +65,7 @@ class RangeServerProcess:
         if self.directory is not None:
             command += ["--dir", str(Path(self.directory).resolve())]
         self._process = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None, "asked for above"
+        assert self._process.stdout is not None, "it is a pipe"
         first = self._process.stdout.readline()
         if not first:
             self.__exit__(None, None, None)

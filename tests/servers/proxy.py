@@ -1,6 +1,6 @@
-"""A proxy before another server: it passes requests through, logs them, and can inject faults.
+"""A proxy before another server: it passes requests on, logs them, and can inject faults.
 
-``Host`` and the path travel as they came, so that a signature made for this proxy's address stays valid.
+``Host`` and the path are passed on unchanged, so that a signature for the proxy's address stays valid.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.servers.wire import Answer, Head, failure
 
 __all__ = ["CountingProxy"]
 
-# These speak of one connection, and ours to the origin is another.
+# These headers apply to one connection, and the proxy has another connection to the origin.
 _OF_THE_HOP = frozenset(["connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "expect"])
 
 
 class CountingProxy(HttpServer):
-    """Forwards to ``origin`` (``http://host:port``); 502 where that is not to be reached."""
+    """Forward requests to ``origin`` (``http://host:port``); answer 502 if the origin cannot be reached."""
 
     cannot = frozenset(["ignored_range", "gzip_stored", "replaced"])
 
@@ -54,7 +54,7 @@ class CountingProxy(HttpServer):
             yield
 
     async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
-        assert self._session is not None, "requests come while running"
+        assert self._session is not None, "the session is open while the server runs"
         headers = CIMultiDict((name, value) for name, value in head.headers.items() if name not in _OF_THE_HOP)
         url = URL(self.origin + head.target, encoded=True)
         try:
@@ -74,7 +74,7 @@ class CountingProxy(HttpServer):
 
 
 def _span(content_range: str | None) -> tuple[int, int] | None:
-    """What the origin says that it sends: ``bytes 10-19/100`` is (10, 20)."""
+    """Return start and stop of a Content-Range: (10, 20) for ``bytes 10-19/100``."""
     if content_range is None:
         return None
     first, dash, last = content_range.removeprefix("bytes ").partition("/")[0].partition("-")

