@@ -1,1 +1,1 @@
-"""Searches for inputs that break a parser: harnesses in ``parsers``, driven by `driver` or by atheris."""
+"""Search for inputs that break a parser: `driver` or atheris runs the harnesses in ``parsers``."""

@@ -1,4 +1,4 @@
-"""Files of arrays as the harnesses of their parsers open them: in memory, and a few chunks of each array."""
+"""Open files of arrays in memory, and choose a few chunks of each array, for the harnesses of their parsers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from refshard_fs.errors import RefShardError
 from tests.support.shards_in_memory import ROOT, Files
 
 
-def opened(
+def open_file(
     open_: Callable[[Probe, OpenOptions], Steps[KeySpace]], data: bytes, others: Mapping[str, bytes] | None = None
 ) -> tuple[Files, Any] | None:
-    """Return the file ``data`` as a key space, and what runs look-ups in it; None where it is refused by an error."""
+    """Open the file ``data``; return the files that run look-ups, and the key space; None if opening is an error."""
     files = Files({ROOT: data, **(others or {})})
     try:
         return files, files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
@@ -23,7 +23,7 @@ def opened(
         return None
 
 
-def some_chunks(keys: Any) -> Iterator[str]:
+def choose_chunks(keys: Any) -> Iterator[str]:
     """Yield the keys of the first, a middle and the last chunk of each array."""
     for path, grid in keys.grids.items():
         for number in {0, grid.size // 2, grid.size - 1} if grid.size else ():

@@ -1,7 +1,7 @@
-"""Run a harness over many inputs and judge it: no hang, bounded memory, and only errors of this package.
+"""Run a harness on many inputs, and report hangs, too much memory, and errors that are not of this package.
 
-The inputs run in a process of their own, one after the other, without a fork for each. This process sees it end or
-stand still even where Python does not (in C code), notes the input, and has the next process go on behind it.
+A child process runs the inputs one after the other. If it ends or hangs, also in C code where Python cannot interrupt
+it, this process reports the input, and a new child process continues with the next input.
 """
 
 from __future__ import annotations
@@ -25,61 +25,61 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from tests.fuzz import parsers
 from tests.fuzz.mutation import Mutator
 
-__all__ = ["Failure", "Harness", "Hang", "Most", "harness", "names", "run", "search"]
+__all__ = ["Failure", "Harness", "Hang", "Most", "list_names", "load_harness", "make_mutator", "run", "search"]
 
-PATIENCE: Final = 1.0  # seconds of processor time that one input may take,
-STANDSTILL: Final = 60.0  # and of real time, in code that no signal interrupts
-MEMORY: Final = 256 << 20  # bytes that a harness may take, over what it has after its seeds
-ADDRESSES: Final = 4 << 30  # bytes of address space over that: allocations beyond fail before they are made
-ENOUGH: Final = 20  # failures, after which a search ends
+PATIENCE: Final = 1.0  # seconds of processor time that one input may take
+STANDSTILL: Final = 60.0  # seconds of real time that one input may take, in code that no signal interrupts
+MEMORY: Final = 256 << 20  # bytes of memory that a harness may take in addition to those after its seeds
+ADDRESSES: Final = 4 << 30  # bytes of address space that a child process may take in addition: larger allocations fail
+ENOUGH: Final = 20  # failures after which a search ends
 
 
 class Harness(Protocol):
-    """What a module in ``parsers`` offers, beside a docstring that says what it holds a parser to."""
+    """The interface of a module in ``parsers``. Its docstring says what it checks."""
 
     IS_TEXT: bool
     WORDS: Sequence[bytes]
 
-    def seeds(self) -> list[bytes]:
+    def make_seeds(self) -> list[bytes]:
         """Return valid inputs."""
 
-    def one_input(self, data: bytes) -> None:
-        """Have ``data`` parsed; whatever this raises is a failure."""
+    def check_input(self, data: bytes) -> None:
+        """Parse ``data``; every error that this raises is a failure."""
 
-    def configured(self) -> AbstractContextManager[object]:
-        """Return what has to be entered before inputs are run."""
+    def set_up(self) -> AbstractContextManager[object]:
+        """Return the context in which inputs run."""
 
 
 class Hang(BaseException):
-    """An input takes too long. No Exception: no parser may take it for something of its own."""
+    """An input takes too long. It is not an Exception, so that no parser catches it."""
 
 
 class Failure(NamedTuple):
-    """One input that must not be like this."""
+    """One input that fails, with its number and the reason."""
 
     number: int
     data: bytes
     reason: str
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """Return the names of all harnesses."""
     return sorted(module.name for module in pkgutil.iter_modules(parsers.__path__))
 
 
-def harness(name: str) -> Harness:
-    """Return one harness."""
+def load_harness(name: str) -> Harness:
+    """Import and return the harness ``name``."""
     return cast(Harness, importlib.import_module(f"{parsers.__name__}.{name}"))
 
 
-def mutator(found: Harness, seed: int) -> Mutator:
-    """Return what makes the inputs of a harness."""
-    return Mutator(found.seeds(), seed, is_text=found.IS_TEXT, words=found.WORDS)
+def make_mutator(found: Harness, seed: int) -> Mutator:
+    """Return a Mutator that makes the inputs of a harness."""
+    return Mutator(found.make_seeds(), seed, is_text=found.IS_TEXT, words=found.WORDS)
 
 
 @contextlib.contextmanager
-def _alarmed() -> Iterator[Callable[[float], object]]:
-    """Provide what sets, and with 0 clears, a limit on processor time."""
+def _limit_time() -> Iterator[Callable[[float], object]]:
+    """Yield a function that sets a limit of processor time in seconds, after which Hang is raised; 0 clears it."""
 
     def hang(number: int, frame: FrameType | None) -> None:
         raise Hang(f"more than {PATIENCE} s")
@@ -94,7 +94,7 @@ def _alarmed() -> Iterator[Callable[[float], object]]:
 
 @dataclass(slots=True)
 class Most:
-    """The most that any one input took: seconds of processor time, and bytes of memory over what the seeds took."""
+    """The largest processor time of an input in seconds, and the growth of memory in bytes since the seeds."""
 
     seconds: float = 0.0
     memory: int = 0
@@ -105,33 +105,33 @@ def search(
 ) -> Iterator[Failure]:
     """Yield the failures among ``numbers`` inputs of the harness ``name``, run in this process."""
     most = Most() if most is None else most
-    found = harness(name)
-    make = mutator(found, seed).input
-    one_input = found.one_input
-    with found.configured(), _alarmed() as limit:
-        for data in found.seeds():
-            one_input(data)
-        base = first = _peak()
+    found = load_harness(name)
+    make = make_mutator(found, seed).input
+    check_input = found.check_input
+    with found.set_up(), _limit_time() as limit:
+        for data in found.make_seeds():
+            check_input(data)
+        base = first = _read_peak()
         for number in numbers:
             note(number)
             data = make(number)
             began = time.process_time()
             try:
                 limit(PATIENCE)
-                one_input(data)
+                check_input(data)
                 limit(0)
-            except (Exception, Hang) as e:  # whatever a parser lets out
+            except (Exception, Hang) as e:  # the harness catches the errors that a parser may raise
                 limit(0)
                 yield Failure(number, data, "".join(traceback.format_exception(e)))
             most.seconds = max(most.seconds, time.process_time() - began)
-            peak = _peak()
+            peak = _read_peak()
             most.memory = max(most.memory, peak - first)
             if peak - base > MEMORY:
-                yield Failure(number, data, f"{peak - base} bytes of memory, and {MEMORY} are allowed\n")
+                yield Failure(number, data, f"it takes {peak - base} bytes of memory: expected at most {MEMORY}\n")
                 base = peak
 
 
-def _peak() -> int:
+def _read_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -152,7 +152,7 @@ def _work(name: str, numbers: range, seed: int, at: Any, mosts: Any, tell: Any) 
 
 
 def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) -> list[Failure]:
-    """Run inputs 0 to ``count`` and return the failures, up to `ENOUGH`."""
+    """Run inputs 0 to ``count`` in child processes, and return up to `ENOUGH` failures; ``say`` reports progress."""
     context = multiprocessing.get_context("spawn")
     at = context.RawValue(ctypes.c_longlong, -1)
     mosts = context.RawArray(ctypes.c_double, 2)
@@ -160,7 +160,7 @@ def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) 
     began = time.monotonic()
     start = 0
 
-    def progress(done: int) -> str:
+    def describe_progress(done: int) -> str:
         return (
             f"{name}: {max(done, 0)} of {count} inputs in {time.monotonic() - began:.0f} s, {len(found)} failures; "
             f"the slowest took {mosts[0]:.3f} s of processor time, and all {mosts[1] / (1 << 20):.1f} MiB"
@@ -172,23 +172,23 @@ def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) 
         worker = context.Process(target=_work, args=(name, range(start, count), seed, at, mosts, theirs), daemon=True)
         worker.start()
         theirs.close()
-        stuck = _watch(worker, ours, at, found, lambda: say(progress(at.value)))
+        stuck = _watch(worker, ours, at, found, lambda: say(describe_progress(at.value)))
         last = at.value
         if last >= count or len(found) >= ENOUGH:
             break
         if last < 0:
             raise RuntimeError(
-                f"{name}: the harness ends by itself (exit code {worker.exitcode}) before its first input"
+                f"{name}: the process of the harness ended with {worker.exitcode} before its first input"
             )
-        reason = f"stood still for {STANDSTILL} s" if stuck else f"the process ended with {worker.exitcode}"
-        found.append(Failure(last, mutator(harness(name), seed).input(last), reason))
+        reason = f"the process hung for {STANDSTILL} s" if stuck else f"the process ended with {worker.exitcode}"
+        found.append(Failure(last, make_mutator(load_harness(name), seed).input(last), reason))
         start = last + 1
-    say(progress(min(at.value, count)))
+    say(describe_progress(min(at.value, count)))
     return found
 
 
 def _watch(worker: Any, tell: Any, at: Any, found: list[Failure], say: Callable[[], object]) -> bool:
-    """Collect failures until the process ends; return whether it had to be ended because it stood still."""
+    """Collect failures until the process ends; return True if it was killed because it hung."""
     seen, since, said = -2, time.monotonic(), time.monotonic()
     stuck = False
     while True:

@@ -1,4 +1,4 @@
-"""Nearly valid inputs: each depends only on the seeds and a number, and can be made again."""
+"""Make nearly valid inputs. Each depends only on the seeds and a number, so that it can be made again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Final
 __all__ = ["Mutator"]
 
 LONGEST: Final = 1 << 16  # bytes of an input
-FORMS: Final = 1 << 40  # inputs of one seed
+FORMS: Final = 1 << 40  # numbers of inputs for one seed of the generator
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|[A-Za-z_]+|\s+|.', re.DOTALL)
-# Where a field of a header or of an index is likely to be taken for something that it is not.
+# Values near the limits of integers, which parsers of headers and indexes are likely to mistreat.
 _NUMBERS: Final = tuple(
     sorted(
         {n + d for n in (0, 1 << 7, 1 << 8, 1 << 15, 1 << 16, 1 << 31, 1 << 32, 1 << 63, 1 << 64) for d in (-1, 0, 1)}
@@ -29,7 +29,7 @@ _JSON: Final = tuple(
 
 
 class Mutator:
-    """Makes inputs of ``seeds``, by tokens (``is_text``) or by bytes; ``words`` are what may be put anywhere."""
+    """Makes inputs by changing tokens (``is_text``) or bytes of ``seeds``; ``words`` may be inserted anywhere."""
 
     def __init__(self, seeds: Sequence[bytes], seed: int, *, is_text: bool, words: Sequence[bytes] = ()) -> None:
         self._seeds = list(seeds)
@@ -39,7 +39,7 @@ class Mutator:
         self._random = random.Random()
 
     def input(self, number: int) -> bytes:
-        """Return input ``number``; the first ones are the seeds as they are."""
+        """Return the input ``number``; the first inputs are the seeds unchanged."""
         if number < len(self._seeds):
             return self._seeds[number]
         pick = self._random
@@ -57,7 +57,7 @@ class Mutator:
                 return bytes(out[:LONGEST])
 
     def _shuffled(self, pick: random.Random) -> list[bytes]:
-        """Return the tokens of a seed, some of which were replaced, moved, repeated or left out."""
+        """Return the tokens of a seed, with some of them replaced, moved, repeated or left out."""
         tokens = self._tokens[int(pick.random() * len(self._tokens))].copy()
         while tokens:
             size = len(tokens)

@@ -1,4 +1,4 @@
-"""Parsers keep their promises for nearly valid inputs: some hundreds here, any number by ``python -m tests.fuzz``."""
+"""Parsers handle some hundreds of nearly valid inputs; ``python -m tests.fuzz`` tries any number of inputs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.fuzz.mutation import Mutator
 pytest.importorskip("pyarrow")
 pytestmark = [pytest.mark.once, pytest.mark.case(id="P32")]
 
-# Inputs that once broke a promise, as `python -m tests.fuzz` found them.
+# Inputs that once failed, found by `python -m tests.fuzz`.
 FOUND = {
-    "a codec that is no text": (
+    "a codec that is not a text": (
         "bcolz_rootdir",
         b'{"dtype": "<f8", "cparams": {"clevel": 5, "shuffle": 1, "cname": {"a":1}}, "chunklen": 4}'
         b'\n--\n{"shape": [9], "nbytes": 72}\n--\n{}',
@@ -52,25 +52,25 @@ FOUND = {
 @pytest.mark.parametrize("what", FOUND)
 def test_found_inputs_are_handled(what: str) -> None:
     name, data = FOUND[what]
-    harness = driver.harness(name)
-    with harness.configured():
-        harness.one_input(data)
+    harness = driver.load_harness(name)
+    with harness.set_up():
+        harness.check_input(data)
 
 
-@pytest.mark.parametrize("name", driver.names())
+@pytest.mark.parametrize("name", driver.list_names())
 def test_nearly_valid_inputs_are_handled(name: str) -> None:
     failures = list(itertools.islice(driver.search(name, range(200), seed=0), 3))
     assert not failures, failures[0].reason
 
 
-@pytest.mark.parametrize("name", driver.names())
+@pytest.mark.parametrize("name", driver.list_names())
 def test_seeds_are_valid_and_inputs_reproducible(name: str) -> None:
-    harness = driver.harness(name)
-    first, second = driver.mutator(harness, 7), driver.mutator(harness, 7)
+    harness = driver.load_harness(name)
+    first, second = driver.make_mutator(harness, 7), driver.make_mutator(harness, 7)
     again = [second.input(number) for number in range(59, -1, -1)]
     assert [first.input(number) for number in range(60)] == again[::-1]
     assert len({*again}) > 30
-    assert [first.input(number) for number in range(len(harness.seeds()))] == harness.seeds()
+    assert [first.input(number) for number in range(len(harness.make_seeds()))] == harness.make_seeds()
     assert harness.__doc__
 
 
@@ -81,10 +81,10 @@ def test_other_seeds_make_other_inputs() -> None:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A harness whose parser hangs, grows or raises, as its input says."""
+    """A harness whose parser hangs, takes memory or raises an error, depending on the input."""
     module = ModuleType(f"{parsers.__name__}.broken")
 
-    def one_input(data: bytes) -> None:
+    def check_input(data: bytes) -> None:
         match data:
             case b"hang":
                 while True:
@@ -94,8 +94,8 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             case b"raise":
                 raise KeyError("x")
 
-    module.IS_TEXT, module.WORDS, module.one_input = False, (), one_input  # type: ignore[attr-defined]
-    module.seeds, module.configured = lambda: [b"fine"], nullcontext  # type: ignore[attr-defined]
+    module.IS_TEXT, module.WORDS, module.check_input = False, (), check_input  # type: ignore[attr-defined]
+    module.make_seeds, module.set_up = lambda: [b"fine"], nullcontext  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
 

@@ -1,8 +1,8 @@
-"""A package of somebody else: a format of its own, a way to pack chunks into shards, and one to write sets.
+"""A package that extends refshard_fs by a format, a way of packing chunks into shards, and a sink.
 
-A file of the format is ``TINY``, the number of chunks in four bytes, and chunks of four bytes each. A shard has room
-for two chunks; the index in front of them is the length of each, in one byte. Zero means that there is none. Sets are
-written as lines: the key of a chunk, its URL, its offset and its length.
+A file of the format has ``TINY``, the number of chunks in four bytes, and the chunks of four bytes each. A shard has up
+to two chunks. Its index, before the chunks, has the length of each chunk in one byte, or zero for a missing chunk. The
+sink writes sets as lines: the key of a chunk, its URL, its offset and its length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADER, CHUNK = 8, 4  # bytes
 
 
 class TinyKeySpace(KeySpace):
-    """The keys of one file: one array at the root."""
+    """The key space of one file: an array at the root."""
 
     def __init__(self, url: str, count: int) -> None:
         self._url = url
@@ -73,7 +73,7 @@ FORMAT = Format("tiny", _recognises, __name__)
 
 
 class Lengths:
-    """The index of one shard."""
+    """The index of one shard: the lengths of its chunks."""
 
     nbytes = 2
 
@@ -89,7 +89,7 @@ class Lengths:
 
 
 class LengthsLevel(msgspec.Struct, frozen=True):
-    """Where a shard has its index, and how it is read and written."""
+    """The place of the index in a shard, and the ways to read and write it."""
 
     length = 2
     at_end = False
@@ -97,7 +97,7 @@ class LengthsLevel(msgspec.Struct, frozen=True):
 
     def table(self, data: bytes, size: int | None) -> Table:
         if size is not None and size != 2 + sum(data):
-            raise ValueError(f"its index says {2 + sum(data)} bytes, and it has {size}")
+            raise ValueError(f"expected a shard of {2 + sum(data)} bytes by its index, found {size}")
         return Lengths(data)
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
@@ -109,7 +109,7 @@ class LengthsLevel(msgspec.Struct, frozen=True):
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
-    """Show an array whose metadata says ``"paired"`` by its chunks: two, along the one dimension, are a shard."""
+    """Show an array whose metadata have ``"paired"`` by its chunks; a shard has two of them, along its dimension."""
     if not doc.get("paired"):
         return None
     shown = {name: value for name, value in doc.items() if name != "paired"}
@@ -124,7 +124,7 @@ SHARD_FORMAT = ShardFormat("paired", (b'"paired"',), unshard)
 
 
 class LinesSink(Sink):
-    """Writes a line for each chunk; metadata are left out."""
+    """Write a line for each chunk, without metadata."""
 
     name = "lines"
 
@@ -135,7 +135,7 @@ class LinesSink(Sink):
                     for row in chunks.present():
                         found = chunks.ranges.row(row)
                         if found is None:
-                            raise ManifestError(f"{row!r} of {array!r} is inline, which lines cannot hold")
+                            raise ManifestError(f"chunk {row!r} of {array!r} is inline: lines hold only ranges")
                         key = join(array, grid.tail(numbers[row]))
                         file.write(f"{key} {chunks.urls[found.target]} {found.offset} {found.length}\n".encode())
 

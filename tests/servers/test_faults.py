@@ -254,5 +254,5 @@ def test_healed_server_answers_correctly(server: RangeServer) -> None:
 def test_unknown_and_impossible_kinds_are_refused(server: RangeServer) -> None:
     with pytest.raises(ValueError, match="unknown fault 'gremlins'"):
         server.fault("gremlins")  # type: ignore[arg-type]  # the point of the test
-    with pytest.raises(ValueError, match="does not hold the resource"):
+    with pytest.raises(ValueError, match="does not have the whole resource"):
         CountingProxy(server.url).fault("replaced")

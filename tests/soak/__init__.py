@@ -1,1 +1,1 @@
-"""Many random reads at once, for minutes, through a server that fails now and then; see CONTRIBUTING.md."""
+"""Read at random from many threads and processes for minutes, from a server with faults; see CONTRIBUTING.md."""

@@ -1,4 +1,4 @@
-"""``python -m tests.soak``: a million random keys, by eight threads and eight dask workers, under faults."""
+"""``python -m tests.soak``: read a million random keys by eight threads and eight dask workers, with faults."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ def main() -> None:
     parser.add_argument("--reads", type=int, default=1_000_000)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--patience", type=float, default=3600, help="seconds after which it is a deadlock")
-    given = parser.parse_args()
+    parser.add_argument("--patience", type=float, default=3600, help="seconds after which reads count as a deadlock")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(soak(Path(folder), given.keys, given.reads, given.threads, given.processes, given.patience, 2000))
+        print(
+            soak(Path(folder), options.keys, options.reads, options.threads, options.processes, options.patience, 2000)
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Random reads of one set, every byte compared; what a process holds is noted as it goes."""
+"""Read random keys of one set, compare every byte, and measure memory and file descriptors of the process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from refshard_fs.targets import connections
 
 __all__ = ["IDLE", "Sample", "content", "read", "write_set"]
 
-IDLE: Final = 0.1  # seconds after which connections are closed here: what is left is held by somebody
-STEP: Final = 8  # bytes from the beginning of one range to that of the next: they overlap
-LONGEST: Final = 200
-NEAR: Final = 4096  # keys from which those are drawn that are read together
-FAR: Final = 1 << 12  # bytes over which requests are not merged
+IDLE: Final = 0.1  # seconds after which idle connections are closed, so that open descriptors are leaks
+STEP: Final = 8  # bytes from the beginning of a range to the beginning of the next one: ranges overlap
+LONGEST: Final = 200  # bytes of a range
+NEAR: Final = 4096  # keys that are read together lie within this number of keys
+FAR: Final = 1 << 12  # bytes of a gap over which requests are not merged
 
 
 class Sample(NamedTuple):
-    """What came of some reads, and what their process then held: bytes of memory, file descriptors."""
+    """The result of some reads: right ones and errors; then the process's bytes of memory and file descriptors."""
 
     pid: int
     right: int
@@ -54,15 +54,15 @@ def write_set(path: Path, url: str, keys: int) -> None:
         file.write("}")
 
 
-def opened(path: str) -> RefShardFileSystem:
-    """Return a filesystem of its own for each run of reads, as a dask task has that unpickles one."""
+def open_set(path: str) -> RefShardFileSystem:
+    """Open a new filesystem for each call of `read`, like a dask task that unpickles one."""
     return RefShardFileSystem(path, index_cache=os.path.dirname(path), retries=3, timeout=30, max_gap=FAR, readahead=0)
 
 
 def read(path: str, keys: int, seed: int, count: int) -> Sample:
-    """Read ``count`` random keys, in every way there is; AssertionError where a byte is wrong."""
+    """Read ``count`` random keys by `cat_file`, `cat`, `open` and others; AssertionError if a byte is wrong."""
     connections.KEPT = IDLE
-    fs = opened(path)
+    fs = open_set(path)
     data = content(keys)
     pick = random.Random(seed)
     right = errors = 0
@@ -80,27 +80,27 @@ def read(path: str, keys: int, seed: int, count: int) -> Sample:
                 wanted = [piece[begin:end] for piece in wanted]
                 found = fs.cat_ranges(names, [begin] * len(names), [end] * len(names), on_error="return")
             case 2:
-                both = fs.cat(names, on_error="return") if len(names) > 1 else {names[0]: _one(fs, names[0])}
+                both = fs.cat(names, on_error="return") if len(names) > 1 else {names[0]: _read_key(fs, names[0])}
                 found = [both[name] for name in names]
             case _:
-                found, wanted, numbers = [_opened(fs, names[0])], wanted[:1], numbers[:1]
+                found, wanted, numbers = [_read_file(fs, names[0])], wanted[:1], numbers[:1]
         for number, one, other in zip(numbers, found, wanted, strict=True):
             if isinstance(one, ReferenceNotReachable):
                 errors += 1
                 continue
             assert one == other, f"a/{number} is {one!r:.200}, not {other!r:.200}"
             right += 1
-    return Sample(os.getpid(), right, errors, *_held())
+    return Sample(os.getpid(), right, errors, *_measure_process())
 
 
-def _one(fs: RefShardFileSystem, name: str) -> Any:
+def _read_key(fs: RefShardFileSystem, name: str) -> Any:
     try:
         return fs.cat_file(name)
     except ReferenceNotReachable as e:
         return e
 
 
-def _opened(fs: RefShardFileSystem, name: str) -> Any:
+def _read_file(fs: RefShardFileSystem, name: str) -> Any:
     try:
         with fs.open(name) as file:
             first: bytes = file.read(7)
@@ -110,8 +110,11 @@ def _opened(fs: RefShardFileSystem, name: str) -> Any:
         return e
 
 
-def _held() -> tuple[int, int]:
-    """Return bytes and descriptors; connections of fsspec instances, which are cycles, go when garbage is collected."""
+def _measure_process() -> tuple[int, int]:
+    """Return the process's bytes of memory and number of open descriptors, after a collection of garbage.
+
+    fsspec's instances are cycles: a collection closes their connections.
+    """
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""Threads of this process and dask's worker processes read side by side; what they held is looked over afterwards."""
+"""Let threads of this process and dask's worker processes read side by side, and compute how much they grew."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ FAULTS: Final = (
 
 
 class Outcome(NamedTuple):
-    """What came of a soak: reads, and how much more each process held in its last quarter than in its second."""
+    """The result of a run: the numbers of reads and errors, and the largest growth of a process.
+
+    Growth of ``memory`` (bytes) and ``files`` (descriptors) is that from a process's second quarter of reads to its
+    last quarter; ``peak`` is the largest memory of a process in bytes.
+    """
 
     seconds: float
     right: int
@@ -37,38 +41,41 @@ class Outcome(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.right} reads right and {self.errors} errors in {self.seconds:.0f} s, {self.processes} processes; "
-            f"after warm-up none grew by more than {self.memory / MIB:.1f} MiB (to {self.peak / MIB:.0f} MiB) "
+            f"{self.right} right reads and {self.errors} errors in {self.seconds:.0f} s, {self.processes} processes; "
+            f"after warm-up each grew by at most {self.memory / MIB:.1f} MiB (to at most {self.peak / MIB:.0f} MiB) "
             f"and {self.files} file descriptors"
         )
 
 
 def soak(folder: Path, keys: int, reads: int, threads: int, processes: int, patience: float, each: int) -> Outcome:
-    """Read ``reads`` of ``keys`` random keys, ``each`` at a time; TimeoutError where that does not end."""
+    """Read ``reads`` times a random one of ``keys`` keys, ``each`` reads in a task or call.
+
+    Raise TimeoutError if the reads take longer than ``patience`` seconds.
+    """
     began = time.monotonic()
     with RangeServerProcess() as server:
         url = server.put("/data", content(keys))
         path = str(folder / "refs.json")
         write_set(Path(path), url, keys)
-        read(path, keys, 0, 10)  # leaves the decoded set in the index cache, for all processes
+        read(path, keys, 0, 10)  # writes the decoded set to the index cache, which all processes read
         for number, (kind, probability) in enumerate(FAULTS):
             server.fault(kind, probability=probability, seed=number)  # type: ignore[arg-type]  # they are kinds
         share = reads * threads // (threads + processes) if processes else reads
-        with _cluster(processes) as client:
+        with _start_cluster(processes) as client:
             seeds = count(1)
             tasks = [next(seeds) for _ in range((reads - share) // each)] if processes else []
             futures = [client.submit(read, path, keys, seed, each, pure=False) for seed in tasks]
-            samples = _in_threads(lambda: read(path, keys, next(seeds), each), threads, share // each, patience)
+            samples = _run_in_threads(lambda: read(path, keys, next(seeds), each), threads, share // each, patience)
             try:
                 samples += [future.result(timeout=patience) for future in futures]
             except TimeoutError as e:
-                raise TimeoutError(f"a worker process does not end: {client.call_stack()}") from e
+                raise TimeoutError(f"a worker still reads after {patience} s: {client.call_stack()}") from e
             order = [*samples]
-    return _outcome(time.monotonic() - began, order)
+    return _summarise(time.monotonic() - began, order)
 
 
-def _in_threads(work: Callable[[], Sample], threads: int, times: int, patience: float) -> list[Sample]:
-    """Return what ``work`` returns, called ``times`` times by so many threads."""
+def _run_in_threads(work: Callable[[], Sample], threads: int, times: int, patience: float) -> list[Sample]:
+    """Call ``work`` ``times`` times in all, from this number of threads; return the results."""
     left = iter(range(times))
     lock = threading.Lock()
     found: list[Sample] = []
@@ -81,7 +88,7 @@ def _in_threads(work: Callable[[], Sample], threads: int, times: int, patience: 
                     return
             try:
                 found.append(work())
-            except BaseException as e:  # handed to the caller
+            except BaseException as e:  # raised again below
                 failures.append(e)
 
     pool = [threading.Thread(target=run, daemon=True) for _ in range(threads)]
@@ -91,7 +98,7 @@ def _in_threads(work: Callable[[], Sample], threads: int, times: int, patience: 
     for thread in pool:
         thread.join(max(0.0, end - time.monotonic()))
     if any(thread.is_alive() for thread in pool):
-        faulthandler.dump_traceback(sys.__stderr__)  # type: ignore[arg-type]  # there is one
+        faulthandler.dump_traceback(sys.__stderr__)  # type: ignore[arg-type]  # it is not None
         raise TimeoutError(f"threads still read after {patience} s")
     if failures:
         raise failures[0]
@@ -99,7 +106,7 @@ def _in_threads(work: Callable[[], Sample], threads: int, times: int, patience: 
 
 
 @contextlib.contextmanager
-def _cluster(processes: int) -> Iterator[Any]:
+def _start_cluster(processes: int) -> Iterator[Any]:
     if not processes:
         yield None
         return
@@ -116,7 +123,7 @@ def _cluster(processes: int) -> Iterator[Any]:
         yield client
 
 
-def _outcome(seconds: float, samples: Sequence[Sample]) -> Outcome:
+def _summarise(seconds: float, samples: Sequence[Sample]) -> Outcome:
     memory = files = 0
     pids = {sample.pid for sample in samples}
     for pid in pids:
@@ -126,7 +133,7 @@ def _outcome(seconds: float, samples: Sequence[Sample]) -> Outcome:
             continue
         before, after = own[quarter : 2 * quarter], own[-quarter:]
         memory = max(memory, max(s.memory for s in after) - max(s.memory for s in before))
-        # Connections come and go; what leaks is there at all times.
+        # The number of connections varies: leaked descriptors raise the minimum.
         files = max(files, min(s.files for s in after) - min(s.files for s in before))
     right, errors = (sum(sample[i] for sample in samples) for i in (1, 2))
     return Outcome(seconds, right, errors, len(pids), memory, max(s.memory for s in samples), files)

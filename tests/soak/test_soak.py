@@ -1,4 +1,4 @@
-"""Reads from many threads and processes at once, under faults: no wrong byte, no leak, and an end."""
+"""Reads from many threads and processes at once, with faults, return right bytes, leak nothing, and end."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 from refshard_fs.targets import connections
 from tests.soak.reading import IDLE, Sample
-from tests.soak.soaking import MIB, Outcome, _in_threads, _outcome, soak
+from tests.soak.soaking import MIB, Outcome, _run_in_threads, _summarise, soak
 
 pytest.importorskip("distributed")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory and descriptors are read from /proc")
 
 
 @pytest.fixture(autouse=True)
 def _connections_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the other tests of this process keep theirs as ever."""
+    """Close idle connections soon, also those of earlier tests, and restore the limit for later tests."""
     monkeypatch.setattr(connections, "KEPT", IDLE)
     for loop in list(connections._all):  # connectors that earlier tests of this process made
         for connector in loop._connectors.values():
@@ -28,7 +28,7 @@ def _connections_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(outcome: Outcome, reads: int, files: int) -> None:
     print(outcome)
-    assert outcome.right + outcome.errors >= reads * 0.9  # but for what does not fill a task
+    assert outcome.right + outcome.errors >= reads * 0.9  # reads that do not fill a task are left out
     assert 0 < outcome.errors < reads * 0.1
     assert outcome.memory < 32 * MIB
     assert outcome.files <= files
@@ -51,9 +51,9 @@ def test_million_reads_by_eight_threads_and_eight_processes(tmp_path: Path) -> N
 
 def test_growth_after_warm_up_is_seen() -> None:
     flat = [Sample(1, 10, 1, 100 * MIB, 20)] * 40
-    assert _outcome(1.0, flat)[1:] == (400, 40, 1, 0, 100 * MIB, 0)
+    assert _summarise(1.0, flat)[1:] == (400, 40, 1, 0, 100 * MIB, 0)
     leaking = [Sample(2, 10, 0, (100 + i) * MIB, 20 + i // 10) for i in range(40)]
-    found = _outcome(1.0, [*flat, *leaking])
+    found = _summarise(1.0, [*flat, *leaking])
     assert (found.processes, found.memory, found.files) == (2, 20 * MIB, 2)
 
 
@@ -62,7 +62,7 @@ def test_hanging_read_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faulthandler, "dump_traceback", shown.append)
     never = threading.Event()
     with pytest.raises(TimeoutError, match="still read"):
-        _in_threads(never.wait, 2, 2, 0.2)  # type: ignore[arg-type]  # returns nothing in time
+        _run_in_threads(never.wait, 2, 2, 0.2)  # type: ignore[arg-type]  # returns nothing in time
     assert shown
     never.set()
 
@@ -72,4 +72,4 @@ def test_wrong_byte_in_a_thread_is_reported() -> None:
         raise AssertionError("a wrong byte")
 
     with pytest.raises(AssertionError, match="wrong"):
-        _in_threads(wrong, 2, 4, 5)
+        _run_in_threads(wrong, 2, 4, 5)

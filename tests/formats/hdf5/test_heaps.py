@@ -10,7 +10,7 @@ from numcodecs.checksum32 import jenkins_lookup3
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.formats.hdf5.source import open_
-from tests.fuzz.array_files import opened
+from tests.fuzz.array_files import open_file
 from tests.support.files_of_arrays import all_bytes
 from tests.support.hdf5_files import WRITERS, file_of
 
@@ -28,7 +28,7 @@ def test_overlapping_names_in_a_local_heap_are_refused() -> None:
         for entry in range(count):
             data[position + 8 + 40 * entry : position + 16 + 40 * entry] = struct.pack("<Q", 8)
             data[position + 32 + 40 * entry : position + 36 + 40 * entry] = struct.pack("<I", 8)
-    assert opened(open_, bytes(data)) is None
+    assert open_file(open_, bytes(data)) is None
 
 
 def test_b_tree_node_without_children_is_an_empty_group(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from refshard_fs.cli import main
 from refshard_fs.core.format import HEAD, OpenOptions, Probe
 from refshard_fs.core.model import Facts, Inline
 from refshard_fs.formats.hdf5.source import open_
-from tests.fuzz.array_files import opened
+from tests.fuzz.array_files import open_file
 from tests.support.hdf5_files import file_of
 from tests.support.hdf5_messages import in_memory
 from tests.support.memory import taking
@@ -125,7 +125,7 @@ def test_too_long_paths_are_reported_without_copies() -> None:
 
     data = file_of(fill)
     with taking(4 << 20):
-        result = opened(open_, data)
+        result = open_file(open_, data)
     assert result is not None
     assert list(map(len, result[1].reports)) == [4096]
 

@@ -182,12 +182,12 @@ def test_dictionaries_of_every_size_are_read(distinct: int) -> None:
 SCAN = """
 import sys
 from tests.fuzz import driver
-harness = driver.harness("parquet_partition")
-data = harness.seeds()[int(sys.argv[1])]
+harness = driver.load_harness("parquet_partition")
+data = harness.make_seeds()[int(sys.argv[1])]
 footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
 for at in range(footer, len(data) - 8):
     for value in (0, 2, 4, 8, data[at] ^ 8):
-        harness.one_input(data[:at] + bytes([value]) + data[at + 1 :])
+        harness.check_input(data[:at] + bytes([value]) + data[at + 1 :])
 """
 
 

@@ -1,1 +1,1 @@
-"""One module for each parser: its seeds, and `one_input`, which checks the parser's promises for any bytes."""
+"""A module for each parser, with seeds, and with `check_input`, which checks the parser's result for any bytes."""

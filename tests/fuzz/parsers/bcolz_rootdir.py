@@ -1,8 +1,8 @@
-"""bcolz directories: documents and a chunk give an array, or an error of this package."""
+"""Open bcolz directories: the result is an array, or an error of this package."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from pathlib import Path
 
 from refshard_fs.core.format import Document, OpenOptions, Probe
@@ -12,7 +12,7 @@ from refshard_fs.formats.bcolz import COLUMNS, STORAGE
 from refshard_fs.formats.bcolz.rootdir import open_
 from tests.support.shards_in_memory import ROOT, Files
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -26,8 +26,8 @@ _MARK = b"\n--\n"
 _NAMES = ("meta/storage", "meta/sizes", "__attrs__", "data/__0.blp", "data/__1.blp")
 
 
-def seeds() -> list[bytes]:
-    """All files of a carray in a row."""
+def make_seeds() -> list[bytes]:
+    """Return the files of carrays; an input is all files of one carray, with `_MARK` between them."""
     roots = ["bcolz-1.2.1/i8_leftover", "bcolz-1.2.1/struct", "bcolz-1.2.1/c16", "bcolz-0.7.3/old073_f8_2d"]
     return [_MARK.join(_read(_SAMPLES / root / name)[:2000] for name in _NAMES) for root in roots]
 
@@ -36,7 +36,7 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     parts = data.split(_MARK, len(_NAMES) - 1)
     files = Files({f"{ROOT}/{name}": part for name, part in zip(_NAMES, parts, strict=False) if part})
     documents = {STORAGE: Document(parts[0], Facts(len(parts[0])))}
@@ -56,5 +56,5 @@ def one_input(data: bytes) -> None:
             entry = files.run(keys.lookup(f"data/{grid.tail(number)}"))
             if entry is not None and (entry.size or 0) <= 1 << 20:
                 files.bytes(entry)
-        except (RefShardError, ValueError, EOFError):  # which the engine makes errors of the key
+        except (RefShardError, ValueError, EOFError):  # the engine adds the key to these errors
             pass

@@ -1,8 +1,8 @@
-"""Blosc frames: headers, chains of frames, and decoded bytes of the expected length; or a ValueError."""
+"""Parse and decode Blosc frames: frames lie in the input and decode to the expected length, or raise ValueError."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 import numcodecs
 
@@ -10,14 +10,14 @@ from refshard_fs.formats.bcolz import blosc
 from refshard_fs.formats.bcolz.blosc import ReframeRecipe, StoredFrame
 from refshard_fs.formats.bcolz.bloscpack import parse_frames
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (b"\2\1", b"\2\1\2\1", b"\xff\xff\xff\x7f")
 _LENGTH = 400
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     data = bytes(range(100)) * (_LENGTH // 100)
     kinds = [(codec, shuffle) for codec in ("blosclz", "lz4", "zlib", "zstd") for shuffle in (0, 1, 2)]
     found = [bytes(numcodecs.Blosc(codec, 5, shuffle).encode(data)) for codec, shuffle in kinds]
@@ -25,7 +25,7 @@ def seeds() -> list[bytes]:
     return [*found, found[0] + found[5]]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     try:
         header = blosc.parse_frame_header(data)
     except ValueError:

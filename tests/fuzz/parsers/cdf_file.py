@@ -1,8 +1,8 @@
-"""CDF files: variables whose values lie in the file and are of bounded size, or an error of ours."""
+"""Open CDF files: values lie in the file and have a bounded size, or an error of this package is raised."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 import numpy as np
 
@@ -10,10 +10,10 @@ from refshard_fs.core.array_group import MOST_FILL
 from refshard_fs.core.model import Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.cdf.source import open_
-from tests.fuzz.array_files import opened, some_chunks
+from tests.fuzz.array_files import choose_chunks, open_file
 from tests.support.cdf_writer import EPOCH, GZIP, RLE, TT2000, Variable, Writer, compressed_whole, real_file
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (
@@ -46,7 +46,7 @@ def _written(version: int, *, is_row_major: bool) -> bytes:
     return Writer(version, is_row_major=is_row_major).write(variables, {"A": ["one", "two"]}, rank=(3,))
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     return [
         _written(3, is_row_major=True),
         _written(2, is_row_major=False),
@@ -55,12 +55,12 @@ def seeds() -> list[bytes]:
     ]
 
 
-def one_input(data: bytes) -> None:
-    found = opened(open_, data)
+def check_input(data: bytes) -> None:
+    found = open_file(open_, data)
     if found is None:
         return
     files, keys = found
-    for key in some_chunks(keys):
+    for key in choose_chunks(keys):
         try:
             entry = files.run(keys.lookup(key))
         except (RefShardError, ValueError):

@@ -1,15 +1,15 @@
-"""Chunk manifests of one array: entries in the grid and byte ranges, or a ManifestError."""
+"""Parse chunk manifests of one array: entries are valid ranges of chunks in the grid, or a ManifestError is raised."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.manifest import parse
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -21,7 +21,7 @@ WORDS = tuple(
 _GRIDS = tuple(ChunkGrid(counts, ChunkKeyEncoding("default", "/")) for counts in ((4, 3), (7,), ()))
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     entries: dict[str, object] = {
         "0.1": {"path": "x", "offset": 3, "length": 4},
         "3.2": {"path": "y"},
@@ -36,7 +36,7 @@ def seeds() -> list[bytes]:
     return [json.dumps(d).encode() for d in (entries, {**prefixes, **entries}, plain, {"0": {"path": "z"}})]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     for grid in _GRIDS:
         try:
             manifest = parse(data, grid, "manifest.json")

@@ -1,18 +1,18 @@
-"""Compressed documents: the same bytes whatever pieces they come in, or a DamagedStream."""
+"""Decompress documents in pieces of any length: the result is the same bytes, or a DamagedStream."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import lzma
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from functools import cache
 
 import numcodecs
 
 from refshard_fs.core.compression import DamagedStream, Inflate, is_compressed
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (b"\x1f\x8b\x08", b"BZh9", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", bytes(16))
@@ -20,20 +20,20 @@ _MOST = 1 << 24
 
 
 @cache
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     text = b'{"a/0":["s3://bucket/key",0,10],' * 20
     zstd = bytes(numcodecs.Zstd(3).encode(text))
     whole = [gzip.compress(text, mtime=0), bz2.compress(text), lzma.compress(text), zstd]
     return [*whole, whole[0] * 2, whole[3] * 2, gzip.compress(bytes(100_000), mtime=0)]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     whole = _inflated(data, len(data) or 1)
     assert _inflated(data, 1 + len(data) // 3) == whole
 
 
 def _inflated(data: bytes, piece: int) -> int | None:
-    """Return a checksum of what ``data`` holds; None where it is damaged."""
+    """Decompress ``data`` in pieces of ``piece`` bytes; return a checksum of the result, or None if it is damaged."""
     if not is_compressed(data):
         return None
     inflate = Inflate(data)

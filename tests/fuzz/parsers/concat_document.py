@@ -1,15 +1,15 @@
-"""Documents that join sets lazily: parts of a length each, and the same document again; or a ManifestError."""
+"""Read documents of cubes: they are written again unchanged, and parts have lengths, or a ManifestError is raised."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from itertools import pairwise
 
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -19,7 +19,7 @@ WORDS = tuple(
 )
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     plain = {
         "refshard": "concat",
         "dim": "time",
@@ -36,7 +36,7 @@ def seeds() -> list[bytes]:
     return [json.dumps(document).encode() for document in (plain, equal, valued)]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     try:
         document = ConcatDocument.read(data, "join.json")
     except ManifestError:

@@ -1,10 +1,10 @@
-"""DMR++ documents: arrays with chunks of bounded size at possible offsets, or an error of this package."""
+"""Open DMR++ documents: chunks have valid offsets and a bounded size, or an error of this package is raised."""
 
 from __future__ import annotations
 
 import base64
 import zlib
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.array_group import MOST_FILL
 from refshard_fs.core.format import HEAD, OpenOptions, Probe
@@ -13,7 +13,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.dmrpp.source import open_
 from tests.support.shards_in_memory import ROOT, Files
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -27,7 +27,7 @@ WORDS = tuple(
 )
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     root = (
         '<?xml version="1.0" encoding="ISO-8859-1"?><Dataset xmlns="http://xml.opendap.org/ns/DAP/4.0#" '
         'xmlns:dmrpp="http://xml.opendap.org/dap/dmrpp/1.0.0#" dmrpp:href="files://data">'
@@ -64,7 +64,7 @@ def seeds() -> list[bytes]:
     return [f"{root}{body}</Dataset>".encode() for body in (chunked, inline, chunked + inline, structures)]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     files = Files({ROOT: data})
     try:
         keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions(zarr_format=2 + len(data) % 2)))

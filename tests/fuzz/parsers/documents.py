@@ -1,15 +1,15 @@
-"""Any document as a source: recognised, opened and listed, or an error of ours."""
+"""Open and list any document as a source, or raise an error of this package."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ReferenceNotReachable, RefShardError
 from tests.fuzz.parsers import bloscpack_file, compressed, json_references, prefix_map, zarr_metadata, zip_archive
 from tests.support.shards_in_memory import ROOT, Files
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (
@@ -24,20 +24,22 @@ WORDS = (
 )
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     others = (json_references, zip_archive, bloscpack_file, prefix_map, compressed)
-    sharded = [b'{"version":1,"refs":{"a/zarr.json":%s,"a/c/0/0":["x",0,99]}}' % d for d in zarr_metadata.seeds()[3:7]]
-    return [found for other in others for found in other.seeds()[:3]] + sharded
+    sharded = [
+        b'{"version":1,"refs":{"a/zarr.json":%s,"a/c/0/0":["x",0,99]}}' % d for d in zarr_metadata.make_seeds()[3:7]
+    ]
+    return [found for other in others for found in other.make_seeds()[:3]] + sharded
 
 
 class _Nothing(dict[str, bytes]):
-    """No other file is there, which an engine tells as an error of the key."""
+    """Files in memory; another file raises ReferenceNotReachable, as an engine does."""
 
     def __missing__(self, url: str) -> bytes:
         raise ReferenceNotReachable("", url, "there is no such file")
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     files = Files(_Nothing({ROOT: data, "x": bytes(99)}))
     try:
         keys = files.open()
@@ -51,5 +53,5 @@ def one_input(data: bytes) -> None:
                 files.run(keys.children(key))
             else:
                 files.read(keys, key)
-        except (RefShardError, ValueError, EOFError):  # which the engine makes errors of the key
+        except (RefShardError, ValueError, EOFError):  # the engine adds the key to these errors
             pass

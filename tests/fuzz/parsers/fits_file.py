@@ -1,8 +1,8 @@
-"""FITS files: images and columns whose pieces lie in the file and are of bounded size, or an error of ours."""
+"""Open FITS files: chunks lie in the file and have a bounded size, or an error of this package is raised."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from contextlib import suppress
 
 from refshard_fs.core.model import Packed
@@ -10,9 +10,9 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.source import open_
 from refshard_fs.formats.fits.tiles import LARGEST, TileRecipe, encode_header
-from tests.fuzz.array_files import opened, some_chunks
+from tests.fuzz.array_files import choose_chunks, open_file
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = tuple(
@@ -38,7 +38,7 @@ WORDS = tuple(
 _LARGEST = 1 << 20  # bytes of a chunk that is read
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     primary = encode_header({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
     axes = {"NAXIS": 2, "NAXIS1": 5, "NAXIS2": 3, "PCOUNT": 0, "GCOUNT": 1}
     image = encode_header({"XTENSION": "IMAGE", "BITPIX": 16, **axes, "EXTNAME": "SCI", "BLANK": -1, "BZERO": 32768})
@@ -76,12 +76,12 @@ def seeds() -> list[bytes]:
     ]
 
 
-def one_input(data: bytes) -> None:
-    found = opened(open_, data)
+def check_input(data: bytes) -> None:
+    found = open_file(open_, data)
     if found is None:
         return
     files, keys = found
-    for key in some_chunks(keys):
+    for key in choose_chunks(keys):
         try:
             entry = files.run(keys.lookup(key))
         except RefShardError:

@@ -1,4 +1,4 @@
-"""GRIB files of both editions, and their sidecars: all fields lie in the file, or an error of ours."""
+"""Open GRIB files of both editions with sidecars: all fields lie in the file, or an error of this package is raised."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from refshard_fs.core.model import Packed
 from refshard_fs.formats.grib2.library import _CENTRES, name_parameter
 from refshard_fs.formats.grib2.messages import Parameter, Surface
 from refshard_fs.formats.grib2.source import open_
-from tests.fuzz.array_files import opened, some_chunks
+from tests.fuzz.array_files import choose_chunks, open_file
 from tests.support.shards_in_memory import ROOT
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (
@@ -32,7 +32,7 @@ _END = b"\n--\n"  # between a file and its sidecar
 
 
 @contextmanager
-def configured() -> Iterator[None]:
+def set_up() -> Iterator[None]:
     """Make eccodes read all tables of centres and projects before memory is measured."""
     surface = Surface(100, 0, 50000)
     for centre in _CENTRES:
@@ -45,7 +45,7 @@ def configured() -> Iterator[None]:
     yield
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     one = _section(1, bytes(7) + struct.pack(">HBBBBB", 2024, 2, 3, 4, 5, 6) + b"\0\1")
     corners = struct.pack(">iiBiiiiB", 10, 20, 48, 0, 30, 10, 10, 0)
     grid = _section(3, struct.pack(">BIBBH", 0, 6, 0, 0, 0) + bytes(16) + struct.pack(">IIII", 3, 2, 0, 0) + corners)
@@ -86,13 +86,13 @@ def _message(sections: bytes) -> bytes:
     return b"GRIB\0\0\0\2" + struct.pack(">Q", len(sections) + 20) + sections + b"7777"
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     data, _, index = data.partition(_END)
-    found = opened(open_, data, {ROOT + ".idx": index} if index else None)
+    found = open_file(open_, data, {ROOT + ".idx": index} if index else None)
     if found is None:
         return
     files, keys = found
-    for key in some_chunks(keys):
+    for key in choose_chunks(keys):
         entry = files.run(keys.lookup(key))
         if isinstance(entry, Packed):
             assert all(0 <= span.start < (span.stop or 0) <= len(data) for span in entry.spans)

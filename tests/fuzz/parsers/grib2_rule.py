@@ -1,20 +1,20 @@
-"""Rules of archives, their sidecars and messages: values of the requested field, or an error of this package."""
+"""Open rules of archives with sidecars and messages: values have the right size, or an error is raised."""
 
 from __future__ import annotations
 
 import base64
 import json
 import struct
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.model import Inline, Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.grib2.rule import Rule, open_, parse_lines
-from tests.fuzz.array_files import opened, some_chunks
+from tests.fuzz.array_files import choose_chunks, open_file
 from tests.fuzz.parsers import grib2_file
 from tests.support.shards_in_memory import ROOT
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = tuple(
@@ -26,9 +26,9 @@ WORDS = tuple(
 _END = b"\n--\n"
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     found = []
-    message = grib2_file.seeds()[0].removesuffix(grib2_file._END)
+    message = grib2_file.make_seeds()[0].removesuffix(grib2_file._END)
     grid = message[37:109]
     assert struct.unpack(">IB", grid[:5]) == (72, 3)
     for dialect, line, text in (
@@ -49,7 +49,7 @@ def seeds() -> list[bytes]:
     return found
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     document, _, rest = data.partition(_END)
     sidecar, _, message = rest.partition(_END)
     for dialect in ("wgrib2", "ecmwf"):
@@ -63,11 +63,11 @@ def one_input(data: bytes) -> None:
     except RefShardError:
         return
     assert Rule.read(rule.dumps(), "again") == rule
-    there = opened(open_, document, {f"{ROOT}.idx": sidecar, f"{ROOT}.grib2": message})
+    there = open_file(open_, document, {f"{ROOT}.idx": sidecar, f"{ROOT}.grib2": message})
     if there is None:
         return
     files, keys = there
-    for key in some_chunks(keys):
+    for key in choose_chunks(keys):
         try:
             entry = files.run(keys.lookup(key))
             if isinstance(entry, Packed):

@@ -1,9 +1,9 @@
-"""Fields and coordinates of grids of GRIB: values of the size that the array has, or an error of ours."""
+"""Decode fields and coordinates of GRIB: values have the size of the array, or an error of this package is raised."""
 
 from __future__ import annotations
 
 import itertools
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from contextlib import suppress
 
 import numpy as np
@@ -16,10 +16,10 @@ from tests.fuzz.parsers.grib2_file import WORDS
 from tests.support.grib_messages import eccodes, message
 from tests.support.shards_in_memory import ROOT
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
-_POINTS = 1 << 20  # of grids whose coordinates are computed: eccodes takes 3 s for the largest in a small file
+_POINTS = 1 << 20  # points of a grid whose coordinates are computed: larger grids take eccodes up to 3 s
 _GRIDS = ("regular_ll_sfc", "rotated_ll_sfc", "regular_gg_ml", "reduced_gg_pl_32", "polar_stereographic_pl")
 _PACKINGS = {
     1: ("grid_simple", "grid_second_order"),
@@ -28,7 +28,7 @@ _PACKINGS = {
 }  # fmt: skip
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     rng = np.random.default_rng(1)
     spectrum = {"values": rng.normal(size=506), "J": 21, "K": 21, "M": 21, "packingType": "spectral_complex"}
     found = [message(sample=f"sh_ml_grib{edition}", **spectrum) for edition in (1, 2)]
@@ -49,7 +49,7 @@ def seeds() -> list[bytes]:
     return found
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     grib = Grib(ROOT, Inline(data), len(data), data)
     group = FieldGroup(ROOT, Inline(data), 2)
     with suppress(RefShardError, ValueError):

@@ -1,9 +1,9 @@
-"""HDF4 files: data sets whose values lie in the file and are of bounded size, or an error of ours."""
+"""Open HDF4 files: values lie in the file and have a bounded size, or an error of this package is raised."""
 
 from __future__ import annotations
 
 import struct
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from refshard_fs.core.model import Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.hdf4.coding import MOST_DECODED
 from refshard_fs.formats.hdf4.source import open_
-from tests.fuzz.array_files import opened, some_chunks
+from tests.fuzz.array_files import choose_chunks, open_file
 from tests.support.hdf4_files import hdf4_file, hdf4_of, spread, vdata_of
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (
@@ -39,7 +39,7 @@ WORDS = (
 _LARGEST = 1 << 20  # bytes of a chunk that is read
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     return [*(spread(hdf4_file(name), 0) for name in ("old", "layouts", "grids", "swath")), _images_and_tables()]
 
 
@@ -61,12 +61,12 @@ def _images_and_tables() -> bytes:
     )
 
 
-def one_input(data: bytes) -> None:
-    found = opened(open_, data)
+def check_input(data: bytes) -> None:
+    found = open_file(open_, data)
     if found is None:
         return
     files, keys = found
-    for key in some_chunks(keys):
+    for key in choose_chunks(keys):
         try:
             entry = files.run(keys.lookup(key))
         except (RefShardError, ValueError):

@@ -1,6 +1,6 @@
-"""HDF5 files: datasets whose values lie in the file, or an error of ours; checksums are not verified here.
+"""Open HDF5 files: values lie in the file, or an error of this package is raised.
 
-They would keep nearly every input out of the structures that they protect.
+Checksums are not verified, because nearly all inputs would fail at a checksum, before the structures are parsed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from refshard_fs.core import array_group
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.hdf5 import chunk_index, file, structure
 from refshard_fs.formats.hdf5.source import open_
-from tests.fuzz.array_files import opened
+from tests.fuzz.array_files import open_file
 from tests.support.hdf5_messages import sharing_messages
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (b"OHDR", b"OCHK", b"SNOD", b"TREE", b"HEAP", b"GCOL", b"FRHP", b"FHDB", b"FHIB", b"BTHD", b"BTLF", b"BTIN",
@@ -32,8 +32,8 @@ _READ = 4  # chunks of an array
 _VALUES = np.arange(24, dtype="<i4").reshape(4, 6)
 
 
-def seeds() -> list[bytes]:
-    """Return small files, a kilobyte to six, each with few structures: a change then hits one that matters."""
+def make_seeds() -> list[bytes]:
+    """Return small files of 1 to 6 kB with few structures, so that most changes hit a structure."""
     made = [_file(fill, low) for low in ("earliest", "v110") for fill in _FILLS]
     with sharing_messages([1 << 1 | 1 << 3 | 1 << 5 | 1 << 11 | 1 << 12], "earliest") as file:
         for name in "ab":
@@ -122,8 +122,8 @@ _FILLS = (_filtered, _growing_in_one_dimension, _growing_in_two_dimensions, _com
           _dimensions, _many_attributes, _groups, _links, _elsewhere)  # fmt: skip
 
 
-# A named datatype with a dataset of it, and a virtual dataset of one in the file and one beside it: libhdf5 writes the
-# time into them, whatever it is told, and a seed is to be the same whenever it is made.
+# A file with a named datatype, a dataset of this type, and a virtual dataset. It is stored here and not made, because
+# libhdf5 always writes the time into such objects, and seeds must not change.
 _TIMED = (
     b"c-rljze`*}5XZl}`_6k=e?5Q1J8V2b5F#8lNhjgrd7c=!5dQ%+3ML}KU%^xgRuU{MY*Gtan?gvNBBeIzQiuEnHVM($=j{1>AV#n`m=6ql^KN%;=e"
     b"zTEZl_wVwAx;4!VsPdW;%c65A*Y_Xk@BZEx*>-(4EPN9;=~%rWVkk*1qsE_80%&^k>HP4gbTQ;R$)%%E7yTf8s3^2EUudq!ptG2sz|)KfmX;KtJD"
@@ -135,16 +135,16 @@ _TIMED = (
 
 
 @contextlib.contextmanager
-def configured() -> Iterator[None]:
+def set_up() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (chunk_index, file, structure):
             stack.enter_context(mock.patch.object(module, "verify_checksum", lambda data, what: data[:-4]))
-        stack.enter_context(mock.patch.object(array_group, "LISTABLE", 1 << 16))  # a second is for more than a listing
+        stack.enter_context(mock.patch.object(array_group, "LISTABLE", 1 << 16))  # long listings would take the second
         yield
 
 
-def one_input(data: bytes) -> None:
-    found = opened(open_, data)
+def check_input(data: bytes) -> None:
+    found = open_file(open_, data)
     if found is None:
         return
     files, keys = found
@@ -156,7 +156,7 @@ def one_input(data: bytes) -> None:
             except RefShardError:
                 continue
             if entry is not None and (entry.size or 0) <= _LARGEST:
-                with contextlib.suppress(ValueError, EOFError, KeyError):  # which the engine makes errors of the key
+                with contextlib.suppress(ValueError, EOFError, KeyError):  # the engine adds the key to these errors
                     files.bytes(entry)
         with contextlib.suppress(RefShardError):
             files.run(keys.children(path))

@@ -1,8 +1,8 @@
-"""Objects of Icechunk repositories: all offsets lie within them, or a ValueError."""
+"""Decode objects of Icechunk repositories: all offsets lie within the object, or a ValueError is raised."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.icechunk.objects import MAGIC, ManifestIndex, Repository, Snapshot, SnapshotIndex
 from refshard_fs.formats.icechunk.source import IcechunkKeySpace
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (bytes(4), b"\xff" * 4, b"\1\0\0\0", b"\4\0", b"\xff\xff", b"://", b"\0\0\0\x80")
@@ -24,8 +24,8 @@ _HEADER: Final = 39
 
 
 @cache
-def seeds() -> list[bytes]:
-    """The type of an object, and its FlatBuffer; 0 and a whole object."""
+def make_seeds() -> list[bytes]:
+    """Return inputs: a byte with the type of an object and its FlatBuffer, or a byte 0 and a whole object."""
     files = [_FOLDER / "repo", *sorted(_FOLDER.glob("snapshots/*")), *sorted(_FOLDER.glob("manifests/*"))]
     objects = [file.read_bytes() for file in files]
     bare = [data[37:38] + zstd().decompress(data[_HEADER:]) for data in objects]
@@ -34,7 +34,7 @@ def seeds() -> list[bytes]:
 
 @cache
 def _load_snapshot() -> tuple[Snapshot, dict[str, ManifestIndex]]:
-    """Return the snapshot, and what decodes each of its manifests."""
+    """Return the snapshot, and the index that decodes each of its manifests, by name."""
     file = next(_FOLDER.glob("snapshots/*"))
     snapshot = SnapshotIndex(file.name, _MOST).decode(file.read_bytes())
     arrays = IcechunkKeySpace("s3://b/r", snapshot, {}, OpenOptions()).arrays.values()
@@ -42,7 +42,7 @@ def _load_snapshot() -> tuple[Snapshot, dict[str, ManifestIndex]]:
     return snapshot, {index.ref.name: index for index in indexes if isinstance(index, ManifestIndex)}
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     kind, body = data[:1], data[1:]
     whole = body if kind == b"\0" else MAGIC + b" " * 24 + b"\2" + kind + b"\0" + body
     try:

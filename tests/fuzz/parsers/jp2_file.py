@@ -1,16 +1,16 @@
-"""JPEG 2000 files: tiles whose bytes lie in the file and whose size is bounded, or an error of ours."""
+"""Open JPEG 2000 files: tiles lie in the file and have a bounded size, or an error of this package is raised."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.model import Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.jp2.source import open_
-from tests.fuzz.array_files import opened, some_chunks
+from tests.fuzz.array_files import choose_chunks, open_file
 from tests.support.jp2_files import box, code_stream, encode, gml, jp2_file, smooth
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (
@@ -30,7 +30,7 @@ WORDS = (
 _LARGEST = 1 << 20  # bytes of a tile that is read
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     values = smooth(40, 50)
     place = gml("1 2", "0 1", "-1 0", "urn:ogc:def:crs:EPSG::4326")
     palette = box(b"jp2h", box(b"pclr", b"\0\2\3\7\7\7" + bytes(6)))
@@ -41,17 +41,17 @@ def seeds() -> list[bytes]:
     ]
 
 
-def one_input(data: bytes) -> None:
-    found = opened(open_, data)
+def check_input(data: bytes) -> None:
+    found = open_file(open_, data)
     if found is None:
         return
     files, keys = found
-    for key in some_chunks(keys):
+    for key in choose_chunks(keys):
         try:
             entry = files.run(keys.lookup(key))
             if isinstance(entry, Packed):
                 assert all(span.stop is not None and span.stop <= len(data) for span in entry.spans)
             if entry is not None and (entry.size or 0) <= _LARGEST:
                 files.bytes(entry)
-        except (RefShardError, ValueError):  # which the engine makes errors of the key
+        except (RefShardError, ValueError):  # the engine adds the key to these errors
             pass

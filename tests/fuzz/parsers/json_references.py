@@ -1,4 +1,4 @@
-"""JSON reference sets: the reader of blocks agrees with a plain JSON reader."""
+"""Parse JSON reference sets by blocks, and compare the result with that of a plain JSON reader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ARRAY_3 = {
 }
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     chunks: dict[str, object] = {f"a/{i // 3}.{i % 3}": [f"s3://b/{i // 5}", 100 * i, 90 + i] for i in range(12)}
     refs: dict[str, object] = {".zgroup": '{"zarr_format":2}', "a/.zarray": json.dumps(_ARRAY), **chunks}
     other: dict[str, object] = {
@@ -65,8 +65,8 @@ def seeds() -> list[bytes]:
 
 
 @contextlib.contextmanager
-def configured() -> Iterator[None]:
-    """Cut documents into blocks that are small enough for many false cuts."""
+def set_up() -> Iterator[None]:
+    """Divide documents into small blocks, so that many block borders lie within a value."""
     with (
         mock.patch.multiple(json_blocks, BLOCK=256, PART=64),
         mock.patch.multiple(builder, FEW=2, BATCH=8, SMALL=0),
@@ -75,16 +75,16 @@ def configured() -> Iterator[None]:
         yield
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     quick = _outcome(lambda: _INDEX.decode(data))
     with mock.patch.multiple(builder, MANY=0, EACH=10**9):
         by_key = _outcome(lambda: _INDEX.decode(data))
-    assert quick is None or quick == by_key, (quick, by_key)  # which looks at no metadata
+    assert quick is None or quick == by_key, (quick, by_key)  # by_key reads no metadata, so it may accept more
     plain = _outcome(lambda: parse_document(_object(data), "refs.json", {}))
     if quick == plain:
         return
-    # Of two values of one key the last counts. A reader of blocks looks at the others, too, and may find one damaged:
-    # that, and nothing else, is an error where the plain reader, which never sees it, has none.
+    # If a key has several values, the last one counts. The reader of blocks also parses the others, and raises an error
+    # if one is damaged; the plain reader never sees them. The results may differ only for this reason.
     assert quick is None, (quick, plain)
     assert any(_outcome(partial(parse_document, other, "refs.json", {})) is None for other in _twins(data)), plain
 
@@ -100,7 +100,7 @@ def _object(data: bytes) -> dict[str, object]:
 
 
 def _twins(data: bytes) -> Iterator[dict[str, object]]:
-    """Yield the document with each value, one after the other, that is not the last one of its key, as if it were."""
+    """Yield the document with an earlier value of a repeated key in place of its last value, for each such value."""
     text = data.decode().removeprefix("\ufeff")
     number = 0
     while True:

@@ -1,11 +1,11 @@
-"""Columns in pickles and cache files: the written ones, or a ValueError."""
+"""Read columns from pickles and cache files: the result has consistent columns, or a ValueError is raised."""
 
 from __future__ import annotations
 
 import io
 import json
 import struct
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from functools import cache
 
 from refshard_fs.core.checksums import crc32c
@@ -16,15 +16,15 @@ from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import ReferenceSet
 from tests.fuzz.parsers.json_references import _ARRAY
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (b"refshard index", b"\xc0", b"\xff", b"\xdd\xff\xff\xff\xff", b"\xcf" + b"\xff" * 8, b"\x93", b"\x02\x01\x01")
 
 
 @cache
-def seeds() -> list[bytes]:
-    """A byte that tells how the columns were kept, and what was kept."""
+def make_seeds() -> list[bytes]:
+    """Return inputs: a byte with the kind (packed, pickled or a cache file), and the stored columns."""
     refs: dict[str, object] = {"a/.zarray": json.dumps(_ARRAY), "t": "text", "o": {"x": [1, None]}, "w": ["u"]}
     refs |= {f"a/{i}.{i % 3}": ["s3://b/k", i, 10] for i in range(4)}
     found = []
@@ -36,25 +36,25 @@ def seeds() -> list[bytes]:
     return found
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     kind, kept = data[:1], data[1:]
     try:
         match kind:
             case b"\0":
-                if len(kept) > 24:  # the length is right, or nothing after it would ever be looked at
+                if len(kept) > 24:  # correct the length: otherwise parsing would end there
                     kept = kept[:16] + struct.pack("<Q", len(kept)) + kept[24:]
                 _look(compiled.unpack(memoryview(kept)))
             case b"\1":
                 _look(pickled.unpack_compressed(kept))
             case _:
                 whole = index_cache._read_checked(io.BytesIO(kept), len(kept), "x")  # type: ignore[arg-type]  # a file
-                assert whole is None or kept in {seed[1:] for seed in seeds()}
+                assert whole is None or kept in {seed[1:] for seed in make_seeds()}
     except ValueError:
         pass
 
 
 def _look(refs: ReferenceSet) -> None:
-    """Look at no values: only the checksum of a file tells whether those are what was written."""
+    """Check the lengths of columns, and not their values, which only a checksum protects."""
     for table in refs.tables.values():
         count = table.grid.size if table.numbers is None else len(table.numbers)
         assert {len(column) for column in table.ranges} == {count}

@@ -1,26 +1,26 @@
-"""The check of keys accepts only paths of plain names, for single keys and for blocks of keys."""
+"""Check keys, one by one and in blocks: only paths of plain names are accepted."""
 
 from __future__ import annotations
 
 import json
 import posixpath
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.keys import MOST_CHARACTERS, MOST_STEPS, is_key, normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.builder import ReferenceBuilder
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(b"/ // . .. ... ./ ../ /. /.. \\ \0 a .zarray .zgroup 0.0 c/0/0 zarr.json :// ~ \xc3\xbc".split(b" "))
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     return [b"a/b/c\n.zgroup", b"a/.zarray\na/0.0\na/0.1", b"..a/b..\nx.y", b"/".join([b"d"] * 99), b"\xc3\xbc/ \ne"]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     keys = data.decode("utf-8", "replace").split("\n")
     for key in keys:
         if is_key(key):

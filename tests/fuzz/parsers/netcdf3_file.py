@@ -1,14 +1,14 @@
-"""NetCDF-3 files: variables whose values lie in the file, or an error of ours."""
+"""Open NetCDF-3 files: values lie in the file, or an error of this package is raised."""
 
 from __future__ import annotations
 
 import struct
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.formats.netcdf3.source import open_
-from tests.fuzz.array_files import opened, some_chunks
+from tests.fuzz.array_files import choose_chunks, open_file
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (
@@ -25,12 +25,12 @@ WORDS = (
 _LARGEST = 1 << 20  # bytes of a chunk that is read
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     return [_file(version, records) for version in (1, 2, 5) for records in (0, 3)]
 
 
 def _file(version: int, records: int) -> bytes:
-    """Return a file with a fixed variable and two that have records, one of them the records' coordinate."""
+    """Return a file with a variable without records, and two with records, one of which is their coordinate."""
     count = ">q" if version == 5 else ">i"
 
     def number(value: int) -> bytes:
@@ -63,12 +63,12 @@ def _file(version: int, records: int) -> bytes:
     return header(begin) + struct.pack(">4h", 1, 2, 3, 0) + struct.pack(">d3f", 1, 2, 3, 4) * records
 
 
-def one_input(data: bytes) -> None:
-    found = opened(open_, data)
+def check_input(data: bytes) -> None:
+    found = open_file(open_, data)
     if found is None:
         return
     files, keys = found
-    for key in some_chunks(keys):
+    for key in choose_chunks(keys):
         entry = files.run(keys.lookup(key))
         assert entry is not None
         if (entry.size or 0) <= _LARGEST:

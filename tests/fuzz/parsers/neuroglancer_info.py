@@ -1,9 +1,9 @@
-"""``info`` of precomputed volumes: arrays with chunks of bounded size, or an error of ours."""
+"""Parse ``info`` of precomputed volumes: chunks have a bounded size, or an error of this package is raised."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.format import Document, OpenOptions, Probe
 from refshard_fs.core.model import Facts
@@ -13,7 +13,7 @@ from refshard_fs.formats.neuroglancer.info import MOST_DECODED
 from refshard_fs.formats.neuroglancer.volume import open_
 from tests.support.shards_in_memory import ROOT, Files
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -25,7 +25,7 @@ WORDS = tuple(
 )
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     scale: dict[str, object] = {
         "key": "8_8_8",
         "size": [20, 9, 12],
@@ -54,7 +54,7 @@ def seeds() -> list[bytes]:
     return [json.dumps(document).encode() for document in documents]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     files = Files({})
     probe = Probe(ROOT, documents={INFO: Document(data, Facts(len(data)))})
     try:

@@ -1,16 +1,16 @@
-"""Tables and minishard indexes of neuroglancer's shards: chunks that lie after one another, or a ValueError."""
+"""Decode tables and minishard indexes of neuroglancer's shards: ranges are valid, or a ValueError is raised."""
 
 from __future__ import annotations
 
 import gzip
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from functools import cache
 
 import numpy as np
 
 from refshard_fs.formats.neuroglancer.minishards import MinishardIndex, ShardIndex
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (bytes(8), b"\xff" * 8, b"\x1f\x8b\x08\0", b"\0" * 7 + b"\x80")
@@ -18,8 +18,8 @@ _MOST = 64
 
 
 @cache
-def seeds() -> list[bytes]:
-    """A byte that chooses the kind of index, and an index."""
+def make_seeds() -> list[bytes]:
+    """Return inputs: a byte that chooses the kind of index, and an index."""
     table = np.array([[0, 96], [96, 96], [96, 200], [200, 500]], "<u8").tobytes()
     minishard = np.array([[3, 1, 7, 20], [0, 5, 0, 9], [10, 11, 0, 13]], "<u8").tobytes()
     large = np.ones((3, _MOST), "<u8").tobytes()
@@ -27,7 +27,7 @@ def seeds() -> list[bytes]:
     return [bytes([number]) + data for number, data in zip((0, 1, 2, 1, 2), kinds, strict=True)]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     kind, index = data[:1], data[1:]
     try:
         if not kind or kind[0] % 3 == 0:

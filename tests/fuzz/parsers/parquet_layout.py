@@ -1,9 +1,9 @@
-"""The ``.zmetadata`` of a parquet set, and the keys that its grids give without listings."""
+"""Parse ``.zmetadata`` of a parquet set: numbers and keys of chunks agree, or an error of this package is raised."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.keys import join
 from refshard_fs.errors import RefShardError
@@ -11,7 +11,7 @@ from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from tests.fuzz.parsers.json_references import _ARRAY, _ARRAY_3
 from tests.support.shards_in_memory import ROOT, Files
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = (
@@ -25,7 +25,7 @@ WORDS = (
 )
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     small = {"metadata": {".zgroup": {"zarr_format": 2}, "a/.zarray": _ARRAY, "a/.zattrs": {"x": 1}}, "record_size": 4}
     both = {"metadata": {"b/zarr.json": _ARRAY_3, "deep/c/.zarray": {**_ARRAY, "dimension_separator": "/"}}}
     scalar = {**_ARRAY, "shape": [], "chunks": []}
@@ -33,7 +33,7 @@ def seeds() -> list[bytes]:
     return [json.dumps(document).encode() for document in documents]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     try:
         keys = ParquetKeySpace(ROOT, data, lambda url: url or "x")
     except RefShardError:

@@ -1,9 +1,9 @@
-"""Partitions of parquet reference sets: rows that are references or data, or a ValueError."""
+"""Decode partitions of parquet reference sets: rows are valid references or data, or a ValueError is raised."""
 
 from __future__ import annotations
 
 import io
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from refshard_fs.core.columns import WHOLE, Row
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (
@@ -24,7 +24,7 @@ WORDS = (
 _INDEX = PartitionIndex(8, 16)
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     paths = ["s3://b/1", None, "s3://b/1", "u", None, "v", "v", "s3://b/1"]
     columns = {
         "path": pa.array(paths),
@@ -57,7 +57,7 @@ def _parquet(columns: dict[str, pa.Array], **options: object) -> bytes:
     return out.getvalue()
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     try:
         partition = _INDEX.decode(data)
     except ValueError:

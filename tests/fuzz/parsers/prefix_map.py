@@ -1,9 +1,9 @@
-"""Key maps of a whole source: keys and listings that are as the map says, or an error of ours."""
+"""Open maps of prefixes for a whole source: entries are valid, or an error of this package is raised."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import join
@@ -12,7 +12,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.chunk_manifest.prefix_map import open_
 from tests.support.shards_in_memory import Files
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -23,7 +23,7 @@ WORDS = tuple(
 )
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     entries: dict[str, object] = {
         "zarr.json": {"data": {"zarr_format": 3, "node_type": "group"}},
         "a/c/0": {"path": "s3://b/k", "offset": 1, "length": 5},
@@ -36,7 +36,7 @@ def seeds() -> list[bytes]:
     return [json.dumps(document).encode() for document in documents]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     files = Files({})
     try:
         keys = files.run(open_(Probe("https://h/dir/map.json", Facts(len(data)), data), OpenOptions()))

@@ -1,8 +1,8 @@
-"""Indexes of zarr shards, v3 and v2: chunks that lie in their shard and not in its index, or a ValueError."""
+"""Decode indexes of zarr shards, v3 and v2: chunks lie in the shard outside of its index, or ValueError is raised."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from functools import cache
 
 import numpy as np
@@ -11,7 +11,7 @@ from refshard_fs.core.checksums import crc32c
 from refshard_fs.sharding.index import Level, OffsetsLevel, TableIndex
 from refshard_fs.sharding.v2 import MaskLevel
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (bytes(8), b"\xff" * 8, b"\xff" * 16, bytes(16))
@@ -26,8 +26,8 @@ _LEVELS: tuple[Level, ...] = (
 
 
 @cache
-def seeds() -> list[bytes]:
-    """A byte that chooses the kind of index, two that tell the shard's size, and an index."""
+def make_seeds() -> list[bytes]:
+    """Return inputs: a byte that chooses the kind of index, two bytes with the shard's size, and an index."""
     pairs = np.array([(0, 10), (10, 20), (2**64 - 1, 2**64 - 1), (100, 7)], np.uint64)
     found = []
     for kind, level in enumerate(_LEVELS):
@@ -40,14 +40,14 @@ def seeds() -> list[bytes]:
     return found
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     if len(data) < 3:
         return
     level = _LEVELS[data[0] % len(_LEVELS)]
     size = int.from_bytes(data[1:3], "little") or None
     index = data[3:]
     match level:
-        case OffsetsLevel(checked=True):  # or else damage would never get past the checksum
+        case OffsetsLevel(checked=True):  # correct the checksum: otherwise every changed index would fail there
             index = index[: 16 * _SLOTS] + crc32c(index[: 16 * _SLOTS]).to_bytes(4, "little")
     try:
         table = TableIndex(level, "c/0", "a", 0, size).decode(index)

@@ -1,8 +1,8 @@
-"""Printed texts: none steers a terminal or has a secret, and none takes long."""
+"""Sanitize texts: the result has no control characters and no secrets, and takes little time."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.errors import (
     LONGEST,
@@ -14,7 +14,7 @@ from refshard_fs.errors import (
     sanitize,
 )
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -25,12 +25,12 @@ WORDS = tuple(
 )
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     texts = ["https://h/x?a=1&token=HUSH", "'k' at s3://me:HUSH@b/k is gone", "plain", "a\x1b[31mb \u202e", "x" * 5000]
     return [text.encode() for text in texts]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     shown = sanitize(text)
     assert all(character.isprintable() or character.isspace() or ord(character) > 0xA0 for character in set(shown))

@@ -1,9 +1,9 @@
-"""Templates and `gen`: lines of text as definitions, texts and dimensions; time and output are bounded."""
+"""Expand templates and `gen`: time and output are bounded. The lines of an input are definitions and texts."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from itertools import islice
 from typing import Any
 
@@ -11,7 +11,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.templates.expressions import TemplateLimits
 from refshard_fs.formats.templates.templates import Templates, expand_gen
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -24,7 +24,7 @@ WORDS = tuple(
 _LIMITS = TemplateLimits(text=4096, output=4096, generated=64, generated_steps=100_000, generated_text=1 << 20)
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     lines = [
         [
             "s3://bucket",
@@ -49,7 +49,7 @@ def seeds() -> list[bytes]:
     return [text.encode() for text in texts]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     lines = data.decode("utf-8", "replace").split("\n", 7)
     u, f, t, key, url, offset, length, last = lines + [""] * (8 - len(lines))
     try:

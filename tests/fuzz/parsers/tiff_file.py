@@ -1,18 +1,18 @@
-"""TIFF files: images whose chunks lie in the file and have their length, or an error of ours."""
+"""Open TIFF files: chunks lie in the file and have the right length, or an error of this package is raised."""
 
 from __future__ import annotations
 
 import io
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 import numpy as np
 import tifffile
 
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.tiff.source import open_
-from tests.fuzz.array_files import opened, some_chunks
+from tests.fuzz.array_files import choose_chunks, open_file
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (
@@ -42,7 +42,7 @@ _METADATA = (
     '<GDALMetadata><Item name="a">5</Item><Item name="b" sample="0">x</Item>'
     '<Item name="c" sample="0" role="scale">0.5</Item></GDALMetadata>'
 )
-# Albers on a geographic CRS of its own, as GDAL writes it.
+# GeoTIFF keys of an Albers projection on a geographic CRS without an EPSG code, as GDAL writes them.
 _KEYS = (
     *(1, 1, 0, 12, 1024, 0, 1, 1, 1025, 0, 1, 2, 1026, 34737, 8, 0, 2048, 0, 1, 32767, 2049, 34737, 24, 8),
     *(2050, 0, 1, 6269, 2054, 0, 1, 9102, 2057, 34736, 1, 0, 2059, 34736, 1, 1, 3072, 0, 1, 32767, 3075, 0, 1, 11),
@@ -58,7 +58,7 @@ _PLACE = [
 ]
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     values = np.arange(12 * 16 * 3, dtype="u2").reshape(12, 16, 3)
     found = []
     for options in (
@@ -84,15 +84,15 @@ def seeds() -> list[bytes]:
     return [*found, out.getvalue()]
 
 
-def one_input(data: bytes) -> None:
-    found = opened(open_, data)
+def check_input(data: bytes) -> None:
+    found = open_file(open_, data)
     if found is None:
         return
     files, keys = found
-    for key in some_chunks(keys):
+    for key in choose_chunks(keys):
         try:
             entry = files.run(keys.lookup(key))
             if entry is not None and (entry.size or 0) <= _LARGEST:
                 files.bytes(entry)
-        except (RefShardError, ValueError):  # which the engine makes errors of the key
+        except (RefShardError, ValueError):  # the engine adds the key to these errors
             pass

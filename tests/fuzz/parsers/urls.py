@@ -1,16 +1,16 @@
-"""URLs in manifests: admission judges the spelling that is opened, and admits no forbidden place."""
+"""Admit URLs of manifests: the checked spelling is the one that is opened, and no forbidden place is admitted."""
 
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 from urllib.parse import unquote, urlsplit
 
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import Access, Admission, canonicalize, is_private
 from refshard_fs.security.policy import leads_out, links, longest_prefix, protocol_of, server_of
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -28,7 +28,7 @@ _RULES = (
 _INSIDE = {"https://allowed.example/a/": True}
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     urls = ["https://pub.example/x.nc", "https://allowed.example/a/b?c#d", "http://8.8.8.8:8080/x", "s3://data/k"]
     urls += [
         "http://127.0.0.1/x",
@@ -39,7 +39,7 @@ def seeds() -> list[bytes]:
     return [url.encode() for url in urls]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     url = data.decode("utf-8", "replace")
     try:
         once = canonicalize(url)

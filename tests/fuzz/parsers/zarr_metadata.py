@@ -1,10 +1,10 @@
-"""Metadata of zarr arrays, v2 and v3, sharded ones among them: grids and layouts that hold, or an error of ours."""
+"""Parse metadata of zarr arrays, v2 and v3, also sharded: grids and layouts are valid, or an error is raised."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import DocumentIndex
@@ -14,7 +14,7 @@ from refshard_fs.sharding.index import MAX_INDEX
 from refshard_fs.sharding.view import Unshard
 from tests.fuzz.parsers.json_references import _ARRAY, _ARRAY_3
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = True
 WORDS = tuple(
@@ -28,7 +28,7 @@ WORDS = tuple(
 _UNSHARD, _UNMAPPED = Unshard(()), StripManifests()
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     inner = {"chunk_shape": [1, 2], "codecs": ["bytes", "crc32c"], "index_codecs": ["bytes"], "index_location": "start"}
     sharded = {**_ARRAY_3, "codecs": [{"name": "sharding_indexed", "configuration": inner}]}
     outer = {
@@ -57,7 +57,7 @@ def seeds() -> list[bytes]:
     return [json.dumps(document).encode() for document in documents]
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     name = ".zmetadata" if b'"metadata"' in data[:40] else ("zarr.json", ".zarray")[len(data) % 2]
     for rewrite in (_UNSHARD, _UNMAPPED):
         document = DocumentIndex("", name, 0, rewrite).decode(data)

@@ -1,10 +1,10 @@
-"""ZIP archives: members that lie in the archive, and inflate to what the directory says, or an error of ours."""
+"""Open ZIP archives: members lie in the archive and have the size in its directory, or an error is raised."""
 
 from __future__ import annotations
 
 import io
 import zipfile
-from contextlib import nullcontext as configured
+from contextlib import nullcontext as set_up
 
 from refshard_fs.core.format import HEAD, OpenOptions, Probe
 from refshard_fs.core.keys import join
@@ -14,7 +14,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.zip.source import open_
 from tests.support.shards_in_memory import ROOT, Files
 
-__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+__all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
 IS_TEXT = False
 WORDS = (
@@ -44,7 +44,7 @@ class _Unseekable(io.BytesIO):
         raise OSError("a pipe")
 
 
-def seeds() -> list[bytes]:
+def make_seeds() -> list[bytes]:
     return [
         _archive(),
         _archive(method=zipfile.ZIP_DEFLATED),
@@ -64,7 +64,7 @@ def _archive(comment: bytes = b"", method: int = 0, out: io.BytesIO | None = Non
     return out.getvalue()
 
 
-def one_input(data: bytes) -> None:
+def check_input(data: bytes) -> None:
     files = Files({ROOT: data})
     try:
         keys = files.run(open_(Probe(ROOT, Facts(len(data)), data[:HEAD]), OpenOptions()))
@@ -77,7 +77,7 @@ def one_input(data: bytes) -> None:
         assert "\0" not in key
         try:
             content = files.read(keys, key)
-        except (RefShardError, ValueError, EOFError):  # which the engine makes errors of the key
+        except (RefShardError, ValueError, EOFError):  # the engine adds the key to these errors
             continue
         assert content is not None
         assert size is None or len(content) == size
