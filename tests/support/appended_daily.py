@@ -1,6 +1,7 @@
-"""Processes that append a day to a set on S3, for somebody to kill them: a script of `tests.support.killed`.
+"""A script of `tests.support.killed` whose jobs append a day to a set on S3.
 
-The arguments of a job are the URL of the set, that of the day, and the endpoint; its status says by how much it grew.
+The arguments of a job are the URL of the set, the URL of the day, and the endpoint. Its status is the number of times
+by which the set grew.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import s3fs  # noqa: F401  # once, not in each process
+import s3fs  # noqa: F401  # imported before the forks, and not by each process
 
 import refshard_fs
 import refshard_fs.formats.kerchunk_parquet.partition
@@ -23,7 +24,7 @@ from tests.support.killed import serve, when_told
 
 
 def options(endpoint: str) -> dict[str, Any]:
-    """How the set, the days and their chunks are opened."""
+    """Return the options that open the set, the days and their chunks."""
     s3: dict[str, Any] = {"key": "ak", "secret": SeaweedServer.secret, "client_kwargs": {"endpoint_url": endpoint}}
     return {"target_options": s3, "options": {"s3://": s3}}
 

@@ -1,4 +1,4 @@
-"""References to arrays of which each key is known."""
+"""Make references to arrays with known keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def make_array(chunks: list[int], dims: list[str], version: int = 2, **more: Any) -> dict[str, Any]:
-    """Return the metadata of an array of 10 bytes along each dimension."""
+    """Return the metadata documents of an array of 10 bytes along each dimension, by name."""
     shape = [10] * len(chunks)
     if version == 3:
         grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
@@ -20,7 +20,7 @@ def make_array(chunks: list[int], dims: list[str], version: int = 2, **more: Any
 
 
 def make_references(**arrays: dict[str, Any]) -> dict[str, Any]:
-    """Return a set of arrays, by path with ``__`` for a slash; the chunks of each are in an object of its name."""
+    """Return references to ``arrays``, by path with ``__`` for a slash; each array's chunks lie in one object."""
     refs: dict[str, Any] = {}
     for name, documents in arrays.items():
         path = name.replace("__", "/")

@@ -1,4 +1,4 @@
-"""bcolz and bloscpack samples that the real libraries wrote: those shipped here, and all where the real data is."""
+"""bcolz and bloscpack samples that the real libraries wrote: those in tests/data, and more if the real data exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHIPPED = HERE.parents[1] / "data" / "bcolz"
 
 
 class Sample(NamedTuple):
-    """One source, and what its writer says of it."""
+    """One source, and its expected content, as its writer recorded it."""
 
     name: str
     path: Path
@@ -28,12 +28,12 @@ class Sample(NamedTuple):
 
     @property
     def arrays(self) -> dict[str, dict[str, Any]]:
-        """What is expected of each array, by its path."""
+        """The expected content of each array, by its path."""
         columns: dict[str, dict[str, Any]] | None = self.expected.get("columns")
         return {"data": self.expected} if columns is None else columns
 
     def chunks(self, array: str) -> list[tuple[str, dict[str, int]]]:
-        """Return each chunk's file (relative to the source; "" for itself) and what its frame says."""
+        """Return for each chunk its file (relative to the source; "" for the source) and the fields of its frame."""
         expected = self.arrays[array]
         if self.is_file:
             return [("", chunk) for chunk in expected["header"]["chunks"]]
@@ -49,12 +49,12 @@ def _root() -> Path:
 
 
 def samples(root: Path | None = None) -> list[Sample]:
-    """Return all samples below ``root``; all there are, if none is given."""
+    """Return all samples below ``root``, by default in the folder with the most samples."""
     root = _root() if root is None else root
     expected = json.loads((root / "expected.json").read_text())
     return [Sample(name, root / name, found) for name, found in expected.items()]
 
 
 def sample(name: str) -> Sample:
-    """Return one of the shipped samples."""
+    """Return the sample ``name`` of tests/data."""
     return next(s for s in samples(SHIPPED) if s.name.rpartition("/")[2] == name)

@@ -1,4 +1,4 @@
-"""bcolz rootdirs and bloscpack files made by hand."""
+"""Make bcolz rootdirs and bloscpack files without their libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.shards_in_memory import ROOT, Files
 
 
 def carray_of(values: np.ndarray[Any, Any], chunklen: int, /, **changes: Any) -> dict[str, bytes]:
-    """Return the files of a carray as bcolz lays them out."""
+    """Return the files of a carray by URL, as bcolz would write them; ``changes`` replace fields of its metadata."""
     storage = {"dtype": str(values.dtype), "cparams": {"clevel": 5, "shuffle": 1, "cname": "lz4"},
                "chunklen": chunklen, "expectedlen": len(values), "dflt": 0}  # fmt: skip
     sizes = {"shape": list(values.shape), "nbytes": values.nbytes, "cbytes": 1}
@@ -49,7 +49,7 @@ def superchunk(
     metadata: dict[str, Any] | None = None,
     gap: int = 0,
 ) -> bytes:
-    """Return a bloscpack file of ``values`` as its specification lays it out."""
+    """Return a bloscpack file of ``values``, written by its specification; ``gap`` is bytes before each frame."""
     data = values.tobytes()
     parts = [data[i : i + frame_size] for i in range(0, len(data), frame_size)]
     digest = CHECKSUMS[checksum].digest

@@ -1,6 +1,6 @@
-"""Writes CDF files by the format's internal description: what its library and cdflib write, and what they never do.
+"""Write CDF files by the format's internal description, also files that its library and cdflib never write.
 
-The texts at the end are files of the library itself (3.9.1, through spacepy 0.7), compressed.
+The texts at the end are compressed files that the library itself wrote (3.9.1, through spacepy 0.7).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ GZIP, RLE, HUFFMAN = 5, 1, 2
 
 
 class Variable(NamedTuple):
-    """A variable of ``values``, whose first axis is that of records if they vary.
+    """A variable of ``values``; if it ``varies``, their first axis is that of records.
 
-    ``runs`` are the records of each VVR or CVVR, by default all of them; other records are missing. ``tree`` is the
-    number of entries of an index.
+    ``runs`` are the first and the last record of each VVR or CVVR, by default of one with all records; records outside
+    of them are missing. ``tree`` is the number of entries of an index.
     """
 
     values: npt.NDArray[Any]
@@ -40,7 +40,7 @@ class Variable(NamedTuple):
 
 
 def encode_runs(data: bytes) -> bytes:
-    """Compress by RLE: zeros become a zero and their number less one."""
+    """Compress by RLE: a run of zeros becomes a zero and the length of the run less one."""
     out = b""
     for part in data.replace(b"\0", b"\0\0").split(b"\0\0"):
         out += part + b"\0\0"
@@ -48,7 +48,7 @@ def encode_runs(data: bytes) -> bytes:
 
 
 class Writer:
-    """The bytes of a file, to which records are added. Offsets in records are patched when they are known."""
+    """The bytes of a file. Methods add records, and set offsets in earlier records when these are known."""
 
     def __init__(self, version: int = 3, encoding: int = 6, *, is_row_major: bool = True, release: int = 7) -> None:
         self.version, self.encoding, self.is_row_major = version, encoding, is_row_major
@@ -75,7 +75,7 @@ class Writer:
         return name.encode().ljust(self.name, b"\0")
 
     def entry(self, value: Any, dtype: int | None = None) -> tuple[int, int, int, bytes]:
-        """Return type, elements, texts and bytes of an attribute's value."""
+        """Return type, number of elements, number of texts and bytes of an attribute's value."""
         if isinstance(value, str):
             return 51, len(value), 1, value.encode()
         if isinstance(value, list) and isinstance(value[0], str):
@@ -90,14 +90,14 @@ class Writer:
         )
 
     def values(self, variable: Variable, first: int, last: int) -> bytes:
-        """Return the bytes of records."""
+        """Return the bytes of the records ``first`` to ``last`` (included)."""
         found = variable.values[first : last + 1] if variable.varies else variable.values[None]
         if not self.is_row_major:
             found = found.transpose(0, *range(found.ndim - 1, 0, -1))
         return np.ascontiguousarray(found).astype(found.dtype.newbyteorder(self.order)).tobytes()
 
     def index(self, rows: list[tuple[int, int, int]], size: int) -> int:
-        """Add the index of ``rows``: first and last record, and offset; ``size`` entries are the most, if not 0."""
+        """Add an index of ``rows`` (first and last record, offset) with at most ``size`` entries; 0 means no limit."""
         while size and len(rows) > size:
             parts = [rows[at : at + size] for at in range(0, len(rows), size)]
             rows = [(part[0][0], part[-1][1], self.index(part, 0)) for part in parts]
@@ -123,7 +123,7 @@ class Writer:
         return self.index(rows, variable.tree) if rows else 0
 
     def describe(self, name: str, number: int, variable: Variable, gap: int) -> int:
-        """Add the descriptor of a variable and what belongs to it; return its offset."""
+        """Add a variable's values and descriptor; return the offset of the descriptor."""
         values = variable.values
         index = self.store(variable)
         compression = self.record(11, "iiii", variable.compression, 0, 1, 6) if variable.compression else -1
@@ -223,7 +223,7 @@ def compressed_whole(data: bytes, compression: int = GZIP) -> bytes:
 
 
 def real_file(version: int) -> bytes:
-    """Return a file of the format's library: column-major and with TT2000 in version 3, with EPOCH in version 2."""
+    """Return a file that the format's library wrote: column-major with TT2000 in version 3, with EPOCH in version 2."""
     return zlib.decompress(base64.b85decode("".join(_REAL[version].split())))
 
 

@@ -1,4 +1,4 @@
-"""Hierarchies with chunk manifests, written by hand."""
+"""Write hierarchies with chunk manifests as JSON, and open them."""
 
 from __future__ import annotations
 

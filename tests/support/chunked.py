@@ -1,4 +1,4 @@
-"""A file of equal chunks on a test server, and arrays that show it: in C order, by columns, in Morton order."""
+"""A file of chunks of equal size on a test server, and references that show it as an array with any order of chunks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Chunked:
         return bytes([place % 251]) * CHUNK
 
     def refs(self, counts: Sequence[int] | None = None, order: Sequence[int] | None = None) -> dict[str, Any]:
-        """Return references of array "a", whose chunk number i lies at place ``order[i]`` of the file."""
+        """Return references to the array "a", whose chunk number i is the chunk ``order[i]`` of the file."""
         counts = counts or [self.count]
         shape = [*counts, CHUNK]
         meta = {"zarr_format": 2, "shape": shape, "chunks": [1] * len(counts) + [CHUNK], "dtype": "|u1", "order": "C"}
@@ -50,10 +50,10 @@ class Chunked:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The ranges asked for since the log was emptied, in chunks, ascending."""
+        """The requested ranges since the log was cleared, in chunks, ascending."""
         return sorted(((r.start or 0) // CHUNK, -(-(r.stop or 0) // CHUNK)) for r in self.server.requests("/data.bin"))
 
     @property
     def fetched(self) -> int:
-        """Chunks that were sent."""
+        """The number of sent chunks since the log was cleared."""
         return self.server.bytes_sent // CHUNK

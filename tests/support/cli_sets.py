@@ -1,4 +1,4 @@
-"""A small reference set, as the tests of commands use it."""
+"""A small reference set for the tests of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-memory references for the tests of the ecosystem's conventions."""
+"""A mark for tests that need the package's entry points."""
 
 from __future__ import annotations
 

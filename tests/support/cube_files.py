@@ -1,4 +1,4 @@
-"""NetCDF files that differ in a coordinate, to be joined by `cube`."""
+"""Write NetCDF files, and open the cube of several files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of days whose data are their numbers."""
+"""Make reference sets of days. The URL of a day's chunk has the number of the day."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNITS = "days since 2024-01-01"
 def make_days(
     first: int, count: int, chunk: int = 1, units: str = UNITS, offset: int = 0, order: str = "<"
 ) -> dict[str, Any]:
-    """Return a set of ``count`` days; the data of a day are its number."""
+    """Return a reference set of ``count`` days from the day ``first`` on, with ``chunk`` days in a chunk."""
 
     def array(dtype: str, size: int) -> str:
         meta = {"zarr_format": 2, "shape": [count], "chunks": [size], "dtype": dtype, "order": "C"}

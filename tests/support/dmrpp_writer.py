@@ -1,4 +1,4 @@
-"""Writes the DMR++ document of an HDF5 file, after its specification, from what h5py tells of chunks."""
+"""Write the DMR++ document of an HDF5 file by its specification, with the places of chunks from h5py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HIDDEN = {"DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid", 
 
 
 def write_dmrpp(path: Path, href: str = "OPeNDAP_DMRpp_DATA_ACCESS_URL") -> Path:
-    """Write the document beside the file ``path``, and return where it is."""
+    """Write the document beside the file ``path``, and return its path."""
     with h5py.File(path) as file:
         root = (
             '<?xml version="1.0" encoding="ISO-8859-1"?>\n'

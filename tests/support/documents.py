@@ -1,11 +1,10 @@
-"""The code blocks of a Markdown document: what they are, and, as a program, all of them run in order.
+"""Find the code blocks of a Markdown document, and, as a program, run them in order.
 
     python tests/support/documents.py README.md '{"https://host/": "http://127.0.0.1:1234/"}'
 
-runs the Python blocks in one namespace (with ``await`` at the top level, as in a notebook) and the shell blocks in the
-working directory, writes those as files that a comment (``<!-- file: NAME -->``) names, and prints a line for each.
-The mapping says what stands behind the placeholders of the document. A block of a language that it does not know
-is an error: none is passed over in silence.
+The program runs the Python blocks in one namespace (with ``await`` at the top level, as in a notebook) and the shell
+blocks in the working directory. It writes a block after a comment ``<!-- file: NAME -->`` to this file. For each block
+it prints a line. The mapping replaces placeholders in the document. A block in an unknown language is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _FENCED = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.MUL
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text, the line of the document that this begins at, and the file that it is."""
+    """A fenced block: its language, its text, the first line of the text in the document, and the file to write."""
 
     language: str
     text: str
@@ -35,7 +34,7 @@ class Block(NamedTuple):
 
 
 def blocks(markdown: str) -> list[Block]:
-    """Return the fenced blocks of a document in their order."""
+    """Return the fenced blocks of a document in order."""
     return [
         Block(found[2], found[3], markdown.count("\n", 0, found.start(3)) + 1, found[1])
         for found in _FENCED.finditer(markdown)
@@ -43,7 +42,7 @@ def blocks(markdown: str) -> list[Block]:
 
 
 def made_by_ci(block: Block) -> bool:
-    """Whether the block makes an environment of its own and installs into it: ``.ci/run`` runs these in clones."""
+    """Return whether the block installs into a new virtual environment; ``.ci/run`` runs such blocks in clones."""
     return block.language == "sh" and " -m venv " in block.text
 
 
@@ -64,7 +63,7 @@ def main(document: Path, places: dict[str, str]) -> None:
             case "sh":
                 subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
             case "python":
-                lines = "\n" * (block.line - 1) + text  # so that a traceback names the document's line
+                lines = "\n" * (block.line - 1) + text  # a traceback then names the line of the document
                 code = compile(lines, document.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
                 result = eval(code, namespace)
                 if inspect.iscoroutine(result):
@@ -72,9 +71,9 @@ def main(document: Path, places: dict[str, str]) -> None:
             case "json":
                 json.loads(text)
             case "text":
-                pass  # a drawing, or what is printed
+                pass  # a drawing, or printed output
             case other:
-                raise SystemExit(f"{where}: nobody knows how to run {other!r}")
+                raise SystemExit(f"{where}: expected a block in sh, python, json or text, found {other!r}")
         print(f"{where}: ran", flush=True)
     loop.close()
 

@@ -1,4 +1,4 @@
-"""Pictures of sources, and the colours in them."""
+"""Draw pictures of sources, and find the colours in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def draw_source(name: str, *, asked: bool) -> Picture:
 
 
 def find_colours(shown: Picture) -> tuple[dict[str, str], dict[str, list[tuple[float, str]]]]:
-    """Return the colours of the cells by their text, and of each strip's pieces, from left to right, by its URL."""
+    """Return the colours of cells, by title, and the places and colours of pieces from left to right, by URL."""
     cells: dict[str, str] = {}
     strips: dict[str, list[tuple[float, str]]] = {}
     pieces: list[tuple[float, str]] | None = None

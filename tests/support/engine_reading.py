@@ -1,4 +1,4 @@
-"""Filesystems over a chunked object, to be read by the engine."""
+"""Open filesystems over a chunked object."""
 
 from __future__ import annotations
 

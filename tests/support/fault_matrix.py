@@ -1,4 +1,4 @@
-"""The result of each fault, filesystem and operation, and its report by pytest."""
+"""The matrix of faults: the result for each fault, filesystem and operation, and its report by pytest."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 __all__ = ["MATRIX", "Matrix", "summary"]
 
-# (filesystem, fault, operation) to "right", "error" or the name of a kind of error.
+# By (filesystem, fault, operation): "right", "error" or the name of an error class.
 Matrix: TypeAlias = dict[tuple[str, str, str], str]
 MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
 
 
 def summary(cells: Matrix, *, whole: bool) -> list[str]:
-    """Return lines that sum the cells up, and show them all if ``whole``."""
+    """Return lines with the counts of results, and, if ``whole``, with all results."""
     if not cells:
         return []
     kinds = Counter("right" if outcome == "right" else "an error" for outcome in cells.values())

@@ -1,4 +1,4 @@
-"""Tests that apply to every format of files of arrays."""
+"""Checks for every format of files of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.shards_in_memory import ROOT, Files
 
 
 def check_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], array: str) -> Path:
-    """Run ``info``, ``map``, ``check`` and ``convert`` of a file; return the reference set that was made."""
+    """Run ``info``, ``map``, ``check`` and ``convert`` on a file; return the path of the converted reference set."""
     refs = tmp_path / "converted.json"
     for arguments in (
         ["info", path],
@@ -29,9 +29,9 @@ def check_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def rounds_to_open(path: Path) -> int:
-    """Return in how many rounds of requests a file is opened; each waits for the answers to the one before.
+    """Return the number of rounds of requests in which a file is opened; a round waits for the answers of the last one.
 
-    They are counted without a server, and so however busy the machine is.
+    The rounds are counted without a server, so that the number does not depend on the machine's load.
     """
     files = Files.of(path)
     files.open()
@@ -39,7 +39,10 @@ def rounds_to_open(path: Path) -> int:
 
 
 def all_bytes(data: bytes, most: int = 1 << 20) -> dict[str, bytes | None]:
-    """Return the bytes of all keys of a file that lies in memory; what fails is an error of ours, or raises."""
+    """Return the bytes of the keys of chunks of a file in memory; ``b"an error"`` for a chunk that raises one.
+
+    Assert that no chunk has more than ``most`` bytes.
+    """
     files = Files({ROOT: data})
     keyspace = files.open()
     found: dict[str, bytes | None] = {}
@@ -48,15 +51,18 @@ def all_bytes(data: bytes, most: int = 1 << 20) -> dict[str, bytes | None]:
             key = f"{path}/{grid.tail(number)}"
             try:
                 entry = files.run(keyspace.lookup(key))
-                assert entry is None or (entry.size or 0) <= most, "no memory for what the file does not hold"
+                assert entry is None or (entry.size or 0) <= most, "a chunk is larger than the file can hold"
                 found[key] = None if entry is None else files.bytes(entry)
-            except (RefShardError, ValueError):  # of which the engine makes errors of the key
+            except (RefShardError, ValueError):  # the engine adds the key to these errors
                 found[key] = b"an error"
     return found
 
 
 def check_damage(data: bytes, seed: int, header: int | None = None, times: int = 200) -> None:
-    """Cut a file anywhere, and flip bits in its first ``header`` bytes: an error of ours, or what is there."""
+    """Truncate a file, and flip bits in its first ``header`` bytes: assert that only errors of this package are raised.
+
+    Chunks of a truncated file must have the right bytes or raise an error.
+    """
     rng = np.random.default_rng(seed)
     whole = all_bytes(data)
     for cut in sorted({*rng.integers(0, len(data), times).tolist(), len(data) - 5, len(data) - 1000}):
@@ -99,7 +105,7 @@ def same(got: Any, want: Any) -> None:
 
 
 def same_attributes(got: Any, want: Any) -> None:
-    """Assert that attributes are equal: JSON has no widths of numbers, and lists for arrays."""
+    """Assert that attributes are equal, apart from types that JSON does not distinguish."""
     assert set(got) == set(want)
     for name, value in want.items():
         np.testing.assert_array_equal(np.asarray(got[name]), np.asarray(value), err_msg=str(name))

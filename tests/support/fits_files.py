@@ -1,4 +1,4 @@
-"""FITS files that astropy writes, of each kind of image."""
+"""Write FITS files by astropy, with each kind of image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(path: Path, *hdus: Any, primary: Any = None) -> Path:
 
 
 def images() -> list[Any]:
-    """Return images of all kinds of numbers, with and without scale, blanks and coordinates."""
+    """Return images of all types of numbers, with and without scale, blanks and coordinates."""
     sky = fits.ImageHDU(SKY, name="SCI")
     wcs = {"CTYPE1": "RA---TAN", "CTYPE2": "DEC--TAN", "CRVAL1": 10.5, "CRPIX1": 35, "CD1_1": -1e-5, "CUNIT1": "deg"}
     sky.header.update(wcs)

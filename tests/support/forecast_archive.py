@@ -1,4 +1,4 @@
-"""Small archives of forecasts as NOAA and ECMWF publish them: names of files, sidecars, and GRIB2 by eccodes."""
+"""Make small archives of forecasts like those of NOAA and ECMWF: names of files, sidecars, and GRIB2 by eccodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BUCKET = Published(_RAIN, "APCP", "surface", {}, "acc", "bucket 6")
 
 
 class Archive(NamedTuple):
-    """How an archive names its files. ``names`` are those of members, from number 0 on."""
+    """The names of an archive's files; ``names`` are those of members, from number 0 on, if each has a file."""
 
     url: str
     sidecar: str
@@ -100,7 +100,7 @@ def fill(template: str, at: datetime, step: int, number: str) -> str:
 
 
 def publish(server: RangeServer, archive: Archive, at: datetime, step: int, members: Sequence[int] = ()) -> Any:
-    """Put the files of a run's step on a server; the values by wgrib2's name, level, range and member."""
+    """Put the files of a step of a run on a server; return the values by wgrib2's name, level, range and member."""
     values: dict[tuple[str, str, str, int], Any] = {}
     is_apart = bool(archive.names)  # a file for each member
     for some in [[number] for number in members] if is_apart else [list(members) or [0]]:
@@ -133,7 +133,7 @@ def _message(one: Published, at: datetime, step: int, number: int | None) -> byt
 
 @cache
 def _handle(place: int, is_member: bool) -> Any:
-    """Return a message of the field at a place of `FIELDS`; the names of parameters take eccodes long to set."""
+    """Return a message of the field number ``place`` of `FIELDS`; cached, because eccodes sets names slowly."""
     one = FIELDS[place]
     template = {"productDefinitionTemplateNumber": 11 if one.process else 1} if is_member else {}
     return eccodes.codes_new_from_message(

@@ -1,8 +1,8 @@
-"""A Python that starts in milliseconds: programs run in forks of a process that has imported what they need.
+"""Run Python programs in milliseconds, in forks of a process that has imported the packages.
 
-`ForkServer.python` is a command that takes the place of ``[sys.executable]`` before ``-W ACTION``, ``-c PROGRAM`` or a
-script, and their arguments. The program has the directory, the environment (but ``PYTHON*``, which was read before) and
-the standard streams of whoever runs the command, whose exit status is the program's.
+`ForkServer.python` is a command that replaces ``[sys.executable]`` before ``-W ACTION``, ``-c PROGRAM`` or a script,
+and their arguments. The program has the directory, the environment (except ``PYTHON*``) and the standard streams of
+the command, and the command ends with the program's exit status.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IMPORTED = (
 
 
 class ForkServer:
-    """From ``__enter__`` to ``__exit__``, ``python`` runs programs; where nothing forks, it is an ordinary Python."""
+    """Within a ``with`` block, the command ``python`` runs programs in forks; without `os.fork`, as usual."""
 
     def __init__(self) -> None:
         self.python = [sys.executable]
@@ -84,8 +84,8 @@ def _serve(path: str) -> None:
         listener.bind(path)
         listener.listen()
         print("ready", flush=True)
-        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of the threads of numpy's libraries
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # libraries of numpy have started threads
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process does not wait for the forks that answer
         while listener in select.select([listener, sys.stdin], [], [])[0]:
             connection, _ = listener.accept()
             if not os.fork():
@@ -95,7 +95,7 @@ def _serve(path: str) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Run what one client asks for in a process of its own, and tell the client its status; does not return."""
+    """Run the program that a client requests in a new process, send its status to the client, and exit."""
     asked, received = b"", array.array("i")
     while not asked.endswith(b"\n"):
         text, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 3)
@@ -114,7 +114,7 @@ def _answer(connection: socket.socket) -> None:
 
 
 def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
-    """Return the exit status of a program, as an interpreter that runs it and ends."""
+    """Run a program as a new interpreter would, and return its exit status."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -144,7 +144,7 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
     if not isinstance(status, int):
         print(status, file=sys.stderr)
         status = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as every interpreter does
+    threading._shutdown()  # type: ignore[attr-defined]  # wait for threads, as an interpreter does at its end
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

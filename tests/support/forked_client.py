@@ -1,4 +1,4 @@
-"""``forked_client.py SOCKET ARGUMENTS...``: a program that a `ForkServer` runs with the streams of this one."""
+"""``forked_client.py SOCKET ARGUMENTS...``: let a `ForkServer` run a program with the streams of this process."""
 
 import json
 import os

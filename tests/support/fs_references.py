@@ -1,4 +1,4 @@
-"""References of every kind over one target."""
+"""A reference set with every kind of reference to one target."""
 
 from __future__ import annotations
 

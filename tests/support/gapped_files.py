@@ -1,4 +1,4 @@
-"""Files of daily fields, some days of which are missing."""
+"""Write files of daily fields, with missing days."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_days(
     calendar: str | None = None,
     dtype: str = "f4",
 ) -> str:
-    """Write daily fields, a chunk a day and two places; a number in them tells variable, day and place."""
+    """Write daily fields, with a chunk for each day; the values depend on variable, day and place."""
     attributes = {"units": units} | ({} if calendar is None else {"calendar": calendar})
     data = np.add.outer(np.asarray(days) * 100, np.asarray(xs))
     arrays = {name: (("time", "x"), (data + 10 * k).astype(dtype)) for k, name in enumerate(names)}

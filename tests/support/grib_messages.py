@@ -1,4 +1,4 @@
-"""GRIB messages that eccodes writes, and a comparison with what cfgrib shows of them."""
+"""Write GRIB messages by eccodes, and compare datasets with those of cfgrib."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RNG = np.random.default_rng(5)
 
 
 def message(values: Any = None, sample: str = "regular_ll_sfc_grib2", **keys: Any) -> bytes:
-    """Return a message by eccodes: a grid of 31 rows and 16 columns, if not said otherwise."""
+    """Return a message that eccodes encodes, by default with a grid of 31 rows and 16 columns."""
     handle = eccodes.codes_grib_new_from_samples(sample)
     try:
         for key, value in keys.items():
@@ -44,9 +44,9 @@ def open_cfgrib(path: Path, **keys: Any) -> Any:
 
 
 def check_same_as_cfgrib(path: Path, more: frozenset[str] = frozenset(), **keys: Any) -> Any:
-    """Compare all that cfgrib shows; what it says of how a field is stored (``GRIB_gridType``) is not shown here.
+    """Assert that a file's dataset equals that of cfgrib, except for attributes about storage (``GRIB_gridType``).
 
-    ``more`` are coordinates that cfgrib does not show.
+    ``more`` are coordinates that cfgrib does not show. Return the dataset.
     """
     want, got = open_cfgrib(path, **keys), xr.open_dataset(path, engine="refshard")
     assert list(got.data_vars) == list(want.data_vars)
@@ -86,7 +86,7 @@ POINTS = RNG.normal(280, 9, 3600)
 
 
 def many() -> bytes:
-    """Return 40 messages of various lengths, which have more than the first bytes of the file in all."""
+    """Return 40 messages of various lengths, which together are longer than the first read of a file."""
     return b"".join(
         on_level(
             level, shortName="t", step=step, bitsPerValue=8 + (level // 100 + step) % 5, Ni=60, Nj=60, values=POINTS

@@ -1,4 +1,4 @@
-"""Sets to which others are appended."""
+"""Write sets and files for tests of append."""
 
 from __future__ import annotations
 

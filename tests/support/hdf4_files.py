@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 
 def hdf4_file(name: str) -> bytes:
-    """Return one of the files."""
+    """Return the bytes of the file ``name``."""
     return zlib.decompress(base64.b85decode("".join(_FILES[name].split())))
 
 
 def hdf4_of(elements: Mapping[tuple[int, int], bytes]) -> bytes:
-    """Return a file of plain elements by tag and reference number."""
+    """Return a file with these plain elements, by tag and reference number."""
     at = 10 + 12 * len(elements)
     table = b""
     for (tag, ref), data in elements.items():
@@ -63,7 +63,7 @@ def _list_descriptors(data: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def spread(data: bytes, gap: int, *, also_headers: bool = False) -> bytes:
-    """Return a file with ``gap`` bytes between its elements; between the headers of chunks and these if told so."""
+    """Return a file with ``gap`` bytes between its elements; with ``also_headers``, before headers of chunks, too."""
     rows = _list_descriptors(data)
     table, body = b"", b""
     start = 10 + 12 * len(rows)
@@ -75,7 +75,7 @@ def spread(data: bytes, gap: int, *, also_headers: bool = False) -> bytes:
 
 
 def values_of(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return the values that a data set was written with."""
+    """Return the values of a data set in these files."""
     values = np.arange(np.prod(shape)) * 7 % 101
     if dtype == "S1":
         return (values % 26 + 97).astype("u1").view("S1").reshape(shape)

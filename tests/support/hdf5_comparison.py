@@ -1,4 +1,4 @@
-"""Comparison of a shown HDF5 file with h5py and h5netcdf."""
+"""Compare an HDF5 file as this package shows it with h5py and h5netcdf."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ENUM_NAMES = {"flag_values", "flag_meanings"}  # attributes that h5netcdf does n
 
 
 def dtype_of(spelled: Any) -> np.dtype[Any]:
-    """Return a type as metadata of version 2 spells it."""
+    """Return the dtype for its spelling in metadata of version 2."""
     if isinstance(spelled, list):
         return np.dtype([(field[0], dtype_of(field[1]), *map(tuple, field[2:])) for field in spelled])
     return np.dtype(spelled)
 
 
 class Shown:
-    """An array as its metadata of zarr version 2 describes it, read by numcodecs: zarr itself takes far longer."""
+    """An array that numcodecs decodes by its metadata of zarr version 2, because zarr itself takes far longer."""
 
     def __init__(self, fs: RefShardFileSystem, path: str, document: dict[str, Any]) -> None:
         self._fs = fs
@@ -61,7 +61,7 @@ class Shown:
 
 
 def opened(path: Path, **options: Any) -> tuple[RefShardFileSystem, dict[str, Shown]]:
-    """Return the filesystem of a file, and its arrays by path."""
+    """Open a file; return the filesystem, and the arrays by path."""
     fs = RefShardFileSystem(fo=str(path), **options)
     documents = json.loads(fs.cat(".zmetadata"))["metadata"]
     found = {key[: -len("/.zarray")]: value for key, value in documents.items() if key.endswith("/.zarray")}
@@ -69,7 +69,7 @@ def opened(path: Path, **options: Any) -> tuple[RefShardFileSystem, dict[str, Sh
 
 
 def arrays(group: Any, prefix: str = "") -> dict[str, Any]:
-    """Return all arrays below a group of zarr's, by path."""
+    """Return all arrays below a zarr group, by path."""
     found = {f"{prefix}{name}": array for name, array in group.arrays()}
     for name, below in group.groups():
         found |= arrays(below, f"{prefix}{name}/")
@@ -77,12 +77,12 @@ def arrays(group: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def datasets(group: h5py.Group, prefix: str = "", above: tuple[Any, ...] = ()) -> dict[str, h5py.Dataset]:
-    """Return all datasets below a group, by path, through links but those that lead back."""
+    """Return all datasets below a group, by path; follow links, except those to a group above."""
     found: dict[str, h5py.Dataset] = {}
     for name in group:
         try:
             item = group[name]
-        except (KeyError, OSError, RuntimeError):  # links to nothing, to other files, to themselves
+        except (KeyError, OSError, RuntimeError):  # a link to a missing object, to another file, or to itself
             continue
         if isinstance(item, h5py.Dataset):
             found[f"{prefix}{name}"] = item
@@ -92,18 +92,18 @@ def datasets(group: h5py.Group, prefix: str = "", above: tuple[Any, ...] = ()) -
 
 
 def is_bare(dataset: h5py.Dataset) -> bool:
-    """Whether a dataset is a NetCDF dimension and no variable."""
+    """Return whether a dataset is a NetCDF dimension without a variable."""
     return b"but not a netCDF variable" in np.asarray(dataset.attrs.get("NAME", b"")).tobytes()
 
 
 def renamed(name: str, known: dict[str, h5py.Dataset]) -> str:
-    """Return the HDF5 name of a variable, which differs where a dimension has its name."""
+    """Return the HDF5 name of a variable, which differs from its own name if a dimension has that name."""
     group, slash, last = name.rpartition("/")
     return name if name in known else f"{group}{slash}_nc4_non_coord_{last}"
 
 
 def check_values(array: Any, dataset: h5py.Dataset, where: str) -> None:
-    """Assert that an array of zarr's has the shape, the type and the values of a dataset."""
+    """Assert that a zarr array has the shape, the type and the values of a dataset."""
     found = array[...]
     info = h5py.check_string_dtype(dataset.dtype)
     if info is not None and info.length is None:
@@ -130,7 +130,7 @@ def check_values(array: Any, dataset: h5py.Dataset, where: str) -> None:
 
 
 def check_file(path: Path, refused: frozenset[str] = frozenset(), **options: Any) -> int:
-    """Assert that all datasets of a file, but those that are refused, are shown as h5py reads them; return how many.
+    """Assert that all datasets of a file, except ``refused``, equal those of h5py; return their number.
 
     With ``zarr_format``, zarr reads them.
     """
@@ -148,12 +148,12 @@ def check_file(path: Path, refused: frozenset[str] = frozenset(), **options: Any
 
 
 def plain(value: Any) -> Any:
-    """Return an attribute as JSON would have it."""
+    """Return an attribute as a value of JSON."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, str):  # h5netcdf takes NetCDF's texts for ASCII, whatever they are
+    if isinstance(value, str):  # h5netcdf decodes all texts of NetCDF as ASCII
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
@@ -167,11 +167,11 @@ def check_attributes(found: dict[str, Any], expected: dict[Any, Any], where: str
 
 
 def check_dataset(found: xr.Dataset, expected: xr.Dataset, where: str, left_out: frozenset[str] = frozenset()) -> None:
-    """Assert that xarray shows the same variables, dimensions, types, attributes and values; but those ``left_out``."""
+    """Assert that variables, dimensions, types, attributes and values are equal, except variables in ``left_out``."""
     assert set(found.variables) - left_out == set(expected.variables) - left_out, where
     assert set(found.coords) == set(expected.coords), where
     check_attributes(found.attrs, expected.attrs, where)
-    if found.sizes:  # of those that no variable has, only h5netcdf speaks
+    if found.sizes:  # only h5netcdf shows dimensions that no variable has
         assert found.encoding.get("unlimited_dims") == expected.encoding.get("unlimited_dims"), where
     for name, variable in expected.variables.items():
         here = f"{where}: {name}"
@@ -198,7 +198,7 @@ def check_dataset(found: xr.Dataset, expected: xr.Dataset, where: str, left_out:
 
 
 def check_xarray(path: Path, *, decode_cf: bool = True, left_out: frozenset[str] = frozenset()) -> int:
-    """Assert that xarray shows each group as ``engine="h5netcdf"`` does; return how many groups."""
+    """Assert that each group's dataset equals that of ``engine="h5netcdf"``; return the number of groups."""
     with h5netcdf.File(path, "r", phony_dims="access") as file:
         names = [""]
         for name in names:

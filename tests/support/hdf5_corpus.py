@@ -85,7 +85,7 @@ MORE_FILTERS: dict[str, dict[str, Any]] = {
     "scaleoffset gzip": {"scaleoffset": 0, "compression": "gzip"},
 }
 
-# How a chunked dataset of a shape is indexed: what the newer formats make of these limits.
+# Limits of shapes (maxshape), each of which gives a chunked dataset another kind of index in newer formats.
 INDEXES: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
     "fixed": lambda shape: {"chunks": cut(shape)},
     "single": lambda shape: {"chunks": shape},
@@ -97,12 +97,12 @@ INDEXES: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
 
 
 def cut(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return chunks of which the last ones are partial."""
+    """Return a chunk shape that does not divide ``shape``, so that the last chunks are partial."""
     return tuple(max(1, n // 2 - (n % 2 == 0 and n > 4)) for n in shape)
 
 
 def created(alloc: int | None = None, layout: int | None = None) -> h5py.h5p.PropDCID:
-    """Return properties that h5py has no keyword for."""
+    """Return properties for creating a dataset for which h5py has no keyword."""
     made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     if alloc is not None:
         made.set_alloc_time(alloc)
@@ -116,7 +116,7 @@ def fill_of(dtype: Any) -> Any:
 
 
 def chunked(path: Path, libver: str, index: str, options: dict[str, Any], dtypes: list[Any]) -> None:
-    """Write datasets in whole, in part, not at all, and resized."""
+    """Write chunked datasets: whole, in part, not at all, and resized."""
     with h5py.File(path, "w", libver=LIBVERS[libver]) as file:
         kinds = itertools.cycle(dtypes)
         for number, shape in enumerate(SHAPES):
@@ -157,7 +157,7 @@ def unchunked(path: Path, libver: str, layout: str, fills: bool) -> None:
 
 
 def typed(path: Path, libver: str, options: dict[str, Any]) -> None:
-    """Write the types that are more than numbers."""
+    """Write datasets of types other than numbers."""
     with h5py.File(path, "w", libver=LIBVERS[libver]) as file:
         group = file.create_group("types")
         for name, dtype in {"enum": ENUM, "gaps": GAPS, "nested": NESTED, "compound": COMPOUND, "opaque": "V3"}.items():
@@ -167,7 +167,7 @@ def typed(path: Path, libver: str, options: dict[str, Any]) -> None:
         group.create_dataset("times", data=np.arange(7).astype("<M8[s]").astype(h5py.opaque_dtype("<M8[s]")), **options)
         group.create_dataset("char", data=np.array(list("abcdefg"), "S1"), **options)
         group.create_dataset("utf8", data=np.array(["é".encode(), b"b"] * 3, h5py.string_dtype("utf-8", 4)), **options)
-        if "fletcher32" in options:  # which the library refuses for texts
+        if "fletcher32" in options:  # the library refuses fletcher32 for texts
             return
         group.create_dataset("text", data=sample(TEXT, (7,)), dtype=TEXT, **options)
         group.create_dataset("texts", data=sample(TEXT, (3, 5)), dtype=TEXT, **options)
@@ -177,7 +177,7 @@ def typed(path: Path, libver: str, options: dict[str, Any]) -> None:
 
 
 def refused(path: Path) -> None:
-    """Write what cannot be shown, beside what can."""
+    """Write datasets that cannot be shown, beside a dataset that can."""
     with h5py.File(path, "w") as file:
         file["seen"] = np.arange(5)
         file.create_dataset("sequences", (2,), h5py.vlen_dtype(h5py.string_dtype()))
@@ -198,7 +198,7 @@ REFUSED = {
 
 
 def grouped(path: Path, libver: str, track: bool, count: int) -> None:
-    """Write groups in groups, of which one has ``count`` members, and links of all kinds."""
+    """Write nested groups, one of them with ``count`` members, and links of all kinds."""
     with h5py.File(path, "w", libver=LIBVERS[libver], track_order=track) as file:
         many = file.create_group("many", track_order=track)
         for number in range(count):
@@ -219,7 +219,7 @@ def grouped(path: Path, libver: str, track: bool, count: int) -> None:
 
 
 def attributed(path: Path, libver: str, count: int, track: bool) -> None:
-    """Write attributes of all types, ``count`` of them more: many are kept apart from the object's header."""
+    """Write attributes of all types, and ``count`` more: HDF5 stores many attributes outside of the object's header."""
     with h5py.File(path, "w", libver=LIBVERS[libver], track_order=track) as file:
         dataset = file.create_dataset("a", data=np.arange(3.0), track_order=track)
         for target in (file, dataset, file.create_group("g", track_order=track)):
@@ -247,7 +247,7 @@ def attributed(path: Path, libver: str, count: int, track: bool) -> None:
                 attributes[f"more_{number}"] = f"value {number}"
 
 
-# Dimension scales that h5py attaches, and files that other software lays out.
+# Dimension scales that h5py attaches, and files with the layouts of other software.
 
 
 def scaled(path: Path, libver: str, kind: str) -> None:
@@ -282,7 +282,7 @@ def scaled(path: Path, libver: str, kind: str) -> None:
 
 
 def matlab(path: Path) -> None:
-    """Write what MATLAB 7.3 does: 512 bytes before the file, groups of the old kind, classes as attributes."""
+    """Write a file like MATLAB 7.3: 512 bytes before the HDF5 file, groups of the old kind, classes as attributes."""
     with h5py.File(path, "w", userblock_size=512, libver=LIBVERS["earliest"]) as file:
         for name, values in {
             "matrix": sample("<f8", (4, 3)),
@@ -308,7 +308,7 @@ def matlab(path: Path) -> None:
 
 
 def pandas_table(path: Path) -> None:
-    """Write what pandas' HDFStore does: tables of compounds, with pickles in attributes."""
+    """Write a file like pandas' HDFStore: tables of compounds, with pickles in attributes."""
     with h5py.File(path, "w") as file:
         file.attrs["CLASS"], file.attrs["VERSION"] = np.bytes_("GROUP"), np.bytes_("1.0")
         group = file.create_group("df")
@@ -324,7 +324,7 @@ def pandas_table(path: Path) -> None:
 
 
 def anndata(path: Path) -> None:
-    """Write what AnnData does: sparse matrices in groups, frames of columns, texts."""
+    """Write a file like AnnData: sparse matrices in groups, data frames of columns, texts."""
     with h5py.File(path, "w") as file:
         file.attrs["encoding-type"] = "anndata"
         x = file.create_group("X")
@@ -345,7 +345,7 @@ def anndata(path: Path) -> None:
 
 
 def nexus(path: Path) -> None:
-    """Write what NeXus does: classes, units and default plots as attributes, images in chunks that were streamed."""
+    """Write a file like NeXus: classes, units and default plots as attributes, images in chunks."""
     with h5py.File(path, "w", libver=LIBVERS["latest"]) as file:
         file.attrs["default"] = "entry"
         entry = file.create_group("entry")
@@ -367,7 +367,7 @@ def nexus(path: Path) -> None:
 
 
 def keras(path: Path) -> None:
-    """Write what Keras does: weights in groups of the same name, names as attributes."""
+    """Write a file like Keras: weights in groups of the same name, names as attributes."""
     with h5py.File(path, "w") as file:
         weights = file.create_group("model_weights")
         weights.attrs["layer_names"] = np.array([b"dense", b"dense_1"])
@@ -429,17 +429,17 @@ WRITERS: dict[str, Writer] = dict(_writers())
 
 
 def kinds() -> list[str]:
-    """Return the kinds of files, which the names start with."""
+    """Return the kinds of files: the first words of their names."""
     return list(dict.fromkeys(name.split(" ")[0] for name in WRITERS))
 
 
 def of_kind(kind: str) -> list[str]:
-    """Return the names of all files of a kind: each format with each index, filter..."""
+    """Return the names of all files of a kind: each version of the format with each index, filter..."""
     return [name for name in WRITERS if name.split(" ")[0] == kind]
 
 
 def pairs(names: list[str]) -> list[str]:
-    """Return some of the names, in which any two words come together that do so in one of all."""
+    """Return some of the names, such that any two words of one name also occur together in a returned name."""
     seen: set[tuple[str, str]] = set()
     chosen = []
     for name in names:

@@ -1,4 +1,4 @@
-"""HDF5 files in memory, the writers of all kinds of them, and what a server was asked for."""
+"""Count the bytes that tests of HDF5 files request from a server."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ STEPS = 300
 
 
 def bytes_seen(server: RangeServer) -> int:
-    """Return how many bytes a server was asked for."""
+    """Return the number of bytes in the requests of a server's log."""
     return sum(request.sent for request in server.requests())

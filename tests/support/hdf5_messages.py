@@ -1,4 +1,4 @@
-"""The messages of an object's header as the HDF5 library writes them, taken out of files in memory."""
+"""Take the messages of an object's header out of HDF5 files in memory, as the library writes them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def in_memory(libver: str = "earliest") -> h5py.File:
 
 
 def sharing_messages(types: Sequence[int], low: str) -> h5py.File:
-    """Return a new file in memory that keeps messages of these types in a table; each number is an index's bits."""
-    library = ctypes.CDLL(h5py.h5p.__file__)  # h5py itself does not offer these functions
+    """Return a new file in memory with tables of shared messages; each number has the bits of one table's types."""
+    library = ctypes.CDLL(h5py.h5p.__file__)  # h5py does not expose these functions
     creation, access = h5py.h5p.create(h5py.h5p.FILE_CREATE), h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     bounds = {"earliest": h5py.h5f.LIBVER_EARLIEST, "latest": h5py.h5f.LIBVER_LATEST}
     access.set_libver_bounds(bounds[low], h5py.h5f.LIBVER_LATEST)

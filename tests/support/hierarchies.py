@@ -1,4 +1,4 @@
-"""A small zarr hierarchy, and a key space over it."""
+"""A small zarr hierarchy, and a function that opens it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source as a dict: the expected content of a filesystem after any writes."""
+"""Model a source as a dict: the expected content of a filesystem after any writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def group_document() -> bytes:
 
 
 def array_document(counts: Grid, title: int = 0) -> bytes:
-    """The metadata of an array of one byte a chunk."""
+    """Return the metadata of an array with one byte in each chunk."""
     return json.dumps(
         {
             "zarr_format": 3,
@@ -46,7 +46,7 @@ def array_document(counts: Grid, title: int = 0) -> bytes:
 
 
 def shown(fs: RefShardFileSystem) -> dict[str, Any]:
-    """All that a filesystem holds: metadata as objects, without what is merely consolidated; bytes of all others."""
+    """Return all keys of a filesystem: metadata as objects, without consolidated copies, and other keys as bytes."""
     keys = [key for key in fs.find("") if not key.endswith(".zmetadata")]
     found: dict[str, Any] = {}
     for key, data in fs.cat(keys).items() if keys else ():

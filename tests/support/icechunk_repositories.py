@@ -1,4 +1,4 @@
-"""Icechunk repositories as zarr-python alone reads them."""
+"""Read Icechunk repositories by zarr-python and the package icechunk, without this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["opened", "read"]
 
 
 def opened(url: str, **version: Any) -> Any:
-    """Return the session of a local repository that shows a version, by default the branch ``main``."""
+    """Open a session of a local repository at a version, by default the branch ``main``."""
     import icechunk
 
     storage = icechunk.local_filesystem_storage(url)
@@ -20,7 +20,7 @@ def opened(url: str, **version: Any) -> Any:
 
 
 def read(url: str, **version: Any) -> Any:
-    """Return what xarray reads of it."""
+    """Return the dataset that xarray reads from the repository."""
     import xarray as xr
 
     return xr.open_zarr(opened(url, **version).store, consolidated=False, decode_times=False).load()

@@ -1,4 +1,4 @@
-"""Sets of days to be joined, in both versions of zarr, and the values that are read of them."""
+"""Make sets of days for tests of joins, in both versions of zarr, and read their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ zarr = pytest.importorskip("zarr")
 
 def chunked(path: str, values: np.ndarray[Any, Any], chunks: tuple[int, ...], dims: list[str], *, version: int = 2,
             inline: bool = False, **extra: Any) -> dict[str, Any]:  # fmt: skip
-    """Return the references of an array whose chunks lie in memory, or in the set itself."""
+    """Return references to an array whose chunks are objects in memory, or inline."""
     out: dict[str, Any] = {}
     if version == 2:
         meta = {"zarr_format": 2, "shape": values.shape, "chunks": chunks, "dtype": values.dtype.str, "order": "C"}
@@ -71,7 +71,7 @@ VERSIONS = [2] if zarr.__version__.startswith("2") else [2, 3]
 
 @st.composite
 def archives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
-    """Sets of one array each, of random lengths along a random axis, some of their chunks missing."""
+    """Draw sets of one array each, with random lengths along a random axis and missing chunks; return also the axis."""
     axis = draw(st.integers(0, 2))
     chunks = tuple(draw(st.integers(1, 3)) for _ in range(3))
     shape = [draw(st.integers(1, 4)) for _ in range(3)]

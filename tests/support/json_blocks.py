@@ -1,4 +1,4 @@
-"""Reference sets read in small blocks, and what the columns of one hold."""
+"""Read reference sets in small blocks, and list the content of their columns."""
 
 from __future__ import annotations
 

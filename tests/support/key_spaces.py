@@ -1,4 +1,4 @@
-"""The answers of a key space, by key and for whole arrays."""
+"""Compare the answers of a key space by key with its answers for whole arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def answer(steps: Any) -> Any:
         steps.send(None)
     except StopIteration as stopped:
         return list(stopped.value) if isinstance(stopped.value, Sequence) else stopped.value
-    except ManifestError as error:  # of half a surrogate pair
+    except ManifestError as error:  # for a key with half a surrogate pair
         return str(error)
     raise AssertionError("nothing has to be read")
 

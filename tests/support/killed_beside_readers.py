@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import refshard_fs.formats.kerchunk_parquet.partition
-import refshard_fs.writing.commit  # once, not in each process
+import refshard_fs.writing.commit  # imported before the forks, and not by each process
 from refshard_fs import RefShardFileSystem
 from tests.support.hierarchy_model import array_document, group_document
 
@@ -23,7 +23,7 @@ WIDTH = 64  # bytes of a chunk
 
 
 def count_of(number: int) -> int:
-    """Chunks that there are when ``number`` is written."""
+    """Return the number of chunks in the state ``number``."""
     return number % 5 + 20
 
 

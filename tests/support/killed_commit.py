@@ -1,4 +1,4 @@
-"""Processes that commit and are killed at a step of their choice: a script, which forks one for each line it reads.
+"""A script that forks a process for each line it reads; the process commits, and kills itself at a step.
 
 A line is JSON: path, format, number of the step (from 0), and the value that all chunks are to have. Each call that
 changes something in the file system is a step; the process ends before it, as by ``kill -9``. The answer is the number
@@ -21,14 +21,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import refshard_fs.formats.kerchunk_parquet.partition
-import refshard_fs.writing.commit  # once, not in each process
+import refshard_fs.writing.commit  # imported before the forks, and not by each process
 from tests.support.hierarchy_model import array_document, writable
 
 STEPS = ("replace", "unlink", "remove", "rmdir", "fsync", "makedirs")
 
 
 def commit(path: str, format: str, last: int, value: bytes) -> int:
-    """Return how many steps it took."""
+    """Commit ``value``, and kill this process at the step ``last``; return the number of steps."""
     count = 0
 
     def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,8 +41,8 @@ def commit(path: str, format: str, last: int, value: bytes) -> int:
 
         return step
 
-    # The first two letters of an object's name are its directory. No two of a commit share one here, so that the
-    # number of steps is no matter of chance.
+    # The first two letters of an object's name are its directory. Make them different for all objects of a commit, so
+    # that the number of steps is the same in each run.
     numbers = itertools.count()
     uuid.uuid4 = lambda: uuid.UUID(hex=f"{next(numbers) % 256:02x}{os.urandom(15).hex()}")
     fs = writable(Path(path), format)

@@ -1,4 +1,4 @@
-"""Processes that overwrite a hierarchy and are killed at a step: a script that forks one a line.
+"""A script that forks a process for each line it reads; the process overwrites a hierarchy, and kills itself at a step.
 
 A line is JSON: path, number of the step (from 0), and the state to write (`overwriting`). Each
 call that changes something in the file system is a step, before which the process ends, as by ``kill -9``. The answer
@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import refshard_fs.writing.commit  # noqa: F401  # once, not in each process
+import refshard_fs.writing.commit  # noqa: F401  # imported before the forks, and not by each process
 from refshard_fs import RefShardFileSystem
 from tests.support.overwriting import write
 
@@ -26,7 +26,7 @@ STEPS = ("replace", "unlink", "remove", "rmdir", "fsync", "mkdir")
 
 
 def run(path: str, last: int, number: int) -> int:
-    """Return how many steps it took."""
+    """Write the state ``number``, and kill this process at the step ``last``; return the number of steps."""
     count = 0
 
     def stepping(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Processes that commit to S3, for somebody to kill them: a script of `tests.support.killed`.
+"""A script of `tests.support.killed` whose jobs commit to S3.
 
 The arguments of a job are URL, format, endpoint and value; of a hierarchy that is to be overwritten, the number of the
 state. All is written when it says that it waits.
@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
-import s3fs  # noqa: F401  # once, not in each process
+import s3fs  # noqa: F401  # imported before the forks, and not by each process
 
 import refshard_fs.formats.kerchunk_parquet.partition
 import refshard_fs.writing.commit  # as above
@@ -29,7 +29,7 @@ WIDTH = 4  # elements of a row, which is a shard of two chunks
 
 
 def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
-    """The source at ``url``, read and written through ``endpoint``."""
+    """Open the source at ``url`` through ``endpoint``."""
     s3: dict[str, Any] = {"key": "ak", "secret": SeaweedServer.secret, "client_kwargs": {"endpoint_url": endpoint}}
     format = "zarr-hierarchy" if format == "overwritten" else format
     settings: dict[str, Any] = {} if mode == "r" else {"format": format, "record_size": 4, "inline_threshold": 16}
@@ -38,17 +38,17 @@ def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFil
 
 
 def count_of(value: str) -> int:
-    """Chunks that a set has when ``value`` is written to it."""
+    """Return the number of chunks of a set after ``value`` is written to it."""
     return len(value) % 7 + 3
 
 
 def rows_of(value: str) -> int:
-    """Rows that a hierarchy has when ``value``, which says it, is written to it."""
+    """Return the number of rows of a hierarchy after ``value``, which contains the number, is written to it."""
     return int(value.partition(":")[0])
 
 
 def row_of(value: str, row: int) -> bytes:
-    """One chunk of a row that ``value`` writes."""
+    """Return the bytes of a chunk of a row after ``value`` is written."""
     return np.full(WIDTH // 2, number_of(value) + row, "<i4").tobytes()
 
 
@@ -57,13 +57,13 @@ def number_of(value: str) -> int:
 
 
 def write(fs: RefShardFileSystem, format: str, value: str, before: int = 0) -> None:
-    """Write ``value``: over all there is in a set; behind the rows, ``before`` in number, of a hierarchy."""
+    """Write ``value``: over the whole content of a set, or after the ``before`` rows of a hierarchy."""
     if format == "zarr-hierarchy":
         doc = json.loads(fs.cat_file("a/zarr.json"))
         fs.pipe_file("a/zarr.json", json.dumps({**doc, "shape": [rows_of(value), WIDTH]}).encode())
         for row in range(before, rows_of(value)):
             fs.pipe_file(f"a/c/{row}/0", row_of(value, row))
-            if row % 2:  # of others a half is left out
+            if row % 2:  # of the other rows, one half is left out
                 fs.pipe_file(f"a/c/{row}/1", row_of(value, row))
         return
     fs.rm("a/c", recursive=True)
@@ -72,7 +72,7 @@ def write(fs: RefShardFileSystem, format: str, value: str, before: int = 0) -> N
 
 
 def begin(fs: RefShardFileSystem, format: str, value: str) -> None:
-    """Make the source, of ``value`` if it is a set, without rows if it is a hierarchy."""
+    """Make the source: a set with ``value``, or a hierarchy without rows."""
     if format == "zarr-hierarchy":
         fs.pipe_file("zarr.json", group_document())
         doc = version_3((0, WIDTH), (1, WIDTH), [sharding([1, WIDTH // 2])])
@@ -84,7 +84,7 @@ def begin(fs: RefShardFileSystem, format: str, value: str) -> None:
 
 
 def saved_content(value: str) -> dict[str, bytes]:
-    """Return the keys of a set that is saved: arrays, chunks and partitions come and go."""
+    """Return the content of the saved set for ``value``; values differ in arrays, chunks and partitions."""
     count = count_of(value)
     arrays = {"a": count, f"n{count % 3}": 2 * count}
     keys = {"zarr.json": group_document()} | {f"{a}/zarr.json": array_document((n,)) for a, n in arrays.items()}
@@ -92,7 +92,7 @@ def saved_content(value: str) -> dict[str, bytes]:
 
 
 def save(url: str, format: str, endpoint: str, value: str) -> None:
-    """Replace the set at ``url``."""
+    """Replace the set at ``url`` by that for ``value``."""
     options = opened(url, format, endpoint, "r").storage_options["target_options"]
     fs = RefShardFileSystem(saved_content(value), skip_instance_cache=True)
     when_told()

@@ -1,4 +1,4 @@
-"""Documents that look-ups load, and an engine that drives the steps."""
+"""A document that look-ups load, and an engine that drives the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of members and days, in a grid by their names."""
+"""Write files of members and days, whose names form a grid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIMS = ("time", "member")
 
 
 def write_member(folder: Path, member: str, day: int, **storage: Any) -> str:
-    """Write a day of a member; its values tell both."""
+    """Write a file of a member's day; its values depend on both."""
     path = folder / member / f"202401{day:02d}.nc"
     path.parent.mkdir(exist_ok=True)
     data = np.full((1, 2, 3), 100 * int(member[1:]) + day, "f4") + np.arange(6).reshape(1, 2, 3) / 10

@@ -1,4 +1,4 @@
-"""Limits of memory for code under test: bytes of Python's heap, not time."""
+"""Assert limits of memory: bytes of Python's heap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["taking"]
 
 @contextlib.contextmanager
 def taking(most: int) -> Iterator[None]:
-    """Hold what is done to ``most`` bytes of Python's memory."""
+    """Assert that the block takes at most ``most`` bytes of Python's heap."""
     tracemalloc.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""NetCDF-4 files that netCDF4, h5netcdf and xarray make; see `corpus` for those of h5py."""
+"""Write NetCDF-4 files by netCDF4, h5netcdf and xarray; `hdf5_corpus` writes those of h5py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8"]
 
 
 def with_netcdf4(path: Path, format: str, encoding: str, unlimited: tuple[str, ...]) -> None:
-    """Write variables of all types, with and without fill values, packed, in part and not at all."""
+    """Write variables of all types by netCDF4, with and without fill values, packed, in part and not at all."""
     with netCDF4.Dataset(path, "w", format=format) as file:
         for name, size in (("time", 5), ("x", 4)):
             file.createDimension(name, None if name in unlimited else size)
@@ -68,17 +68,19 @@ def with_netcdf4(path: Path, format: str, encoding: str, unlimited: tuple[str, .
         text[:] = np.array([list("abcdef"), list("gh    "), list("i\0\0\0\0\0"), list("      ")], "S1")
         file.title, file.history = "a title, ünïcode", ""
         file.numbers = np.arange(3, dtype="f4")
-        if "x" in unlimited:  # variables that are shorter than their dimension has become
+        if "x" in unlimited:  # variables that are shorter than their dimension, which has grown
             file.createVariable("short", "i4", ("x",))[:2] = [1, 2]
 
 
 def with_groups(path: Path) -> None:
-    """Write groups, texts, enums, compounds, dimensions of the groups above, and names that are both."""
+    """Write groups, texts, enums, compounds, dimensions of groups above, and variables with names of dimensions."""
     with netCDF4.Dataset(path, "w") as file:
         file.createDimension("x", 4)
         file.createDimension("bare", 3)
         file.createVariable("x", "f4", ("x",))[:] = np.arange(4)
-        file.createVariable("bare", "i4", ("x",))[:] = np.arange(4)  # called as a dimension that it does not have
+        file.createVariable("bare", "i4", ("x",))[:] = np.arange(
+            4
+        )  # it has the name of a dimension, but not that dimension
         texts = file.createVariable("texts", str, ("x",))
         texts[0], texts[2] = "one", "zwölf"
         cloud = file.createEnumType("u1", "cloud_type", {"clear": 0, "some": 1, "thick fog": 2})
@@ -103,7 +105,7 @@ def with_groups(path: Path) -> None:
 
 
 def with_h5netcdf(path: Path, options: dict[str, Any], unlimited: bool) -> None:
-    """Write variables as h5netcdf does."""
+    """Write variables by h5netcdf."""
     with warnings.catch_warnings(), h5netcdf.File(path, "w") as file:
         warnings.simplefilter("ignore")
         file.dimensions = {"x": 5, "t": None if unlimited else 3}
@@ -124,7 +126,7 @@ def with_h5netcdf(path: Path, options: dict[str, Any], unlimited: bool) -> None:
 
 
 def with_xarray(path: Path, engine: str, **encoding: Any) -> None:
-    """Write what xarray writes: times, texts, bools, masked values."""
+    """Write times, texts, bools and masked values by xarray."""
     ds = xr.Dataset(
         {
             "temperature": (("time", "y", "x"), sample("f4", (4, 3, 5)), {"units": "K"}),
@@ -142,7 +144,7 @@ def with_xarray(path: Path, engine: str, **encoding: Any) -> None:
 def _writers() -> Iterator[tuple[str, Writer]]:
     unlimiteds: list[tuple[str, ...]] = [(), ("time",), ("time", "x")]
     for encoding, unlimited in itertools.product(ENCODINGS, unlimiteds):
-        if encoding == "szip" and unlimited:  # chunks of one element, which szip does not take
+        if encoding == "szip" and unlimited:  # chunks have one element, which szip cannot compress
             continue
         yield (
             f"netcdf4 NETCDF4 {encoding} {unlimited}",
@@ -172,7 +174,7 @@ def _writers() -> Iterator[tuple[str, Writer]]:
 
 
 WRITERS: dict[str, Callable[[Path], None]] = dict(_writers())
-# Each encoding comes with limited and unlimited dimensions in what is left.
+# The remaining names have each encoding with limited and with unlimited dimensions.
 MORE = frozenset(
     [
         *(f"netcdf4 NETCDF4 {encoding} ('time',)" for encoding in ("zlib", "zstd")),

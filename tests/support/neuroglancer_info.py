@@ -1,4 +1,4 @@
-"""Neuroglancer's info documents, and where samples of volumes lie."""
+"""Neuroglancer's info documents, and the folder of samples of volumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of each view that a notebook shows."""
+"""Make one of each view that a notebook shows, and parse the HTML of a view."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def well_formed(html: str) -> str:
 
 
 class Structure(HTMLParser):
-    """What a view is made of: its tables as rows of cells, the summaries of its details, the text outside of both."""
+    """The structure of a view: its tables as rows of cells, the summaries of its details, and other text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

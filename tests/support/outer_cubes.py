@@ -1,4 +1,4 @@
-"""Cubes along two dimensions with missing parts, and their values by xarray."""
+"""Make cubes along two dimensions with missing parts, and compute their values by xarray."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ versions = pytest.mark.parametrize("version", VERSIONS)
 
 
 def in_turn(*cases: Any) -> list[tuple[Any, int]]:
-    """Return each case with one of the versions: they differ in the keys alone."""
+    """Return each case with one zarr version in turn, because versions differ only in the keys."""
     return list(zip(cases, itertools.cycle(VERSIONS), strict=False))
 
 
 def make_member_day(
     day: int, member: int, xs: Sequence[float] = (0, 1, 2, 3), names: Sequence[str] = ("v",), since: str = "2024-01-01"
 ) -> Any:
-    """Return a day of a member; each number tells variable, day, member and place."""
+    """Return a day of a member; each value depends on variable, day, member and place."""
     shift = int((np.datetime64(since) - np.datetime64("2024-01-01")).astype(int))
     fields = {}
     for k, name in enumerate(names):
@@ -63,7 +63,7 @@ def load_each(files: Any) -> Any:
 
 
 def check_values(cube: Any, expected: Any, tmp_path: Path) -> RefShardFileSystem:
-    """Have the cube, as it is and saved, the values that are expected, and all keys that it lists."""
+    """Assert that the cube, unsaved and saved, has the expected values and all keys that it lists."""
     url = str(tmp_path / ("cube.refshard" if isinstance(cube, LazySet) else "cube.json"))
     cube.save(url)
     for fo in (cube, url):

@@ -1,4 +1,4 @@
-"""Commits that overwrite a hierarchy: for each number a state of it; chunks, shards, metadata and arrays differ."""
+"""Commits that overwrite a hierarchy. Each number stands for a state; states differ in chunks, metadata and arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILL = -1
 
 
 def state(number: int) -> dict[str, Any]:
-    """Return all keys of the hierarchy: documents as objects, chunks as bytes."""
+    """Return all keys of the hierarchy in the state ``number``: documents as objects, chunks as bytes."""
     chance = random.Random(number)
     length = chance.randint(4, 9)
     keys: dict[str, Any] = {
@@ -53,7 +53,7 @@ def values(number: int) -> dict[str, Any]:
 
 
 def begin(url: str, number: int, **options: Any) -> None:
-    """Make the hierarchy, in the state ``number``."""
+    """Make the hierarchy in the state ``number``."""
     fs, path = fsspec.url_to_fs(
         url, **({"auto_mkdir": True} if "://" not in url else options.get("target_options", {}))
     )
@@ -63,7 +63,7 @@ def begin(url: str, number: int, **options: Any) -> None:
 
 @cache
 def _begun(number: int) -> dict[str, bytes]:
-    """Return the objects of the hierarchy in the state ``number``, by name: two commits make them."""
+    """Return the objects of the hierarchy in the state ``number``, by name; two commits write them."""
     url = f"memory://begun-{number}"
     fs = RefShardFileSystem(url, mode="a", format="zarr-hierarchy", skip_instance_cache=True)
     doc = version_3((ROWS, WIDTH), (2, WIDTH), [sharding([1, 2])], fill=FILL)
@@ -78,7 +78,7 @@ def _begun(number: int) -> dict[str, bytes]:
 
 
 def write(fs: RefShardFileSystem, number: int) -> None:
-    """Write the state ``number`` over whatever there is."""
+    """Write the state ``number`` over the present state."""
     wanted = state(number)
     nodes = {key.partition("/")[0] for key in wanted} | {"s"}
     for name in {key.partition("/")[0] for key in fs.find("")} - nodes:
@@ -91,14 +91,14 @@ def write(fs: RefShardFileSystem, number: int) -> None:
 
 
 def found(fs: RefShardFileSystem) -> dict[str, Any]:
-    """Return all that a filesystem shows, as `state` does."""
+    """Return all keys of a filesystem, in the form of `state`."""
     keys = [key for key in fs.find("") if key != "s/zarr.json"]
     read = fs.cat(keys)
     return {key: json.loads(data) if key.endswith("zarr.json") else data for key, data in read.items()}
 
 
 def check_partly_committed(shown: dict[str, Any], old: int, new: int) -> None:
-    """See that each key is as it was in one state or in the other, and that the root's document was put last."""
+    """Assert that each key is that of the old or of the new state, and that the root's document was put last."""
     before, after = state(old), state(new)
     for key in before.keys() | after.keys() | shown.keys():
         assert shown.get(key) in (before.get(key), after.get(key)), f"{key} is neither old nor new"
@@ -110,7 +110,7 @@ def check_partly_committed(shown: dict[str, Any], old: int, new: int) -> None:
 
 
 def leftovers(root: Path) -> list[str]:
-    """Return what commits have left below a local hierarchy that is no key."""
+    """Return the files below a local hierarchy that commits left and that are not keys."""
     names = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     return [name for name in names if name.endswith(".tmp")]
 

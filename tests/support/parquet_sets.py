@@ -1,4 +1,4 @@
-"""Parquet reference sets as kerchunk writes them: one table for each partition of an array."""
+"""Make parquet reference sets as kerchunk writes them, with a table for each partition of an array."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def v3_array(shape: list[int], chunks: list[int], encoding: dict[str, Any]) -> d
 
 
 def partition(rows: list[Any]) -> bytes:
-    """Return a file of rows as in JSON: None, bytes, [url] or [url, offset, size]."""
+    """Return a partition with rows in the form of JSON sets: None, bytes, [url] or [url, offset, size]."""
     spans = [row if isinstance(row, list) else [None] for row in rows]
     columns = {
         "path": pa.array([s[0] for s in spans], pa.string()),

@@ -1,4 +1,4 @@
-"""The values in the rows of a partition, and strategies for random rows."""
+"""Read the values in the rows of a partition, and draw random rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 
 def values(data: bytes, chunks: int, record_size: int | None = None) -> list[Any]:
-    """Return what is in each row: a list as in JSON, bytes, or None."""
+    """Return the value of each row: a list as in JSON, bytes, or None."""
     part = PartitionIndex(chunks, record_size or chunks).decode(data)
     assert len(part) == chunks
     out: list[Any] = []

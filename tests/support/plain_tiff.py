@@ -1,4 +1,4 @@
-"""A TIFF file written by hand."""
+"""Write a TIFF file without a library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def plain_tiff(
     compression: int = 1,
     **more: int | tuple[float, ...],
 ) -> bytes:
-    """Return a TIFF of one strip or several, as the specification lays it out; ``more`` are tags, as in ``t266=2``."""
+    """Return a TIFF of one or several strips, by the specification; ``more`` are tags, such as ``t266=2``."""
     strips = [data] if isinstance(data, bytes) else list(data)
     sizes = tuple(map(len, strips))
     places = tuple(accumulate(sizes, initial=8))[:-1]

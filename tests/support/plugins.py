@@ -1,4 +1,4 @@
-"""The small plug-in, and programs that run with it installed."""
+"""Run programs with the small plug-in installed, and write a file of its format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ lines = tiny_plugin:LINES
 
 
 def run(program: str, *folders: Path, of: Path) -> str:
-    """Return what a new process prints that finds packages in ``folders``."""
+    """Run ``program`` in a new process that imports packages from ``folders``; return its output."""
     paths = [*map(str, folders), str(Path(refshard_fs.__path__[0]).parent)]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     found = subprocess.run([sys.executable, "-c", program, str(of)], env=environ, capture_output=True, text=True)
@@ -39,6 +39,6 @@ fs = RefShardFileSystem(sys.argv[1])
 
 
 def tiny(file: Path, chunks: bytes) -> Path:
-    """Write a file of the format, of four bytes a chunk."""
+    """Write a file of the plug-in's format, with four bytes in each chunk."""
     file.write_bytes(b"TINY" + (len(chunks) // 4).to_bytes(4, "little") + chunks)
     return file

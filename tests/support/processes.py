@@ -1,4 +1,4 @@
-"""Code that runs in another process, with a filesystem of this one."""
+"""Run code in another process, with a pickled filesystem of this process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import warnings
 
 from refshard_fs import RefShardFileSystem
 
-# Where there is a fork, each new process is one of a process that has imported what takes time, and nothing else.
+# If forks are possible, each new process is a fork of a process that has only imported large packages.
 FRESH = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 multiprocessing.get_context(FRESH).set_forkserver_preload([__name__, "pytest", "numpy", "refshard_fs.writing.commit"])
 
 
 def elsewhere(fs: RefShardFileSystem, code: str) -> None:
-    """Run ``code`` in a new process, which has ``fs`` from here."""
+    """Run ``code`` in a new process, in which ``fs`` is the unpickled filesystem."""
     process = multiprocessing.get_context(FRESH).Process(target=_run_code, args=(pickle.dumps(fs), code))
     process.start()
     process.join(60)

@@ -1,4 +1,4 @@
-"""Random files of one archive that differ as those of many years do, and xarray's result for them."""
+"""Write random files of an archive, which differ like the files of many years, and compute xarray's result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = (86400, 43200, 3600, 10800, 900)  # seconds
 
 
 class Case:
-    """Files, written into a folder; all choices are made from ``seed``."""
+    """Random files in a folder; ``seed`` determines all choices."""
 
     def __init__(self, folder: Path, seed: int, versions: list[int]) -> None:
         self.chance = random.Random(seed)
@@ -34,10 +34,10 @@ class Case:
         self.units = [self.chance.choice(UNITS)] if self.maybe(0.5) else list(UNITS)
         self.own_day = self.maybe(0.5)
         self.chunk = self.chance.choice([1, 2, 3])
-        self.is_odd = self.maybe(0.3)  # chunks and lengths do not meet
+        self.is_odd = self.maybe(0.3)  # lengths of files are not multiples of their chunks
         self.has_bounds = self.maybe(0.4)
         self.is_packed = self.maybe(0.4)
-        self.is_uniform = self.maybe(0.4)  # all files are stored alike
+        self.is_uniform = self.maybe(0.4)  # all files have the same encoding
         self.is_shuffled = self.maybe(0.2)
         self.group = "g/h" if self.maybe(0.2) and kind != "netcdf3" and not self.is_mixed else None
         self.sources: list[str] = []
@@ -143,7 +143,7 @@ class Case:
         storage["v"] = own
 
     def expected(self) -> xr.Dataset:
-        """Return what xarray makes of the files."""
+        """Return the dataset that xarray joins from the files."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return xr.concat(self.each, "time", data_vars="minimal", coords="minimal", compat="equals", join="outer")

@@ -1,4 +1,4 @@
-"""A reference set of one array with known values, opened by zarr of either version."""
+"""Make a reference set of an array with known values, and open it by zarr 2 or 3."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def zarray(separator: str = ".") -> str:
 
 
 def reference_set(url: str, separator: str = ".") -> tuple[dict[str, Any], bytes]:
-    """Return a set of one group, an array in it and one in a nested group, and the bytes they refer to."""
+    """Return a set of a group with an array and a nested group with another, and the bytes of their target."""
     data, refs = b"", {".zgroup": '{"zarr_format": 2}', "g/.zgroup": '{"zarr_format": 2}', ".zattrs": '{"title": "x"}'}
     for array in ("a", "g/b"):
         refs[f"{array}/.zarray"] = zarray(separator)

@@ -1,4 +1,4 @@
-"""References that are saved in several formats, and compared."""
+"""References to save in several formats, and functions that compare the results."""
 
 from __future__ import annotations
 

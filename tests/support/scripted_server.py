@@ -1,4 +1,4 @@
-"""Servers that answer by a script, and one that loses the answers to its puts."""
+"""A server that answers by a script, and a proxy that loses the answer to a PUT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RIGHT = b'HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nContent-Range: by
 
 
 class Script:
-    """A server that answers the n-th request of all with the n-th of ``answers``; None hangs up."""
+    """A server that answers its n-th request with the n-th of ``answers``; None closes the connection."""
 
     def __init__(self, answers: Sequence[bytes | None], *, piece: int = 1 << 20, reset: bool = False) -> None:
         self.answers = list(answers)
@@ -46,7 +46,7 @@ class Script:
 
 
 class Forgetful(CountingProxy):
-    """Passes the first PUT on, and answers that it is out of order."""
+    """A proxy that passes the first PUT on, and answers it with an error."""
 
     puts = 0
 

@@ -1,4 +1,4 @@
-"""Small files of a cube, by several writers: one day each, of a quantity at four places, with a variable of its own."""
+"""Write small files of a cube by several writers; each file has one day of a quantity at four places."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_h5py(path: Path, day: int) -> None:
 
 
 def with_netcdf4(path: Path, day: int) -> None:
-    netCDF4 = pytest.importorskip("netCDF4")  # its name
+    netCDF4 = pytest.importorskip("netCDF4")  # the package has this name
     with netCDF4.Dataset(path, "w") as file:
         _fill(file, day)
 
@@ -57,7 +57,7 @@ def _fill(file: Any, day: int) -> None:
 
 
 def references(path: Path, day: int) -> None:
-    """Write a reference set of a day, whose data is a file beside it."""
+    """Write a reference set of a day, and its target beside it."""
 
     def array(dtype: str, shape: list[int]) -> str:
         meta = {"zarr_format": 2, "shape": shape, "chunks": shape, "dtype": dtype, "order": "C"}

@@ -1,4 +1,4 @@
-"""Shards as our encoder makes them, of a few chunks at a time, and read back by our reader."""
+"""Pack shards by the package's encoder, a few chunks at a time, and read them by its reader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def layout_of(doc: Mapping[str, Any], **options: Any) -> ShardLayout:
 def written(
     layout: ShardLayout, shards: Mapping[str, bytes], chunks: Mapping[Coords, bytes | None]
 ) -> dict[str, bytes]:
-    """The shards by their keys after ``chunks`` were written (None: deleted), each shard at once."""
+    """Write ``chunks`` (None: delete), each shard in one step; return the new shards by key."""
     out = dict(shards)
     by_shard: dict[Coords, dict[Coords, bytes | None]] = {}
     for coords, data in chunks.items():
@@ -43,7 +43,7 @@ def written(
 
 
 def chunks_read(doc: Mapping[str, Any], shards: Mapping[str, bytes], **options: Any) -> dict[Coords, bytes]:
-    """Every chunk of the grid that our reader finds in ``shards``."""
+    """Return all chunks of the grid that the package reads from ``shards``."""
     name = "zarr.json" if doc["zarr_format"] == 3 else ".zarray"
     files = Files({f"{ROOT}/{name}": zarrmeta.dumps(doc), **{f"{ROOT}/{key}": data for key, data in shards.items()}})
     keyspace = files.open("zarr-hierarchy", shard_options=tuple(options.items()))

@@ -1,4 +1,4 @@
-"""Sharded arrays written after the specifications, without any code that reads them; and zarr's view of them."""
+"""Write sharded arrays by the specifications, without code of this package, and open them by zarr."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def opened(fo: Any, **options: Any) -> RefShardFileSystem:
 
 
 def array(fo: Any, path: str = "", **options: Any) -> Any:
-    """The array that zarr, of whatever version, opens at ``path`` of a refshard source."""
+    """Open the array at ``path`` of a source of this package by zarr 2 or 3."""
     if IS_ZARR_2:
         return zarr.open_array(opened(fo, **options).get_mapper(path), mode="r")
     store = zarr.storage.FsspecStore(opened(fo, asynchronous=True, **options), path=path)
@@ -35,7 +35,7 @@ def array(fo: Any, path: str = "", **options: Any) -> Any:
 
 
 def chunks_of(data: np.ndarray[Any, Any], chunk_shape: Sequence[int], fill: Any) -> dict[Coords, np.ndarray[Any, Any]]:
-    """The chunks of an array by their coordinates, edge chunks padded; without those that hold nothing but ``fill``."""
+    """Return chunks by coordinates, with padded edge chunks, and without chunks that contain only ``fill``."""
     counts = [-(-s // c) for s, c in zip(data.shape, chunk_shape, strict=True)]
     out = {}
     for coords in itertools.product(*map(range, counts)):
@@ -54,7 +54,7 @@ def prototype_shards(
     big_endian: bool = False,
     pack: Callable[[dict[int, bytes], int], bytes] | None = None,
 ) -> dict[Coords, bytes]:
-    """Shards of zarr-python PR 876 by their coordinates: payloads in no order, with gaps, and the index after them."""
+    """Return shards of zarr-python PR 876 by coordinates: chunks in random order with gaps, and then the index."""
     count = math.prod(shards)
     slots: dict[Coords, dict[int, bytes]] = {}
     for coords, data in chunks.items():
@@ -123,7 +123,7 @@ def write_prototype(
 
 
 def sparse(shape: Sequence[int], fill: int = 0, dtype: str = "<i4") -> np.ndarray[Any, Any]:
-    """Data whose first quarter (or half, or eighth) holds nothing but ``fill``."""
+    """Return data with ``fill`` in the first half along each dimension."""
     data = np.random.default_rng(7).integers(1, 1000, tuple(shape)).astype(dtype)
     data[tuple(slice(0, n // 2) for n in shape)] = fill
     return data

@@ -1,4 +1,4 @@
-"""A sharded array in a folder, and reads of it."""
+"""List the shards of an array in a folder, and count reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards made byte by byte, with the metadata of their arrays."""
+"""Make shards byte by byte, and the metadata of their arrays."""
 
 from __future__ import annotations
 

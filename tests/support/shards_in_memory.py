@@ -22,11 +22,11 @@ class Files:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.wanted: list[tuple[str, int, int]] = []
-        self.rounds = 0  # in which something was asked of a server: each waits for the answers of the one before
+        self.rounds = 0  # rounds with at least one request to a server; a round waits for the answers of the last one
 
     @classmethod
     def of(cls, path: Path) -> Files:
-        """Return the file, or the tree, at ``path`` as ``ROOT``."""
+        """Return the file or the directory at ``path`` as files below the URL `ROOT`."""
         if path.is_file():
             return cls({ROOT: path.read_bytes()})
         return cls({f"{ROOT}/{p.relative_to(path).as_posix()}": p.read_bytes() for p in path.rglob("*") if p.is_file()})
@@ -89,7 +89,7 @@ class Files:
 
 
 def _is_read(need: Need) -> bool:
-    """Whether a server is asked for something: not for bytes in memory, and of a scan for what it needs."""
+    """Return whether a need takes a request to a server: bytes in memory do not."""
     match need:
         case Load(Inline()):
             return False

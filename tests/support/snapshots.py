@@ -1,4 +1,4 @@
-"""A store for snapshots, which is changed afterwards."""
+"""Write a store for tests of snapshots, and change it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One object read the way the engine reads it, in an event loop of its own."""
+"""Read an object as the engine reads it, in a new event loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["AT_ONCE", "Reader", "with_pool"]
 T = TypeVar("T")
 
 AT_ONCE = Retry(retries=0, timeout=20)
-"""No further tries: a test of what one answer means."""
+"""Options without retries, for tests of single answers."""
 
 
 class Reader:
-    """Reads through a pool of its own per call, with one session's memory of versions."""
+    """Reads through a new pool in each call; all calls share the versions that they have seen."""
 
     def __init__(self, options: PoolOptions | None = None, **given: Any) -> None:
         self.options = options or PoolOptions(**{"retry": AT_ONCE, **given})
@@ -28,7 +28,7 @@ class Reader:
         self.stats = Stats()
 
     def read(self, url: str, start: int = 0, stop: int | None = None, pin: Pin | None = None) -> bytes:
-        """Return the checked bytes."""
+        """Read and check a range, and return its bytes."""
         return self.answer(url, start, stop, pin).data
 
     def answer(self, url: str, start: int = 0, stop: int | None = None, pin: Pin | None = None) -> Answer:
@@ -60,7 +60,7 @@ def with_pool(
     versions: Versions | None = None,
     stats: Stats | None = None,
 ) -> T:
-    """Return what ``use`` returns of a pool that lives as long as its loop."""
+    """Call ``use`` with a new pool in a new event loop, and return its result."""
 
     async def go() -> T:
         pool = Pool(options, asyncio.get_running_loop(), versions, stats)

@@ -1,4 +1,4 @@
-"""Files of texts along a dimension, as writers store them."""
+"""Write files of texts along a dimension, in the ways of several writers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAYS: Final = {
 
 
 def write(folder: Path, way: str, texts: list[list[str]]) -> tuple[list[str], Any]:
-    """Write a source for each list of texts, along ``time``; return their URLs, and all as xarray joins them."""
+    """Write a source along ``time`` for each list of texts; return their URLs, and the dataset that xarray joins."""
     import xarray as xr
 
     writer, kind = WAYS[way]
@@ -43,7 +43,7 @@ def write(folder: Path, way: str, texts: list[list[str]]) -> tuple[list[str], An
 
 
 def opened(fo: Any, version: int) -> Any:
-    """Open a source by xarray, its metadata in that version of zarr."""
+    """Open a source by xarray, with metadata of this zarr version."""
     import xarray as xr
 
     from refshard_fs.xarray_backend import RefShardBackend
@@ -53,13 +53,13 @@ def opened(fo: Any, version: int) -> Any:
 
 
 def check_texts(found: Any, expected: Any) -> None:
-    """Compare the texts, and their dimensions, of two datasets."""
+    """Assert that two datasets have equal texts and dimensions."""
     assert found["name"].dims == expected["name"].dims
     assert [*map(str, found["name"].values)] == [*map(str, expected["name"].values)]
     assert np.array_equal(found["v"], expected["v"])
 
 
 def version_of(way: str) -> int:
-    """Return the version of zarr in which a source is shown."""
+    """Return the zarr version of a source's metadata."""
     writer, _ = WAYS[way]
     return writer if isinstance(writer, int) else 2

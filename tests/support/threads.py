@@ -1,4 +1,4 @@
-"""Threads that the package starts, and does not wait for."""
+"""Wait for threads that the package starts without waiting for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 def settle() -> None:
-    """Wait until what is being written to index caches, and to caches of chunks, has been written."""
+    """Wait until all writes to index caches and chunk caches have ended."""
     for thread in threading.enumerate():
         if thread.name in ("refshard-index-cache", "refshard-chunk-cache"):
             thread.join()

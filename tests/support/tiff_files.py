@@ -1,4 +1,4 @@
-"""TIFF files written by GDAL, and comparison of a TIFF with what tifffile reads of it."""
+"""Write TIFF files by GDAL, and compare arrays with those of tifffile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
 
 
 def check_pages(path: Path) -> None:
-    """Assert that each page is the array of its number, in every version of zarr's metadata."""
+    """Assert that each page equals the array of its number, with metadata of each zarr version."""
     with tifffile.TiffFile(path) as tiff:
         for zarr_format, (number, page) in itertools.product(ZARR_FORMATS, enumerate(tiff.pages)):
             np.testing.assert_array_equal(array(path, str(number), zarr_format=zarr_format)[...], page.asarray())

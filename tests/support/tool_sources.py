@@ -1,4 +1,4 @@
-"""Arrays of every kind that a picture can be made of, in memory."""
+"""Make sources in memory, of every kind that pictures show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from refshard_fs import RefShardFileSystem
 def source(
     counts: tuple[int, ...], where: Any, missing: Any = (), path: str = "air", dims: list[str] | None = None
 ) -> RefShardFileSystem:
-    """Return an array of one element a chunk; ``where(number)`` is the value of each, unless it is ``missing``."""
+    """Return a source of an array with one element in each chunk; ``where(number)`` returns the reference of a chunk.
+
+    Numbers in ``missing`` have none.
+    """
     meta = {
         "zarr_format": 2,
         "shape": list(counts),
@@ -35,7 +38,7 @@ def source(
 
 
 def in_files(each: int, size: int = 100, stem: str = "s3://bucket/data/f") -> Any:
-    """Return where chunks lie that fill files, ``each`` of them a file, one after the other."""
+    """Return a function from chunk numbers to references: ``each`` chunks lie in one file, one after the other."""
     return lambda number: [f"{stem}{number // each}.nc", number % each * size, size]
 
 

@@ -1,4 +1,4 @@
-"""Files of months, whose lengths are no multiples of their chunks."""
+"""Write files of months whose lengths are not multiples of their chunks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CUTS: dict[str, list[Sequence[int] | None]] = {
 
 
 def month(path: Path, first: int, days: int, chunks: Sequence[int] | None, **storage: Any) -> str:
-    """Write a file of daily fields, a number in every one of which is its own."""
+    """Write a file of daily fields; all values differ."""
     values = (np.arange(days * 12, dtype="<f4") + 12 * first).reshape(days, 3, 4)
     with h5py.File(path, "w") as file:
         time = file.create_dataset("time", data=np.arange(first, first + days))

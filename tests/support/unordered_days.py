@@ -1,4 +1,4 @@
-"""Files of days whose names are not in their order."""
+"""Write files of days whose names are not in the order of the days."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of version 2, and their values."""
+"""Make metadata of zarr version 2, and read values of arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neuroglancer volumes that tensorstore writes, with values known from where they are."""
+"""Write Neuroglancer volumes by tensorstore, with values that depend on their place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_volume(
     key: str = KEY,
     resolution: int = 8,
 ) -> None:
-    """Write one scale; zeros at the beginning of x, as long as a chunk, are not written."""
+    """Write one scale. If the values of the first chunks along x are all zero, these chunks are not written."""
     tensorstore = pytest.importorskip("tensorstore")
     scale: dict[str, Any] = {
         "key": key,

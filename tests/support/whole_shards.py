@@ -1,4 +1,4 @@
-"""For the checker of real data: the class that leaves sharded arrays as they are, so that an archive's members are."""
+"""A filesystem class that leaves sharded arrays whole, for tests that compare members of archives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["WholeShards"]
 
 
 class WholeShards(RefShardFileSystem):
-    """The filesystem with ``shards="whole"``."""
+    """RefShardFileSystem with ``shards="whole"``."""
 
     def __init__(self, fo: Any, **options: Any) -> None:
         super().__init__(fo, **{**options, "shards": "whole"})

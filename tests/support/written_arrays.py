@@ -1,4 +1,4 @@
-"""Hierarchies with sharded arrays in them, made by zarr or after the prototype, and zarr's view of a filesystem."""
+"""Write hierarchies with sharded arrays, by zarr or like the prototype, and open arrays by zarr."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUIET = [
 
 
 def gappy() -> np.ndarray[Any, Any]:
-    """Values with a shard in which chunks are missing, and one that is missing itself."""
+    """Return values with zeros for some chunks of a shard, and for a whole shard, so that these are missing."""
     data = np.random.default_rng(7).integers(1, 1000, (21, 26)).astype("<i4")
     data[0:6, 0:9] = FILL
     data[8:16, 0:12] = FILL
@@ -33,12 +33,12 @@ def gappy() -> np.ndarray[Any, Any]:
 
 
 def opened(url: Any, **options: Any) -> RefShardFileSystem:
-    """A filesystem of its own that takes writes."""
+    """Open a new filesystem that takes writes."""
     return RefShardFileSystem(str(url), mode="a", skip_instance_cache=True, **options)
 
 
 def array(fs: RefShardFileSystem, path: str = "a", mode: str = "r+") -> Any:
-    """The array at ``path`` as zarr, of whatever version, writes it through ``fs``."""
+    """Open the array at ``path`` through ``fs`` by zarr 2 or 3."""
     if IS_ZARR_2:
         return zarr.open_array(fs.get_mapper(path), mode=mode)
     store = zarr.storage.FsspecStore.from_mapper(fs.get_mapper(), read_only=mode == "r")
@@ -46,7 +46,7 @@ def array(fs: RefShardFileSystem, path: str = "a", mode: str = "r+") -> Any:
 
 
 def stored(root: Path, path: str = "a") -> Any:
-    """The array as zarr reads it from the files themselves; the prototype, that no zarr reads, through a fresh view."""
+    """Read the array by zarr from the files; no zarr reads the prototype, so a new filesystem reads it."""
     if (root / path / "zarr.json").exists():
         return zarr.open_array(str(root / path), mode="r")
     return array(RefShardFileSystem(str(root), skip_instance_cache=True), path, mode="r")
@@ -60,7 +60,7 @@ def make_group(root: Path, zarr_format: int) -> None:
 
 
 def make_sharded(root: Path, data: np.ndarray[Any, Any], shards: Any, chunks: Any, kind: str, path: str = "a") -> None:
-    """Write ``data`` as a sharded array of a ``kind``: "end", "start", "nested", "checked" (v3), "prototype" (v2)."""
+    """Write ``data`` as a sharded array; ``kind`` is "end", "start", "nested", "checked" (v3) or "prototype" (v2)."""
     if kind == "prototype":
         make_group(root, 2)
         per_shard = [s // c for s, c in zip(shards, chunks, strict=True)]
@@ -80,6 +80,6 @@ def make_sharded(root: Path, data: np.ndarray[Any, Any], shards: Any, chunks: An
 
 
 def objects(root: Path, path: str = "a") -> dict[str, bytes]:
-    """The files of an array, without its metadata, by their names."""
+    """Return the files of an array, without metadata, by name."""
     files = [p for p in (root / path).rglob("*") if p.is_file() and p.name not in ("zarr.json", ".zarray", ".zattrs")]
     return {p.relative_to(root / path).as_posix(): p.read_bytes() for p in files}

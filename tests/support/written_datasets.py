@@ -1,4 +1,4 @@
-"""A dataset of days that xarray writes through the filesystem."""
+"""Make a dataset of days that xarray writes through the filesystem."""
 
 from __future__ import annotations
 

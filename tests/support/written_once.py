@@ -1,4 +1,4 @@
-"""Keep the netCDF files that tests write with xarray: an equal dataset that is written alike becomes the same bytes.
+"""Keep the NetCDF files that tests write with xarray, and copy their bytes if an equal dataset is written again.
 
 Tests of sets write thousands of small files, in 30 milliseconds each, and most of them are equal to earlier ones.
 """
@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import pytest
 
-KEPT: Final = 1 << 17  # bytes of the largest file that is kept
-ALIKE: Final = frozenset(["encoding", "engine", "format", "unlimited_dims"])  # arguments that a kept file may have
+KEPT: Final = 1 << 17  # the most bytes of a kept file
+ALIKE: Final = frozenset(["encoding", "engine", "format", "unlimited_dims"])  # files with other arguments are not kept
 
 _kept: dict[bytes, bytes] = {}  # files of this process by `_identify`
 
 
 def keep_written_files(patch: pytest.MonkeyPatch, xarray: Any) -> None:
-    """Have ``xarray.Dataset.to_netcdf`` write a file that was written before by copying its bytes."""
+    """Make ``xarray.Dataset.to_netcdf`` copy the bytes of an equal file that was written before."""
     write = xarray.Dataset.to_netcdf
 
     def to_netcdf(dataset: Any, path: Any = None, *args: Any, **how: Any) -> Any:
@@ -40,7 +40,7 @@ def keep_written_files(patch: pytest.MonkeyPatch, xarray: Any) -> None:
 
 
 def _identify(dataset: Any, how: dict[str, Any]) -> bytes | None:
-    """Return a digest of all that decides the bytes of a file; None if a part of it cannot be pickled."""
+    """Return a digest of a dataset and the arguments of its write; None if a part of them cannot be pickled."""
     try:
         content = pickle.dumps((dataset.to_dict(data="array", encoding=True), list(dataset.variables), how))
     except (pickle.PicklingError, TypeError, AttributeError):

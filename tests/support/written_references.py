@@ -1,4 +1,4 @@
-"""Values that are too large for the set itself, and the objects that hold them."""
+"""Find the objects that hold values too large for the set itself."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ LARGE = b"0123456789" * 60
 
 
 def objects(path: Path) -> list[Path]:
-    """The objects that were put for writes to the source at ``path``."""
+    """Return the objects that writes to the source at ``path`` put."""
     return [file for file in path.with_name(path.name + ".data").rglob("*") if file.is_file()]

@@ -1,4 +1,4 @@
-"""zarr's view of a filesystem, whichever version of zarr is installed."""
+"""Read a filesystem by the installed version of zarr, 2 or 3."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 zarr = pytest.importorskip("zarr")
 ZARR_2 = zarr.__version__.startswith("2.")
 STRUCT_OF_ARRAYS = "[('a', '<i4'), ('b', '<f8', (2,))]"
-FORMATS = [2] if ZARR_2 else [2, 3]  # of the metadata
+FORMATS = [2] if ZARR_2 else [2, 3]  # versions of the metadata that zarr reads
 
 
 def open_group(fs: Any) -> Any:
@@ -31,10 +31,10 @@ def values(array: Any) -> np.ndarray[Any, Any]:
 
 
 def check(got: np.ndarray[Any, Any], expected: dict[str, Any], zarr_format: int) -> None:
-    """Hold values against the dtype and the digest of the bytes that their writer tells."""
+    """Assert that values have the dtype, and their bytes the digest, that their writer recorded."""
     text = expected.get("dtype", "|u1")
     dtype = np.dtype(ast.literal_eval(text) if text.startswith("[") else text)
-    if not ZARR_2 and text == STRUCT_OF_ARRAYS:  # which zarr 3 opens in no form
+    if not ZARR_2 and text == STRUCT_OF_ARRAYS:  # zarr 3 cannot open such a struct
         assert got.dtype == np.dtype([("a", "<i4"), ("b.0", "<f8"), ("b.1", "<f8")])
     elif zarr_format == 2:
         assert got.dtype == dtype

@@ -1,4 +1,4 @@
-"""ZIP archives made by zipfile, and reads of them."""
+"""Make ZIP archives by zipfile, and read them by this package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def some_members(seed: int = 1, size: int = 3000) -> dict[str, bytes]:
 
 
 class Unseekable(io.RawIOBase):
-    """A pipe, as zipfile sees one."""
+    """A file that cannot seek, such as a pipe."""
 
     def __init__(self) -> None:
         self.data = bytearray()
