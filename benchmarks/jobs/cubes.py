@@ -202,11 +202,11 @@ class ToZarr(_Months):
         copy = ds[["t2m"]].drop_encoding().chunk(self.chunks)
         copy.to_zarr(folder.name, zarr_format=2, consolidated=True)
 
-        def values() -> Any:
+        def read_values() -> Any:
             with folder, xr.open_zarr(folder.name) as written:
                 return written["t2m"][::7].values
 
-        return values
+        return read_values
 
 
 # Months of a reanalysis on S3.

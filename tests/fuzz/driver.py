@@ -135,7 +135,7 @@ def _read_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _work(name: str, numbers: range, seed: int, at: Any, mosts: Any, tell: Any) -> None:
+def _run_inputs(name: str, numbers: range, seed: int, at: Any, mosts: Any, tell: Any) -> None:
     with contextlib.suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESSES, resource.RLIM_INFINITY))
@@ -169,7 +169,9 @@ def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) 
     while start < count and len(found) < ENOUGH:
         ours, theirs = context.Pipe(duplex=False)
         at.value = -1
-        worker = context.Process(target=_work, args=(name, range(start, count), seed, at, mosts, theirs), daemon=True)
+        worker = context.Process(
+            target=_run_inputs, args=(name, range(start, count), seed, at, mosts, theirs), daemon=True
+        )
         worker.start()
         theirs.close()
         stuck = _watch(worker, ours, at, found, lambda: say(describe_progress(at.value)))

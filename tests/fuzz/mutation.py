@@ -45,18 +45,18 @@ class Mutator:
         pick = self._random
         pick.seed(self._base + number)
         if self._tokens:
-            data = b"".join(self._shuffled(pick))
+            data = b"".join(self._shuffle_tokens(pick))
             if pick.random() < 0.8:
                 return data[:LONGEST]
         else:
             data = self._seeds[int(pick.random() * len(self._seeds))]
         out = bytearray(data)
         while True:
-            self._harm(out, pick)
+            self._change_bytes(out, pick)
             if pick.random() < 0.5:
                 return bytes(out[:LONGEST])
 
-    def _shuffled(self, pick: random.Random) -> list[bytes]:
+    def _shuffle_tokens(self, pick: random.Random) -> list[bytes]:
         """Return the tokens of a seed, with some of them replaced, moved, repeated or left out."""
         tokens = self._tokens[int(pick.random() * len(self._tokens))].copy()
         while tokens:
@@ -64,9 +64,9 @@ class Mutator:
             at = int(pick.random() * size)
             match int(pick.random() * 10):
                 case 0 | 1 | 2:
-                    tokens[at] = self._word(pick)
+                    tokens[at] = self._choose_word(pick)
                 case 3:
-                    tokens.insert(at, self._word(pick))
+                    tokens.insert(at, self._choose_word(pick))
                 case 4:
                     del tokens[at : at + 1 + int(pick.random() ** 3 * 8)]
                 case 5:
@@ -81,7 +81,7 @@ class Mutator:
                     tokens[at : at + 1] = others[start : start + 1 + int(pick.random() ** 2 * 30)]
                 case 8:
                     text = bytearray(tokens[at])
-                    self._harm(text, pick)
+                    self._change_bytes(text, pick)
                     tokens[at] = bytes(text)
                 case _:
                     depth = 1 << int(pick.random() ** 6 * 17)
@@ -90,12 +90,12 @@ class Mutator:
                 break
         return tokens
 
-    def _word(self, pick: random.Random) -> bytes:
+    def _choose_word(self, pick: random.Random) -> bytes:
         if pick.random() < 0.1:
             return b"%d" % _NUMBERS[int(pick.random() * len(_NUMBERS))]
         return self._words[int(pick.random() * len(self._words))]
 
-    def _harm(self, out: bytearray, pick: random.Random) -> None:
+    def _change_bytes(self, out: bytearray, pick: random.Random) -> None:
         size = len(out)
         at = int(pick.random() * size)
         match int(pick.random() * 10) if size else 9:

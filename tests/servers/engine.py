@@ -195,23 +195,23 @@ class HttpServer:
         inbox = _Inbox(sock)
         pace = _Pace()
         with sock, contextlib.suppress(ConnectionError):
-            while (raw := await inbox.head()) is not None:
+            while (raw := await inbox.read_head()) is not None:
                 try:
                     head = parse_head(raw)
-                    body = await inbox.body(head)
+                    body = await inbox.read_body(head)
                 except ValueError:
                     await self._send(sock, failure(400), None, pace)
                     return
                 if self.unlogged(head.path):
-                    await self._send(sock, await self.answer(head, body, _request(head, number)), None, pace)
-                elif not await self._respond(sock, head, body, _request(head, number), pace):
+                    await self._send(sock, await self.answer(head, body, _make_request(head, number)), None, pace)
+                elif not await self._respond(sock, head, body, _make_request(head, number), pace):
                     return
 
     async def _respond(self, sock: socket.socket, head: Head, body: bytes, request: Request, pace: _Pace) -> bool:
         """Answer one logged request; return False if the connection has to be closed."""
         self.log.begin(request)
         try:
-            fault = self._strike(head)
+            fault = self._find_fault(head)
             request.fault = fault.kind if fault else None
             if self.latency:
                 await asyncio.sleep(self.latency)
@@ -238,7 +238,7 @@ class HttpServer:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         return answer.end is End.KEEP and head.headers.get("connection", "").lower() != "close"
 
-    def _strike(self, head: Head) -> Fault | None:
+    def _find_fault(self, head: Head) -> Fault | None:
         if not self._faults:
             return None
         with self._lock:
@@ -247,7 +247,7 @@ class HttpServer:
     async def _send(self, sock: socket.socket, answer: Answer, request: Request | None, pace: _Pace) -> None:
         loop = asyncio.get_running_loop()
         lines = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
-        first = f"HTTP/1.1 {answer.status} {_phrase(answer.status)}\r\n{lines}\r\n".encode("latin-1")
+        first = f"HTTP/1.1 {answer.status} {_find_phrase(answer.status)}\r\n{lines}\r\n".encode("latin-1")
         body = memoryview(b"") if answer.discard else answer.body
         slow = bool(self.bandwidth or self.total_bandwidth or answer.pause)
         if request is not None:
@@ -258,12 +258,12 @@ class HttpServer:
             await loop.sock_sendall(sock, first + body)
             return
         await loop.sock_sendall(sock, first)
-        async for piece in self._pieces(body, answer, pace) if slow else _cut(body, answer.piece):
+        async for piece in self._iter_pieces(body, answer, pace) if slow else _iter_slices(body, answer.piece):
             if request is not None:
                 request.sent += len(piece)
             await loop.sock_sendall(sock, piece)
 
-    async def _pieces(self, body: memoryview, answer: Answer, pace: _Pace) -> AsyncIterator[memoryview]:
+    async def _iter_pieces(self, body: memoryview, answer: Answer, pace: _Pace) -> AsyncIterator[memoryview]:
         """Yield the body in pieces of about 10 ms, each when the limits of speed permit it."""
         at = 0
         while at < len(body):
@@ -299,59 +299,59 @@ class _Inbox:
         self._sock = sock
         self._bytes = bytearray()
 
-    async def head(self) -> bytes | None:
+    async def read_head(self) -> bytes | None:
         """Return the bytes before the next empty line; None if the client closed the connection."""
         while (end := self._bytes.find(b"\r\n\r\n")) < 0:
-            if len(self._bytes) > _HEAD_LIMIT or not await self._more():
+            if len(self._bytes) > _HEAD_LIMIT or not await self._receive():
                 return None
         head = bytes(self._bytes[:end])
         del self._bytes[: end + 4]
         return head
 
-    async def body(self, head: Head) -> bytes:
+    async def read_body(self, head: Head) -> bytes:
         """Read the request's body, by its Content-Length or its chunks; ValueError if these are malformed."""
         if head.headers.get("expect", "").lower() == "100-continue":
             await asyncio.get_running_loop().sock_sendall(self._sock, b"HTTP/1.1 100 Continue\r\n\r\n")
         if head.headers.get("transfer-encoding", "").lower() != "chunked":
-            return await self._exactly(int(head.headers.get("content-length", "0")))
+            return await self._read_exactly(int(head.headers.get("content-length", "0")))
         body = bytearray()
-        while size := int((await self._line()).partition(b";")[0], 16):
-            body += await self._exactly(size)
-            await self._line()
-        while await self._line():
+        while size := int((await self._read_line()).partition(b";")[0], 16):
+            body += await self._read_exactly(size)
+            await self._read_line()
+        while await self._read_line():
             pass
         return bytes(body)
 
-    async def _line(self) -> bytes:
+    async def _read_line(self) -> bytes:
         while (end := self._bytes.find(b"\r\n")) < 0:
-            await self._need()
+            await self._receive_or_fail()
         line = bytes(self._bytes[:end])
         del self._bytes[: end + 2]
         return line
 
-    async def _exactly(self, size: int) -> bytes:
+    async def _read_exactly(self, size: int) -> bytes:
         while len(self._bytes) < size:
-            await self._need()
+            await self._receive_or_fail()
         found = bytes(self._bytes[:size])
         del self._bytes[:size]
         return found
 
-    async def _need(self) -> None:
-        if not await self._more():
+    async def _receive_or_fail(self) -> None:
+        if not await self._receive():
             raise ConnectionResetError("the client left in the middle of a request")
 
-    async def _more(self) -> bool:
+    async def _receive(self) -> bool:
         data = await asyncio.get_running_loop().sock_recv(self._sock, 256 * 1024)
         self._bytes += data
         return bool(data)
 
 
-async def _cut(body: memoryview, size: int) -> AsyncIterator[memoryview]:
+async def _iter_slices(body: memoryview, size: int) -> AsyncIterator[memoryview]:
     for at in range(0, len(body), size):
         yield body[at : at + size]
 
 
-def _request(head: Head, connection: int) -> Request:
+def _make_request(head: Head, connection: int) -> Request:
     return Request(
         method=head.method,
         path=head.path,
@@ -362,7 +362,7 @@ def _request(head: Head, connection: int) -> Request:
     )
 
 
-def _phrase(status: int) -> str:
+def _find_phrase(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -121,52 +121,54 @@ class Fault:
         return head.method == "GET" or self.kind in _ANY_METHOD
 
 
-def _with(headers: Mapping[str, str], **changed: str | None) -> dict[str, str]:
+def _replace_headers(headers: Mapping[str, str], **changed: str | None) -> dict[str, str]:
     """Return headers with some replaced (``Content_Length="3"``), or removed (None)."""
     names = {name.replace("_", "-"): value for name, value in changed.items()}
     return {name: value for name, value in (dict(headers) | names).items() if value is not None}
 
 
-def _half(body: memoryview) -> memoryview:
+def _halve(body: memoryview) -> memoryview:
     return body[: len(body) // 2]
 
 
-def _as_it_is(answer: Answer, _: Fault) -> Answer:
+def _keep(answer: Answer, _: Fault) -> Answer:
     return answer
 
 
-def _short(answer: Answer, _: Fault) -> Answer:
-    body = _half(answer.body)
-    return replace(answer, body=body, headers=_with(answer.headers, Content_Length=str(len(body))))
+def _shorten(answer: Answer, _: Fault) -> Answer:
+    body = _halve(answer.body)
+    return replace(answer, body=body, headers=_replace_headers(answer.headers, Content_Length=str(len(body))))
 
 
-def _unframed(answer: Answer, _: Fault) -> Answer:
-    headers = _with(answer.headers, Content_Length=None, Connection="close")
-    return replace(answer, body=_half(answer.body), headers=headers, end=End.FIN)
+def _unframe(answer: Answer, _: Fault) -> Answer:
+    headers = _replace_headers(answer.headers, Content_Length=None, Connection="close")
+    return replace(answer, body=_halve(answer.body), headers=headers, end=End.FIN)
 
 
-def _long(answer: Answer, _: Fault) -> Answer:
+def _lengthen(answer: Answer, _: Fault) -> Answer:
     after = answer.span[1] if answer.span else len(answer.body)
     more = bytes(answer.whole[after : after + 16]) if answer.whole is not None else b""
     body = memoryview(bytes(answer.body) + more.ljust(16, b"\0"))
-    return replace(answer, body=body, headers=_with(answer.headers, Content_Length=str(len(body))))
+    return replace(answer, body=body, headers=_replace_headers(answer.headers, Content_Length=str(len(body))))
 
 
-def _flipped(answer: Answer, fault: Fault) -> Answer:
+def _flip_bit(answer: Answer, fault: Fault) -> Answer:
     body = bytearray(answer.body)
     if body:
         body[fault.hits * 7919 % len(body)] ^= 1 << fault.hits % 8
     return replace(answer, body=memoryview(body))
 
 
-def _ignored(answer: Answer, _: Fault) -> Answer:
+def _ignore_range(answer: Answer, _: Fault) -> Answer:
     if answer.whole is None:
         return answer
-    headers = _with(answer.headers, Content_Range=None, Accept_Ranges=None, Content_Length=str(len(answer.whole)))
+    headers = _replace_headers(
+        answer.headers, Content_Range=None, Accept_Ranges=None, Content_Length=str(len(answer.whole))
+    )
     return replace(answer, status=200, body=answer.whole, headers=headers)
 
 
-def _other_range(answer: Answer, _: Fault) -> Answer:
+def _shift_range(answer: Answer, _: Fault) -> Answer:
     if answer.span is None:
         return answer
     start, stop = answer.span
@@ -175,35 +177,37 @@ def _other_range(answer: Answer, _: Fault) -> Answer:
     body = answer.body
     if answer.whole is not None:
         body = memoryview(bytes(answer.whole[start:stop]).ljust(stop - start, b"\0"))
-    return replace(answer, body=body, headers=_with(answer.headers, Content_Range=f"bytes {start}-{stop - 1}/{size}"))
+    return replace(
+        answer, body=body, headers=_replace_headers(answer.headers, Content_Range=f"bytes {start}-{stop - 1}/{size}")
+    )
 
 
-def _no_content_range(answer: Answer, _: Fault) -> Answer:
-    return replace(answer, headers=_with(answer.headers, Content_Range=None))
+def _drop_content_range(answer: Answer, _: Fault) -> Answer:
+    return replace(answer, headers=_replace_headers(answer.headers, Content_Range=None))
 
 
-def _other_total(answer: Answer, _: Fault) -> Answer:
+def _change_total(answer: Answer, _: Fault) -> Answer:
     if answer.span is None:
         return answer
     span, slash, size = answer.headers["Content-Range"].rpartition("/")
-    return replace(answer, headers=_with(answer.headers, Content_Range=f"{span}{slash}{int(size) + 1}"))
+    return replace(answer, headers=_replace_headers(answer.headers, Content_Range=f"{span}{slash}{int(size) + 1}"))
 
 
-def _no_total(answer: Answer, _: Fault) -> Answer:
+def _drop_total(answer: Answer, _: Fault) -> Answer:
     if answer.span is None:
         return answer
     span = answer.headers["Content-Range"].rpartition("/")[0]
-    return replace(answer, headers=_with(answer.headers, Content_Range=f"{span}/*"))
+    return replace(answer, headers=_replace_headers(answer.headers, Content_Range=f"{span}/*"))
 
 
-def _chunked(answer: Answer, _: Fault) -> Answer:
+def _chunk(answer: Answer, _: Fault) -> Answer:
     pieces = [bytes(answer.body[at : at + 8192]) for at in range(0, len(answer.body), 8192)]
     body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""])
-    headers = _with(answer.headers, Content_Length=None, Transfer_Encoding="chunked")
+    headers = _replace_headers(answer.headers, Content_Length=None, Transfer_Encoding="chunked")
     return replace(answer, body=memoryview(body), headers=headers)
 
 
-def _status(answer: Answer, fault: Fault) -> Answer:
+def _refuse(answer: Answer, fault: Fault) -> Answer:
     wait = 1.0 if fault.retry_after is None and fault.status == 429 else fault.retry_after
     headers = {} if wait is None else {"Retry-After": f"{wait:g}"}
     if fault.status == 401:
@@ -212,11 +216,11 @@ def _status(answer: Answer, fault: Fault) -> Answer:
     return replace(refusal, discard=answer.discard)
 
 
-def _cut(end: End) -> Callable[[Answer, Fault], Answer]:
-    return lambda answer, _: replace(answer, body=_half(answer.body), end=end)
+def _break_off(end: End) -> Callable[[Answer, Fault], Answer]:
+    return lambda answer, _: replace(answer, body=_halve(answer.body), end=end)
 
 
-def _drip(answer: Answer, fault: Fault) -> Answer:
+def _slow_down(answer: Answer, fault: Fault) -> Answer:
     return replace(answer, pause=fault.pause, piece=fault.piece)
 
 
@@ -224,13 +228,13 @@ def _redirect(answer: Answer, fault: Fault) -> Answer:
     return Answer(302, {"Location": fault.to, "Content-Length": "0"}, discard=answer.discard)
 
 
-def _gzip(answer: Answer, _: Fault) -> Answer:
+def _compress(answer: Answer, _: Fault) -> Answer:
     body = memoryview(gzip.compress(answer.body, mtime=0))
-    headers = _with(answer.headers, Content_Encoding="gzip", Content_Length=str(len(body)))
+    headers = _replace_headers(answer.headers, Content_Encoding="gzip", Content_Length=str(len(body)))
     return replace(answer, body=body, headers=headers)
 
 
-def _gzip_stored(answer: Answer, _: Fault) -> Answer:
+def _compress_whole(answer: Answer, _: Fault) -> Answer:
     if answer.whole is None:
         return answer
     stored = memoryview(gzip.compress(answer.whole, mtime=0))
@@ -238,7 +242,7 @@ def _gzip_stored(answer: Answer, _: Fault) -> Answer:
     if start >= len(stored):
         return failure(416, "InvalidRange", {"Content-Range": f"bytes */{len(stored)}"})
     body = stored[start:stop]
-    headers = _with(answer.headers, Content_Encoding="gzip", Content_Length=str(len(body)))
+    headers = _replace_headers(answer.headers, Content_Encoding="gzip", Content_Length=str(len(body)))
     if answer.span is not None:
         headers["Content-Range"] = f"bytes {start}-{start + len(body) - 1}/{len(stored)}"
     return replace(answer, body=body, headers=headers)
@@ -246,24 +250,24 @@ def _gzip_stored(answer: Answer, _: Fault) -> Answer:
 
 # The server itself does "silent", "dropped" and "replaced"; they do not change the answer.
 _TRANSFORMS: Mapping[Kind, Callable[[Answer, Fault], Answer]] = {
-    "ignored_range": _ignored,
-    "short_body": _short,
-    "unframed_body": _unframed,
-    "long_body": _long,
-    "flipped_body": _flipped,
-    "wrong_content_range": _other_range,
-    "missing_content_range": _no_content_range,
-    "wrong_total": _other_total,
-    "unknown_total": _no_total,
-    "chunked": _chunked,
-    "status": _status,
-    "reset": _cut(End.RST),
-    "hang_up": _cut(End.FIN),
-    "dropped": _as_it_is,
-    "silent": _as_it_is,
-    "drip": _drip,
+    "ignored_range": _ignore_range,
+    "short_body": _shorten,
+    "unframed_body": _unframe,
+    "long_body": _lengthen,
+    "flipped_body": _flip_bit,
+    "wrong_content_range": _shift_range,
+    "missing_content_range": _drop_content_range,
+    "wrong_total": _change_total,
+    "unknown_total": _drop_total,
+    "chunked": _chunk,
+    "status": _refuse,
+    "reset": _break_off(End.RST),
+    "hang_up": _break_off(End.FIN),
+    "dropped": _keep,
+    "silent": _keep,
+    "drip": _slow_down,
     "redirect": _redirect,
-    "gzip": _gzip,
-    "gzip_stored": _gzip_stored,
-    "replaced": _as_it_is,
+    "gzip": _compress,
+    "gzip_stored": _compress_whole,
+    "replaced": _keep,
 }

@@ -78,7 +78,7 @@ class RangeServer(HttpServer):
 
     async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
         if self.unlogged(head.path):
-            return self._control(head)
+            return self._handle_control(head)
         match head.method:
             case "GET" | "HEAD":
                 return self._read(head, request)
@@ -89,14 +89,14 @@ class RangeServer(HttpServer):
     def _read(self, head: Head, request: Request) -> Answer:
         resource = self._find(head.path)
         if resource is None:
-            page = self._page(head.path) if self.listing else None
+            page = self._make_page(head.path) if self.listing else None
             if page is None:
-                return _for(head, failure(404, "NoSuchKey"))
+                return _fit_to_method(head, failure(404, "NoSuchKey"))
             headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(page))}
-            return _for(head, Answer(200, headers, memoryview(page)))
+            return _fit_to_method(head, Answer(200, headers, memoryview(page)))
         with contextlib.suppress(Unsatisfiable):  # `answer_read` answers 416
             request.start, request.stop = resolve_range(head.headers.get("range"), len(resource.data)) or (None, None)
-        return _for(head, answer_read(head, resource))
+        return _fit_to_method(head, answer_read(head, resource))
 
     def _write(self, head: Head, body: bytes) -> Answer:
         resource = self._find(head.path)
@@ -110,7 +110,7 @@ class RangeServer(HttpServer):
         etag = self._resources[head.path].etag
         return Answer(201 if resource is None else 200, {"ETag": etag, "Content-Length": "0"})
 
-    def _control(self, head: Head) -> Answer:
+    def _handle_control(self, head: Head) -> Answer:
         match head.path:
             case "/__log__":
                 body = json.dumps([request.as_json() for request in self.requests()]).encode()
@@ -149,7 +149,7 @@ class RangeServer(HttpServer):
             data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) if stat.st_size else b""
         return Resource(memoryview(data), f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"', stat.st_mtime)
 
-    def _page(self, path: str) -> bytes | None:
+    def _make_page(self, path: str) -> bytes | None:
         """Return a page of links to the direct children of ``path``; None if it is not a folder."""
         folder = path if path.endswith("/") else path + "/"
         names = set()
@@ -169,7 +169,7 @@ class RangeServer(HttpServer):
         return f"<!DOCTYPE html><html><body>\n{links}</body></html>\n".encode()
 
 
-def _for(head: Head, answer: Answer) -> Answer:
+def _fit_to_method(head: Head, answer: Answer) -> Answer:
     """Return the answer for the request's method: for HEAD, without its body."""
     if head.method != "HEAD":
         return answer

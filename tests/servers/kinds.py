@@ -172,7 +172,7 @@ def _directory_server(paramiko: Any, directory: Path) -> Any:
         def stat(self) -> Any:
             return paramiko.SFTPAttributes.from_stat(os.fstat(self.readfile.fileno()))
 
-    def told(call: Any) -> Any:
+    def report_errors(call: Any) -> Any:
         def answer(self: Any, *arguments: Any) -> Any:
             try:
                 found = call(self, *arguments)
@@ -186,7 +186,7 @@ def _directory_server(paramiko: Any, directory: Path) -> Any:
         def real(self, path: str) -> str:
             return str(directory) + self.canonicalize(path)
 
-        @told
+        @report_errors
         def list_folder(self, path: str) -> Any:
             found = []
             for entry in os.scandir(self.real(path)):
@@ -195,13 +195,13 @@ def _directory_server(paramiko: Any, directory: Path) -> Any:
                 found.append(attributes)
             return found
 
-        @told
+        @report_errors
         def stat(self, path: str) -> Any:
             return paramiko.SFTPAttributes.from_stat(os.stat(self.real(path)))
 
         lstat = stat
 
-        @told
+        @report_errors
         def open(self, path: str, flags: int, attr: Any) -> Any:
             mode = "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb"
             if flags & os.O_CREAT and mode == "r+b":
@@ -211,23 +211,23 @@ def _directory_server(paramiko: Any, directory: Path) -> Any:
             handle.filename, handle.readfile, handle.writefile = path, file, file
             return handle
 
-        @told
+        @report_errors
         def remove(self, path: str) -> None:
             os.remove(self.real(path))
 
-        @told
+        @report_errors
         def rename(self, old: str, new: str) -> None:
             os.rename(self.real(old), self.real(new))
 
-        @told
+        @report_errors
         def posix_rename(self, old: str, new: str) -> None:
             os.replace(self.real(old), self.real(new))
 
-        @told
+        @report_errors
         def mkdir(self, path: str, attr: Any) -> None:
             os.mkdir(self.real(path))
 
-        @told
+        @report_errors
         def rmdir(self, path: str) -> None:
             os.rmdir(self.real(path))
 

@@ -67,13 +67,13 @@ class CountingProxy(HttpServer):
         received = {name: value for name, value in response.headers.items() if name.lower() not in _OF_THE_HOP}
         if head.method != "HEAD" and response.status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
             received["Content-Length"] = str(len(found))
-        span = _span(response.headers.get("Content-Range"))
+        span = _parse_span(response.headers.get("Content-Range"))
         if span is not None:
             request.start, request.stop = span
         return Answer(response.status, received, memoryview(found), span=span, discard=head.method == "HEAD")
 
 
-def _span(content_range: str | None) -> tuple[int, int] | None:
+def _parse_span(content_range: str | None) -> tuple[int, int] | None:
     """Return start and stop of a Content-Range: (10, 20) for ``bytes 10-19/100``."""
     if content_range is None:
         return None

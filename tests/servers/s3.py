@@ -67,7 +67,7 @@ class SeaweedServer(ChildServer):
     def create_bucket(self, name: str) -> None:
         """Make a bucket, unless it exists; its name must have at least three characters."""
         try:
-            _retried(lambda: self._client.create_bucket(Bucket=name))
+            _retry(lambda: self._client.create_bucket(Bucket=name))
         except ClientError as error:
             if error.response["Error"]["Code"] not in ("BucketAlreadyExists", "BucketAlreadyOwnedByYou"):
                 raise
@@ -75,7 +75,7 @@ class SeaweedServer(ChildServer):
     def put(self, path: str, data: bytes) -> str:
         """Store ``data`` as ``bucket/key``, and return its URL."""
         bucket, _, key = path.partition("/")
-        _retried(lambda: self._client.put_object(Bucket=bucket, Key=key, Body=data))
+        _retry(lambda: self._client.put_object(Bucket=bucket, Key=key, Body=data))
         return f"s3://{path}"
 
     def delete(self, path: str) -> None:
@@ -172,7 +172,7 @@ class SeaweedServer(ChildServer):
         return client
 
 
-def _retried(call: Callable[[], Any]) -> None:
+def _retry(call: Callable[[], Any]) -> None:
     """Repeat ``call`` for up to 20 s while the store answers 5xx: the first write to a bucket may fail at first."""
     deadline = time.monotonic() + 20
     while True:

@@ -163,10 +163,10 @@ def check_write(head: Head, resource: Resource | None) -> Answer | None:
             pass
         case _, None:
             return failure(412, "PreconditionFailed")
-        case condition, Resource(etag=etag) if not _lists(condition, etag):
+        case condition, Resource(etag=etag) if not _matches(condition, etag):
             return failure(412, "PreconditionFailed")
     match head.headers.get("if-none-match"), resource:
-        case str(condition), Resource(etag=etag) if _lists(condition, etag):
+        case str(condition), Resource(etag=etag) if _matches(condition, etag):
             return failure(412, "PreconditionFailed")
     return None
 
@@ -181,7 +181,7 @@ def failure(status: int, code: str | None = None, headers: Mapping[str, str] | N
 
 def _is_stale(head: Head, resource: Resource) -> bool:
     if (condition := head.headers.get("if-match")) is not None:
-        return not _lists(condition, resource.etag)
+        return not _matches(condition, resource.etag)
     if (date := head.headers.get("if-unmodified-since")) is not None:
         return int(resource.modified) > parsedate_to_datetime(date).timestamp()
     return False
@@ -189,7 +189,7 @@ def _is_stale(head: Head, resource: Resource) -> bool:
 
 def _is_fresh_at_client(head: Head, resource: Resource) -> bool:
     if (condition := head.headers.get("if-none-match")) is not None:
-        return _lists(condition, resource.etag)
+        return _matches(condition, resource.etag)
     if (date := head.headers.get("if-modified-since")) is not None:
         return int(resource.modified) <= parsedate_to_datetime(date).timestamp()
     return False
@@ -200,5 +200,5 @@ def _if_range_holds(head: Head, resource: Resource) -> bool:
     return condition in (None, resource.etag, formatdate(int(resource.modified), usegmt=True))
 
 
-def _lists(condition: str, etag: str) -> bool:
+def _matches(condition: str, etag: str) -> bool:
     return condition.strip() == "*" or etag in (tag.strip() for tag in condition.split(","))
