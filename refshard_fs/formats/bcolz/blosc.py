@@ -25,7 +25,7 @@ _SNAPPY: Final = 2
 
 
 class FrameHeader(msgspec.Struct, frozen=True):
-    """The header of a frame of ``stored_size`` bytes, with the header, which decompress to ``length`` bytes."""
+    """The header of a frame. The frame has ``stored_size`` bytes, and decompresses to ``length`` bytes."""
 
     length: int
     stored_size: int

@@ -55,9 +55,9 @@ _OTHER_VERSIONS: Final = {
 
 
 class Header(NamedTuple):
-    """The first 32 bytes of a file. It has ``frames`` frames; all sizes are in bytes after decompression.
+    """The header of a file, its first 32 bytes. The file has ``frames`` frames.
 
-    Each frame has ``frame_size`` bytes, the last one ``last_size``.
+    Each frame has ``frame_size`` bytes after decompression, the last one ``last_size``.
     """
 
     magic: bytes

@@ -31,9 +31,9 @@ _PREVIOUS: Final = 2  # value of `Variable.sparse`: a missing record repeats the
 class Layout(msgspec.Struct, frozen=True):
     """The division of a variable's values into chunks. ``shape`` and ``chunks`` have the order of axes in the file.
 
-    ``axes`` are the file's axes in the order that readers see; another order if the file is column-major. Then chunks
-    of one record have the ``order`` F, and other chunks ``is_moved``: their axes are reordered while reading.
-    ``is_compressed``: zarr decompresses the chunks with gzip.
+    ``axes`` are the numbers of the file's axes in the order that readers see, another one if the file is column-major:
+    then chunks of one record have the ``order`` F, and the axes of longer chunks are reordered while reading
+    (``is_moved``). ``is_compressed``: zarr decompresses the chunks with gzip.
     """
 
     shape: tuple[int, ...]
@@ -163,7 +163,7 @@ class VariableChunks(FilledChunks):
                 self._inner_runs[index] = self._check_runs(inner_runs, index.first, index.last)
 
     def _find_runs(self, start: int, stop: int, runs: Sequence[Run], level: int = 0) -> Iterator[Run]:
-        """Yield the runs in a range of the stream, and the run before it if missing records repeat that."""
+        """Yield the runs in a range of the stream; also the run before, if missing records repeat earlier records."""
         if level > MOST_LEVELS:
             raise self._records.make_error(f"{self.where}: its index has more than {MOST_LEVELS} levels")
         if stop <= start:

@@ -46,7 +46,7 @@ class Head(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A variable descriptor. ``lengths`` are those of the stored dimensions: others do not vary."""
+    """A variable descriptor. ``lengths`` are those of dimensions along which values vary: others are not stored."""
 
     name: str
     is_z: bool
@@ -67,7 +67,7 @@ class Variable(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry of an attribute: its value, and the number of its variable (of a global attribute, of the entry)."""
+    """An entry of an attribute: its value, and the number of its variable; for a global attribute, its own number."""
 
     number: int
     type: int

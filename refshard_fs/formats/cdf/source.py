@@ -273,7 +273,7 @@ class _Group(ArrayGroupBuilder):
         }
 
     def read_root_attributes(self) -> dict[str, Any]:
-        """Return the attributes of the file. Add ``coordinates``: the coordinates whose name is not a dimension's."""
+        """Return the attributes of the file. ``coordinates`` are the coordinates that are not index coordinates."""
         attributes: dict[str, Any] = {}
         for attribute in self._attributes:
             values = [self._decode_entry(entry) for entry in sorted(attribute.entries)] if attribute.is_global else []

@@ -113,7 +113,9 @@ def convert_tt2000(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
     A leap second has the same values as the second after it.
     """
-    are_times = (times > NOT_A_TIME + 1) & (times < np.iinfo(np.int64).max - _J2000)  # UTC ends in the year 2262
+    are_times = (times > NOT_A_TIME + 1) & (
+        times < np.iinfo(np.int64).max - _J2000
+    )  # 64-bit nanoseconds end in the year 2262
     tai = np.where(are_times, times, 0) + _J2000
     ahead = _SECOND * (10 + np.searchsorted(_TAI_OF_LEAPS, tai, side="right"))
     if tai.size and tai.min() < _TAI_OF_1972:

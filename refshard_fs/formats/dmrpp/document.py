@@ -118,7 +118,7 @@ class _Builder(TreeBuilder):
     def start(self, tag: str, attrs: dict[str, str]) -> Element:
         space, _, name = tag.rpartition("}")
         if not self._depth and not (name == "Dataset" and space.endswith(DAP)):
-            raise ValueError("its root element is not a Dataset of DAP4")
+            raise ValueError(f"its root element is {name!r}: expected Dataset in the namespace of DAP4")
         self._depth += 1
         if self._depth > MOST_LEVELS:
             raise ValueError(f"its elements are nested more than {MOST_LEVELS} levels deep")

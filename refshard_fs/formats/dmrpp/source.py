@@ -218,7 +218,10 @@ class _Array:
         if variable.chunk_sizes:
             self.chunk = parse_integers(variable.chunk_sizes)
             if len(self.chunk) != len(self.shape) or 0 in self.chunk:
-                raise ValueError(f"its chunks have the sizes {self.chunk}, which do not fit its shape {self.shape}")
+                raise ValueError(
+                    f"its chunks have the sizes {self.chunk}: expected a size of at least 1 for each of "
+                    f"{len(self.shape)} dimensions"
+                )
         elif self.is_contiguous and variable.inline is None and not self.is_linked:
             self.chunk = choose_chunks(self.shape, self.stored_dtype.itemsize)
         else:
@@ -295,7 +298,7 @@ class _Array:
         return fill_of(value, self.dtype) if self.dtype.kind in "iuf" else None
 
     def make_chunks(self, targets: _Targets) -> Chunks:
-        """Return the chunks of the array: in the document, in a contiguous range, in linked blocks, or listed."""
+        """Return the chunks of the array. The document has their values or their locations."""
         variable = self.variable
         if self.is_vlen:
             return SingleChunk(self._encode_texts(targets))
@@ -516,7 +519,7 @@ def _number_chunks(positions: Sequence[str], array: _Array) -> UInt64s:
     texts = [position.strip() or origin for position in positions]
     wrong = [text for text in texts if text.count(",") != dimensions - 1 or text[0] != "[" or text[-1] != "]"]
     if wrong:
-        raise ValueError(f"a chunk begins at {wrong[0]}, which does not fit its shape {array.shape}")
+        raise ValueError(f"a chunk begins at {wrong[0]}: expected {dimensions} numbers in brackets")
     coords = parse_numbers(",".join([text[1:-1] for text in texts]).split(","), "chunkPositionInArray").reshape(
         -1, dimensions
     )
@@ -532,7 +535,7 @@ def _number_chunks(positions: Sequence[str], array: _Array) -> UInt64s:
 
 
 def _parse_codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
-    """Return the codecs of zarr for the filters of chunks, in the order in which they encode."""
+    """Return the codecs of zarr for the filters of chunks, in the order of encoding."""
     codecs: Codecs = []
     added = 0  # bytes of checksums
     levels = list(parse_integers(variable.levels)) if variable.levels else []
@@ -569,5 +572,5 @@ def _decode_values(variable: Variable, limit: int, single: int | None = None) ->
         except zlib.error as e:
             raise ValueError(f"its values in the document are not a zlib stream: {e}") from None
     if len(data) > limit:
-        raise ValueError(f"its values in the document have more than {limit} bytes: expected at most that")
+        raise ValueError(f"its values in the document have more bytes than the array: expected at most {limit}")
     return data

@@ -79,7 +79,8 @@ def find_layout(elements: Elements, key: Key | None) -> Steps[Layout | None]:
 def parse_compressed(header: bytes) -> tuple[int, int, bytes]:
     """Parse the header of a compressed element.
 
-    Returns the size of the values in bytes, the reference number of the compressed bytes, and the header of the coding.
+    Returns the size of the values in bytes, the reference number of the compressed bytes, and the rest of the header,
+    which describes the compression.
     """
     if len(header) < 14:
         raise ValueError(f"the header of its compressed values is cut short: {len(header)} bytes, expected 14")
@@ -228,7 +229,7 @@ class CodedChunks(FilledChunks):
             parts = yield from self._find_parts(key)
             size = sum(length for _, length in parts)
             if not size or any(offset + length > self._elements.file.size for offset, length in parts):
-                raise ValueError(f"the bytes of chunk {number} are cut short, or damaged")
+                raise ValueError(f"chunk {number} has no bytes, or ends beyond the end of the file")
             if self._layout.coding is None and size != self._chunk_size:
                 raise ValueError(f"chunk {number} has {size} bytes: expected {self._chunk_size}")
         except RefShardError:

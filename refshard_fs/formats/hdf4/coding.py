@@ -61,14 +61,15 @@ def parse_coding(data: bytes) -> Coding:
     Raises ManifestError, which names the compression, if it is not supported.
     """
     if len(data) < 4:
-        raise ValueError("the header of a compressed element is cut short")
+        raise ValueError(f"the header of a compressed element is cut short: expected 4 bytes, found {len(data)}")
     model, coder = struct.unpack_from(">HH", data)
     layout = _LAYOUTS.get(coder, "")
     if model or coder == _HUFFMAN or coder > _SZIP:
         name = _OTHER_NAMES.get(coder) or (_NAMES[coder] if coder <= _SZIP else f"number {coder}")
         raise ManifestError(f"it is compressed with {name} (model {model}), which is not supported")
     if len(data) < 4 + struct.calcsize(layout):
-        raise ValueError(f"the header of an element that is compressed with {_NAMES[coder]} is cut short")
+        found = f"expected {4 + struct.calcsize(layout)} bytes, found {len(data)}"
+        raise ValueError(f"the header of an element that is compressed with {_NAMES[coder]} is cut short: {found}")
     return Coding(coder, struct.unpack_from(layout, data, 4))
 
 
@@ -93,10 +94,10 @@ class DecodingRecipe(msgspec.Struct, frozen=True):
 
 
 def decode_runs(raw: bytes, size: int, repeated: int = 3, plain: int = 1) -> bytes:
-    """Decode runs to ``size`` bytes. A run begins with a byte: its highest bit is a flag, the others are a count.
+    """Decode runs to ``size`` bytes. Raise ValueError if the runs have fewer.
 
-    With the flag, the next byte is repeated ``count + repeated`` times; without it, ``count + plain`` bytes follow as
-    they are. Raises ValueError if the runs end early.
+    A run begins with a byte: its highest bit is a flag, the other bits are a count. With the flag, the next byte is
+    repeated ``count + repeated`` times; without it, ``count + plain`` bytes follow as they are.
     """
     decoded = bytearray()
     position = 0

@@ -224,7 +224,7 @@ class Tree:
             elif tag == VDATA:
                 is_coordinate |= self.tables[member].kind == _COORDINATE
         if dtype is None:
-            raise ValueError("it has no number type")
+            raise ValueError("its group has no element of the number type")
         layout = yield from find_layout(self.elements, data)
         attributes = yield from self.read_attributes(group.members)
         names = tuple(dimension.name for dimension in dimensions)

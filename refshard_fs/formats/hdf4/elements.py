@@ -28,7 +28,7 @@ SMALL_FILE: Final = 4 << 20  # bytes of a file that is read whole when it is ope
 # the next one, so that each block beyond these bytes takes a round of requests.
 WINDOW: Final = 64 << 10
 MOST_WINDOW: Final = 2 << 20
-NEAR: Final = 256 << 10  # bytes from one block to the next
+NEAR: Final = 256 << 10  # bytes from one block to the next, up to which the blocks lie near each other
 MOST_BYTES: Final = 16 << 20  # bytes of metadata, or of a table of chunks
 TOGETHER: Final = 1 << 28  # bytes of all metadata and tables together
 MOST_PARTS: Final = 1 << 18  # parts of one linked element
@@ -125,7 +125,7 @@ class Elements:
         remaining, usual_size, _, table = struct.unpack_from(">iiiH", header, 2)
         parts: list[Part] = []
         tables = {0}
-        block_size = -1  # that of the first block, which may differ from the others, is read from its descriptor
+        block_size = -1  # the first block may have another size, which its descriptor states
         while remaining > 0:
             if table in tables:
                 raise self.make_error(f"{remaining} bytes of the linked element {key} have no block")
@@ -157,7 +157,7 @@ class Elements:
         return b"".join((yield from self.file.load(parts)))
 
     def find_compressed(self, key: Key) -> Key | None:
-        """Return the key of the compressed bytes that lie directly after the header of an element; None if none do.
+        """Return the key of the compressed bytes directly after the header of an element; None if they lie elsewhere.
 
         The HDF4 library writes the bytes of a compressed chunk after its header, so the header need not be read.
         """

@@ -92,7 +92,7 @@ class ChunkSpace(msgspec.Struct, frozen=True):
     def number_coords(self, coords: UInt64s) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
         """Return the chunk number for each row of ``coords``, and a mask of the rows within the current extent.
 
-        Coordinates outside the extent get the number of the next chunk in C order.
+        Coordinates outside the extent get the number of the next chunk, in C order, within the extent.
         """
         numbers = np.zeros(len(coords), np.uint64)
         is_beyond = np.zeros(len(coords), np.bool_)
@@ -112,7 +112,8 @@ class ChunkSpace(msgspec.Struct, frozen=True):
             sizes = _decode_uints(rows[:, address : width - 4])
             masks = np.ascontiguousarray(rows[:, width - 4 :]).view("<u4")[:, 0].astype(np.uint32)
         elif self.has_filters or width != address:
-            raise ValueError(f"its chunk index has elements of {width} bytes: an address has {address}")
+            expected = f"{address} of an address" + (", 1 to 8 of a size and 4 of a mask" if self.has_filters else "")
+            raise ValueError(f"its chunk index has elements of {width} bytes: expected {expected}")
         addresses = _decode_uints(rows[:, :address], undefined=UNDEFINED_ADDRESS)
         return ChunkLocations(keys, addresses, sizes, masks).where(addresses != UNDEFINED_ADDRESS)
 
@@ -148,7 +149,7 @@ class Child(NamedTuple):
 class Node(NamedTuple):
     """A decoded block: locations of chunks by key, and pointers to child blocks, which are sorted by key.
 
-    ``firsts`` has the first key of each child, ``lasts`` the end of its range of keys.
+    ``firsts`` and ``lasts`` are ``first`` and ``last`` of all children, as columns.
     """
 
     chunks: ChunkLocations
@@ -190,7 +191,7 @@ def _make_node(space: ChunkSpace, chunks: ChunkLocations, children: Iterable[Chi
 
 
 class ChunkIndex:
-    """The chunk index of a dataset. ``root`` points to its first block; ``is_array``: it is an array, not a B-tree."""
+    """The chunk index of a dataset: a fixed or extensible array (``is_array``), or a B-tree. It begins at ``root``."""
 
     def __init__(self, file: MetadataFile, space: ChunkSpace, root: Child, *, is_array: bool) -> None:
         self._file = file
@@ -388,7 +389,7 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
         raise ValueError(f"{name} has a chunk that does not begin at a multiple of the chunk's shape")
     firsts, is_inside = space.number_coords(coords)
     if (firsts[1:] < firsts[:-1]).any():
-        raise ValueError(f"{name} is not in order")
+        raise ValueError(f"{name} lists chunks in the wrong order")
     if (addresses >= np.uint64(space.room)).any():
         raise ValueError(f"{name} points beyond the end of the file")
     if not level:
@@ -426,7 +427,7 @@ def _parse_b_tree_2_node(data: bytes, space: ChunkSpace, tree: BTree2, depth: in
     coords_start = tree.record_size - 8 * len(space.counts)  # position of the coordinates
     keys, is_inside = space.number_coords(np.ascontiguousarray(rows[:, coords_start:]).view("<u8").astype(np.uint64))
     if (keys[1:] < keys[:-1]).any():
-        raise ValueError("a node of a v2 B-tree of chunks is not in order")
+        raise ValueError("a node of a v2 B-tree of chunks lists chunks in the wrong order")
     edges = [0, *keys.tolist(), _END_OF_KEYS]
     children = [
         Child(edges[i], edges[i + 1], address, tree.node_size, _parse_b_tree_2_node, (tree, depth - 1, records))
@@ -442,7 +443,7 @@ def _parse_b_tree_2_node(data: bytes, space: ChunkSpace, tree: BTree2, depth: in
 def _parse_elements(data: bytes, space: ChunkSpace, signature: bytes, skipped: int, first_key: int, width: int) -> Node:
     """Parse a block of elements of ``width`` bytes, which begin after ``skipped`` bytes with the key ``first_key``."""
     if not data.startswith(signature):
-        raise ValueError(f"expected the signature {signature!r}, found {data[:4]!r}")
+        raise ValueError(f"a block of a chunk index has the signature {data[:4]!r}: expected {signature[:4]!r}")
     rows = np.frombuffer(verify_checksum(data, "a block of a chunk index")[skipped:], np.uint8).reshape(-1, width)
     return Node(space.decode_elements(rows, np.arange(first_key, first_key + len(rows), dtype=np.uint64)))
 
@@ -535,7 +536,7 @@ class ExtensibleArray(msgspec.Struct, frozen=True):
         return first_key, 1 << number // 2, (1 << (number + 1) // 2) * self.smallest_block
 
     def count_pages(self, number: int) -> int:
-        """Return the number of pages in each data block of super block ``number``; 0 if they are not cut into pages."""
+        """Return the number of pages in each data block of super block ``number``; 0 if the blocks have no pages."""
         _, _, count = self.measure_super_block(number)
         return count >> self.page_bits if count > 1 << self.page_bits else 0
 
@@ -572,7 +573,8 @@ def _parse_extensible_array(data: bytes, space: ChunkSpace) -> Node:
     _check_array(space, array.client, array.width, array.page_bits)
     powers = all(value and not value & (value - 1) for value in (array.smallest_block, array.least_pointers))
     if not powers or not 0 < array.count_bits < 64:
-        raise ValueError(f"its chunk index is an extensible array with impossible parameters: {array}")
+        sizes = f"data blocks from {array.smallest_block} elements, {array.least_pointers} pointers"
+        raise ValueError(f"its chunk index is damaged: {sizes}, counts of {array.count_bits} bits")
     if address is None:
         return Node(NO_CHUNKS)
     direct, by_index = 2 * (array.least_pointers - 1), 2 * (array.least_pointers.bit_length() - 1)

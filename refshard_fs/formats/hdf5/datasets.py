@@ -119,7 +119,7 @@ class Dataset:
 
     @property
     def is_small_coordinate(self) -> bool:
-        """Whether the dataset has the name of its only dimension, and at most `SMALL` bytes, which are read at once."""
+        """Whether the dataset has the name of its only dimension, and at most `SMALL` bytes: then it is read whole."""
         variable = self.variable
         is_index = variable.dimensions == (variable.path.rpartition("/")[2],) and not self.object_codec
         return is_index and max(variable.shape[0], self.chunk[0]) * self.datatype.size <= SMALL
@@ -277,7 +277,7 @@ class DatasetChunks(FilledChunks):
     def _encode_objects(
         self, numbers: Sequence[int], chunks: Mapping[int, StoredChunk], codec: Mapping[str, Any]
     ) -> Steps[list[Entry | None]]:
-        """Read texts or sequences from the global heap, and encode the chunks of these with zarr's ``codec``."""
+        """Read texts or sequences from the global heap, and encode them with zarr's ``codec`` to chunks."""
         entry_by_number = {
             number: self._make_entry(number, chunks.get(number))
             for number in dict.fromkeys(numbers)
@@ -325,7 +325,7 @@ def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -
             return None, make_index(
                 file, space, kind, address, superblock.chunk_k if kind == "B-tree 1" else parameters
             )
-    raise ManifestError(f"its data layout {dataset.layout} is not supported")
+    raise ManifestError("its data layout is not supported")
 
 
 def _make_chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:

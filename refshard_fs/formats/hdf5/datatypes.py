@@ -28,8 +28,8 @@ Kind = Literal[
 Elements = npt.NDArray[Any]
 
 MOST_LEVELS: Final = 16  # levels of nested types
-MOST_ELEMENTS: Final = 1 << 24  # in one array datatype
-MOST_BYTES: Final = 1 << 25  # in one element: several copies of it are in memory
+MOST_ELEMENTS: Final = 1 << 24  # elements of one array datatype
+MOST_BYTES: Final = 1 << 25  # bytes of one element: several copies of an element are in memory together
 MOST_TEXT: Final = 1 << 28  # bytes of text in a chunk: many elements may refer to one long text
 
 _PADDINGS: Final[tuple[Padding, ...]] = ("null-terminated", "null-padded", "space-padded")
@@ -83,7 +83,7 @@ class Datatype(msgspec.Struct, frozen=True):
 
     @property
     def inner(self) -> Datatype:
-        """The datatype of the shown values: of the member for the kind "member", of an array's elements if objects."""
+        """The datatype of values: of the member for the kind "member", of elements for arrays of objects, else this."""
         match self:
             case Datatype(kind="member", fields=(Field(datatype=datatype),)):
                 return datatype.inner
@@ -170,7 +170,7 @@ class _Parser:
         """Parse a type that numpy reads as an integer."""
         offset, precision = (0, *self._fields.unpack("H")) if kind == "time" else self._fields.unpack("HH")
         if not precision or offset + precision > size * 8:
-            raise ValueError(f"bits {offset} to {offset + precision} do not fit into an {kind} of {size} bytes")
+            raise ValueError(f"bits {offset} to {offset + precision} do not fit into {size} bytes of the type {kind!r}")
         if size not in (1, 2, 4, 8):
             return Datatype(size, kind, refusal=f"numpy cannot hold its datatype: {kind} of {size} bytes")
         dtype = np.dtype(f"{'<>'[flags & 1]}{code}{size}")
@@ -355,7 +355,7 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
         return elements if datatype.shown is None else elements.astype(datatype.shown, copy=False)
     dtype, shown = datatype.dtype, datatype.shown
     if dtype is None:
-        raise ValueError(datatype.refusal or "its members are shown one by one")
+        raise ValueError(datatype.refusal or "its datatype is a compound whose members are separate arrays")
     if len(raw) % datatype.size:
         raise ValueError(f"{len(raw)} bytes are not a whole number of elements of {datatype.size} bytes")
     elements = np.frombuffer(raw, np.dtype((dtype, datatype.shape)) if datatype.shape else dtype)
@@ -500,7 +500,9 @@ def decode_sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
 def decode_objects(
     datatype: Datatype, raw: bytes, heap: Heap, paths: Mapping[int, str], errors: str = "surrogateescape"
 ) -> list[Any]:
-    """Convert elements to Python values. A reference becomes a path: that of its address in ``paths``, or "".
+    """Convert elements to Python values. A reference becomes the path of its object, or "" if no object is there.
+
+    ``paths`` are the paths of objects by address.
 
     ``errors`` says what happens to bytes that are not UTF-8, as for `bytes.decode`.
     """

@@ -58,7 +58,7 @@ class LinkedPaths:
         top = "/".join(name for name in link.path.split("/") if name not in ("", "."))  # "." is the group itself
         paths = self._sorted
         if top:
-            start, end = (bisect_left(paths, top + after) for after in "/0")  # "0" follows "/" in ASCII
+            start, end = (bisect_left(paths, top + after) for after in "/0")  # "0" is the character after "/"
             paths = paths[start:end] + [top] * (top in self._places)
         in_order = sorted(paths, key=self._places.__getitem__)
         return {
@@ -77,7 +77,7 @@ class DimensionNames:
     def __init__(self, arrays: Mapping[str, ArrayDescription]) -> None:
         self._sizes: dict[str, dict[str, int]] = {}
         self._phony: dict[tuple[str, int], list[str]] = {}  # names by group and size
-        self._count = 0  # number of phony dimensions in all groups: groups below may use a name
+        self._count = 0  # number in the next phony name, for all groups: groups below may use the names, too
         for path, array in arrays.items():
             group = parent(path)[0]
             for name, size in zip(array.dimensions, array.shape, strict=True):

@@ -158,7 +158,7 @@ def make_codecs(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tupl
     if not datatype.is_recast and datatype.shown is not None and None not in codecs:
         return Codecs(tuple(filters), datatype, count, tuple(json.dumps(codec) for codec in codecs))
     if length > MOST_DECODED:
-        raise ManifestError(f"its chunks have {length} bytes: at most {MOST_DECODED} can be decoded")
+        raise ManifestError(f"its chunks have {length} bytes: expected at most {MOST_DECODED}")
     return Codecs(tuple(filters), datatype, count, None)
 
 
@@ -251,12 +251,12 @@ def _decode_blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     check_blosc(data)
     size = int.from_bytes(data[4:8], "little")
     if size > _find_output_limit(length):
-        raise ValueError(f"a blosc frame decodes to {size} bytes, more than expected")
+        raise ValueError(f"a blosc frame decodes to {size} bytes: expected at most {_find_output_limit(length)}")
     return bytes(blosc.decompress(data))
 
 
 def _decode_blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    """Decode the chunks of a blosc2 frame, and join them. The blocks of an n-dimensional frame are put in order."""
+    """Decode the chunks of a blosc2 frame, and join them. Put the blocks of an n-dimensional frame in order."""
     head, size, stored_size = struct.unpack_from(">11xI15xQxQ", data)
     if not data.startswith(b"\x9e\xa8b2frame\0") or head > len(data) or not 0 <= size <= MOST_DECODED:
         raise ValueError(f"a blosc2 frame of {size} bytes with a header of {head} bytes is damaged")

@@ -169,7 +169,7 @@ def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
     if not are_powers or heap.rows > MOST_ROWS or not 0 < heap.bits <= 64:
         shape = f"{heap.rows} rows of {heap.width} blocks of {heap.start_size} to {heap.most_direct} bytes"
         raise ValueError(f"a fractal heap is damaged: {shape}, {heap.bits} bits of offsets")
-    file.prefetch(heap.root, heap.start_size)  # objects lie in it, and their ids are read in the next round
+    file.prefetch(heap.root, heap.start_size)  # objects in it are needed as soon as their ids are read
     return heap
 
 

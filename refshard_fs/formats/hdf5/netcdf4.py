@@ -259,7 +259,7 @@ class _Dimensions:
             if len(numbers) == ndim and all(number in by_number for number in numbers):
                 return tuple(by_number[number] for number in numbers)
         labels = [None if scale is None else parent(scale)[1] for scale in self._axes[path]] or [None] * ndim
-        for axis, scale in enumerate(self._axes[path]):  # a scale of another length gives no name
+        for axis, scale in enumerate(self._axes[path]):  # a scale of another length does not count
             visible_scale = visible.get(labels[axis] or "")
             extent = (dataset.shape or ())[axis]
             if (
@@ -349,8 +349,8 @@ def _check_text(objects: Mapping[str, HDF5Object], longest: int) -> None:
 def _show_attributes(hdf5_object: HDF5Object, is_netcdf: bool, paths: Mapping[int, str]) -> dict[str, Any]:
     """Return the attributes of an object as JSON; references become ``paths``.
 
-    In a NetCDF file, an array of one element becomes this element, as in NetCDF's libraries. In other files, only
-    attributes by which xarray decodes values do.
+    In a NetCDF file, an array of one element becomes this element, as in NetCDF's libraries. In another file, this
+    applies only to the attributes by which xarray decodes values.
     """
     result: dict[str, Any] = {}
     for name, attribute in hdf5_object.attributes.items():

@@ -53,7 +53,7 @@ from refshard_fs.formats.hdf5.virtual import parse_mappings
 
 T = TypeVar("T")
 
-PATHS_PER_BYTE: Final = 1 / 8  # many links may lead to one group, so that paths multiply: a limit
+PATHS_PER_BYTE: Final = 1 / 8  # the limit of paths: many links may lead to one group, so that paths multiply
 LEAST_PATHS: Final = 10_000  # the limit of a small file
 MOST_LEVELS: Final = 256  # levels of nested groups: reading a level takes rounds of requests
 MOST_NAME_LOOKUPS: Final = 1 << 22  # names that are looked up for all soft links, which takes some seconds
@@ -186,7 +186,8 @@ def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: i
             kind, depth, count = fields.unpack("BBH2P")[:3]
             if kind or depth > _MOST_TREE_LEVELS or (parent_level is not None and depth != parent_level - 1):
                 raise ValueError(
-                    f"a group's B-tree has a node of type {kind}, level {depth} below level {parent_level}"
+                    f"a group's B-tree has a node of type {kind} and level {depth} below level {parent_level}: "
+                    "expected type 0, one level less"
                 )
             next_level += [child for _, child in [fields.unpack("NP") for _ in range(count)]]
         if None in next_level:

@@ -30,9 +30,9 @@ from refshard_fs.formats.hdf5.structure import Superblock, Virtual, parse_superb
 from refshard_fs.formats.hdf5.virtual import OWN, VirtualChunks, list_source_files, resolve_mappings
 from refshard_fs.security.policy import directory_of, relative_to
 
-MOST_PREPARED: Final = 256  # most coordinates that are read when a file is opened
+MOST_PREPARED: Final = 256  # small coordinates that are read when a file is opened
 OTHER_DEPTH: Final = 1000  # `OpenOptions.depth` of a file that the opened file refers to; its files have 1 more
-MOST_LEVELS: Final = 1  # files that the opened file refers to may refer to files, but these may not
+MOST_LEVELS: Final = 1  # files that the opened file refers to may refer to more files, but the latter may not
 MOST_FILES: Final = 1000  # files that are opened for the opened file; for each of those, a hundredth
 TOO_MANY: Final = (
     f"only the first {MOST_FILES} files that a file refers to are opened ({MOST_FILES // 100} at the next level)"
@@ -72,7 +72,7 @@ class HDF5KeySpace(ArrayGroup):
 
     @cached_property
     def linked_paths(self) -> LinkedPaths:
-        """The paths of all objects, among which external links of another file are resolved."""
+        """The paths of all objects. External links of other files lead to them."""
         return LinkedPaths([*self.arrays, *self.group_attributes, *self.reports])
 
     def prepare(self) -> Steps[None]:

@@ -191,7 +191,7 @@ def read_header(
 
 
 def _split_messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
-    """Yield the messages in one block of a header."""
+    """Yield the messages in one block of a header. ``prefix`` is the format of type, size and flags before each."""
     position = 0
     while position + prefix.size <= len(block):  # a shorter rest is a gap
         kind, size, flags, *order = prefix.unpack_from(block, position)
@@ -215,7 +215,7 @@ class Dataspace(NamedTuple):
 
 @lru_cache(PARSE_CACHE)
 def parse_dataspace(data: bytes, sizes: Sizes) -> Dataspace:
-    """Parse a dataspace message."""
+    """Parse the body of a dataspace message. Raise ValueError if it is damaged."""
     fields = Fields(data, sizes)
     version, rank, flags, kind = fields.unpack("BBBB")
     if version not in (1, 2):
@@ -279,7 +279,7 @@ class UnsharedAttribute(NamedTuple):
 
 
 def parse_attribute(data: bytes) -> UnsharedAttribute:
-    """Split an attribute message into its parts."""
+    """Split the body of an attribute message into its parts. Raise ValueError if it is damaged."""
     version, flags, *lengths = _ATTRIBUTE_HEAD.unpack_from(data) if len(data) >= _ATTRIBUTE_HEAD.size else (0, 0)
     if not 1 <= version <= 3:
         raise ValueError(f"an attribute of version {version} is not supported: expected 1 to 3")
@@ -381,7 +381,7 @@ INDEXES: Final = {
 
 
 def parse_layout(data: bytes, sizes: Sizes) -> Layout:
-    """Parse a data layout message."""
+    """Parse the body of a data layout message. Raise ValueError if it is damaged."""
     fields = Fields(data, sizes)
     version = fields.read_uint(1)
     if not 1 <= version <= 5:

@@ -130,9 +130,9 @@ FindSource = Callable[[str, str], DatasetChunks]  # takes the names of file and 
 
 
 def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object, list[SourceChunks]]:
-    """Return a virtual dataset with the chunk shape and filters of its sources, and the chunks of these.
+    """Return a virtual dataset with the chunk shape and filters of its sources, and a box of chunks for each mapping.
 
-    Another dataset is returned unchanged, with an empty list. Raises ManifestError if the mappings do not consist of
+    For another dataset, return it unchanged with an empty list. Raises ManifestError if the mappings do not consist of
     whole chunks, or if the sources differ.
     """
     if not isinstance(dataset.layout, Virtual):
@@ -147,7 +147,8 @@ def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object,
         sources.append(source_chunks)
         cuts.add((chunk, chunks.dataset.filters))
     if len(cuts) != 1:
-        raise ManifestError("it is a virtual dataset without sources, or its sources differ in chunk shape or filters")
+        reason = "it has no sources, or its sources differ in chunk shape or filters"
+        raise ManifestError(f"it is a virtual dataset, and {reason}: expected the same for all")
     ((chunk, filters),) = cuts
     layout = msgspec.structs.replace(dataset.layout, chunk=chunk)
     return msgspec.structs.replace(dataset, layout=layout, filters=filters), sources
@@ -167,7 +168,7 @@ class VirtualChunks(DatasetChunks):
     ) -> None:
         super().__init__(file, superblock, dataset, grid, url, {})
         self._sources = sources
-        self.is_small_coordinate = False  # as if it were large: only coordinates of this file are read at once
+        self.is_small_coordinate = False  # only coordinates with values in this file are read when it is opened
 
     def prepare(self) -> Steps[None]:
         yield from ()
@@ -222,13 +223,15 @@ def _number_source_chunks(source: SourceChunks, coords: npt.NDArray[np.int64]) -
 
 
 def _check_elements(virtual: HDF5Object, dataset: Dataset, label: str) -> None:
-    """Raise ManifestError unless the bytes of the source's chunks can be those of the virtual dataset's."""
+    """Raise ManifestError if the bytes of a source's chunks cannot be chunks of the virtual dataset."""
     if dataset.datatype != virtual.datatype:
         raise ManifestError(f"it is a virtual dataset whose datatype differs from that of {label}")
     if dataset.object_codec or isinstance(dataset.layout, Virtual):
-        raise ManifestError(f"it is a virtual dataset, and its source {label} has variable-length texts or is virtual")
+        raise ManifestError(
+            f"it is a virtual dataset, and its source {label} has variable-length texts or is virtual, too"
+        )
     if dataset.filters and not getattr(dataset.layout, "are_edges_filtered", True):
-        raise ManifestError(f"it is a virtual dataset, and some chunks of its source {label} are not filtered")
+        raise ManifestError(f"it is a virtual dataset, and its source {label} does not filter all chunks")
 
 
 def _map_chunks(

@@ -23,7 +23,7 @@ _UNITS: Final = {
 
 
 def describe_pyramid(name: str, group: Mapping[str, Any], datasets: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return the attribute ``multiscales`` for a group; None if it is not a pyramid, or has it from OME-NGFF.
+    """Return the attribute ``multiscales`` for a group; None if the group is not a pyramid, or has axes in its own.
 
     ``name`` and ``group`` are the name and the attributes of the group, ``datasets`` the attributes of the datasets in
     it, by name.
@@ -75,7 +75,7 @@ def describe_pyramid(name: str, group: Mapping[str, Any], datasets: Mapping[str,
 
 
 def _get_entry(multiscale: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return the entry of level ``number`` in the group's ``multiscales`` of COSEM; empty if there is none."""
+    """Return the entry of level ``number`` in the ``multiscales`` that COSEM wrote; empty if there is none."""
     datasets = multiscale.get("datasets")
     entry = datasets[number] if isinstance(datasets, list) and number < len(datasets) else None
     return entry if isinstance(entry, dict) else {}

@@ -76,7 +76,7 @@ class BlockRecipe(msgspec.Struct, frozen=True):
         size = count * self.itemsize
         data = _decompress(self.codec, raw[start:], size)
         if len(data) != size:
-            raise ValueError(f"it decompresses to {len(data)} bytes: expected {size} for the sizes {sizes}")
+            raise ValueError(f"an N5 chunk decompresses to {len(data)} bytes: expected {size} for the sizes {sizes}")
         if sizes == self.chunks:
             return data
         full = np.zeros((*self.chunks, self.itemsize), np.uint8)

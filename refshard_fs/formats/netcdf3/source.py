@@ -55,7 +55,7 @@ class HeaderTooShort(Exception):
 
 
 class Dimension(NamedTuple):
-    """A dimension. The header stores 0 as the length of the record dimension: its length is the number of records."""
+    """A dimension. In the header, the record dimension has the length 0; in variables, the number of records."""
 
     name: str
     length: int
@@ -132,7 +132,7 @@ class _Cursor:
         return data
 
     def read_uint(self, width: int) -> int:
-        """Return the next integer of ``width`` bytes. One of 8 bytes is signed and may not be negative."""
+        """Return the next integer of ``width`` bytes. Raise ManifestError for a negative integer of 8 bytes."""
         number = int.from_bytes(self.take(width), "big")
         if width == 8 and number >= COUNTABLE:
             raise self.make_error(f"expected a number of at least 0, found {number - (1 << 64)}")
@@ -145,7 +145,9 @@ class _Cursor:
     def read_name(self) -> str:
         data = self.take(self.read_count())
         try:
-            return data.decode().partition("\0")[0]  # some lengths are too large: netCDF-C stops at the NUL
+            return data.decode().partition("\0")[
+                0
+            ]  # some writers state a larger length; netCDF-C, too, stops at the NUL
         except UnicodeDecodeError:
             raise self.make_error(f"a name is not UTF-8: {data[:80]!r}") from None
 
@@ -260,7 +262,7 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
 
 
 def _find_hidden_variable(cursor: _Cursor, dimensions: list[Dimension]) -> str:
-    """Return the name of a variable after the last counted one; "" if there is none. With one, the count is damaged.
+    """Return the name of a variable after the last counted one, which shows that the count is damaged; "" if none.
 
     Other bytes may follow there: the end of an earlier, longer header.
     """

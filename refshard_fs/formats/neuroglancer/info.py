@@ -61,7 +61,7 @@ class Scale(msgspec.Struct, frozen=True):
 
     @property
     def codecs(self) -> list[dict[str, Any]]:
-        """The codecs with which zarr decodes a chunk; empty if a recipe decodes it, or if it is raw."""
+        """The codecs with which zarr decodes a chunk; empty if the chunk is raw, or if a recipe decodes it."""
         return [{"id": "gzip", "level": 1}] if self.is_gzip and self.encoding == "raw" else []
 
     @property
@@ -116,7 +116,7 @@ def parse_info(data: bytes, label: str) -> Volume:
         raise ManifestError(f"{label} breaks the specification: {e}") from None
     dtype = _TYPES.get(info.data_type.lower())
     if dtype is None:
-        raise ManifestError(f"{label}: its 'data_type' {shorten(info.data_type)} is not supported")
+        raise ManifestError(f"{label}: its 'data_type' is {shorten(info.data_type)}: expected {', '.join(_TYPES)}")
     scales: dict[str, Scale] = {}
     reports: dict[str, str] = {}
     names: set[str] = set()

@@ -117,7 +117,8 @@ class ShardIndex(msgspec.Struct, frozen=True):
         pairs = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         wrong = (pairs[:, 0] > pairs[:, 1]) | (pairs[:, 1] >= BEYOND)
         if wrong.any():
-            raise ValueError(f"the index of minishard {int(wrong.argmax())} ends before it begins")
+            start, stop = pairs[int(wrong.argmax())].tolist()
+            raise ValueError(f"the index of minishard {int(wrong.argmax())} ends before it begins: [{start}, {stop})")
         wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > np.uint64(self.room))
         if wrong.any():
             minishard = int(wrong.argmax())

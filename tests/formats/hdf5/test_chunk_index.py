@@ -24,7 +24,7 @@ xr = pytest.importorskip("xarray")
 
 
 def test_pages_without_bits_are_damage(tmp_path: Path) -> None:
-    """If a damaged header announced pages that no bitmap covers, their chunks once looked missing, and were filled."""
+    """A damaged header may count pages without a bitmap. Once, the chunks in them looked missing, and were filled."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,), maxshape=(None,))
@@ -38,7 +38,7 @@ def test_pages_without_bits_are_damage(tmp_path: Path) -> None:
 
 
 def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
-    """If a damaged header announced fewer elements than chunks, the other chunks once looked missing."""
+    """A damaged header may count fewer elements than chunks. Once, the other chunks looked missing, and were filled."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,))

@@ -1,4 +1,4 @@
-"""The metadata reads of an opening file: overlapping and long structures."""
+"""Reads of metadata while a file is opened: overlapping and long structures."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_murmur_hash_equals_the_reference() -> None:
     assert {number: hash_murmur3(number) for number in vectors} == vectors
 
 
-def test_shard_names_have_the_digits_of_their_bits() -> None:
+def test_length_of_shard_names_follows_from_shard_bits() -> None:
     sharding = Sharding(0, "identity", 1, 9)
     assert sharding.find_shard(0b1_0000_0010_1) == (0x102, 1)
     assert sharding.name_shard(0x102) == "102"

@@ -62,7 +62,7 @@ def test_scale_without_a_folder_has_no_chunks(tmp_path: Path, kind: str) -> None
 
 
 def test_volume_is_opened_by_xarray() -> None:
-    """With version 3 integers stay integers; with version 2 xarray masks the fill value 0."""
+    """With zarr format 3, integers stay integers; with format 2, xarray masks the fill value 0."""
     xarray = pytest.importorskip("xarray")
     zarr = pytest.importorskip("zarr")
     options = {"fo": str(SAMPLES / "murmur"), "zarr_format": 2 if zarr.__version__.startswith("2.") else 3}
