@@ -28,7 +28,7 @@ SMALL_FILE: Final = 4 << 20  # bytes of a file that is read whole when it is ope
 # the next one, so that each block beyond these bytes takes a round of requests.
 WINDOW: Final = 64 << 10
 MOST_WINDOW: Final = 2 << 20
-NEAR: Final = 256 << 10  # bytes from one block to the next, up to which the blocks lie near each other
+NEAR: Final = 256 << 10  # blocks of descriptors within this number of bytes lie near each other
 MOST_BYTES: Final = 16 << 20  # bytes of metadata, or of a table of chunks
 TOGETHER: Final = 1 << 28  # bytes of all metadata and tables together
 MOST_PARTS: Final = 1 << 18  # parts of one linked element

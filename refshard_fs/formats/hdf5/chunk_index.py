@@ -404,7 +404,7 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
 
 
 def _parse_b_tree_2(data: bytes, space: ChunkSpace) -> Node:
-    """Parse the header of a version 2 B-tree."""
+    """Parse the header of a version 2 B-tree. Return a node with a pointer to the root of the tree."""
     tree = parse_b_tree_2(data, space.sizes)
     if tree.type != (11 if space.has_filters else 10) or tree.record_size <= 8 * len(space.chunk):
         raise ValueError(
@@ -567,7 +567,7 @@ class ExtensibleArray(msgspec.Struct, frozen=True):
 
 
 def _parse_extensible_array(data: bytes, space: ChunkSpace) -> Node:
-    """Parse the header of an extensible array."""
+    """Parse the header of an extensible array. Return a node with a pointer to the index block."""
     *parameters, address = unpack_block(data, space.sizes, b"EAHD", _EXTENSIBLE)
     array = ExtensibleArray(*parameters[:7])
     _check_array(space, array.client, array.width, array.page_bits)

@@ -258,8 +258,11 @@ def _decode_blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 def _decode_blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     """Decode the chunks of a blosc2 frame, and join them. Put the blocks of an n-dimensional frame in order."""
     head, size, stored_size = struct.unpack_from(">11xI15xQxQ", data)
-    if not data.startswith(b"\x9e\xa8b2frame\0") or head > len(data) or not 0 <= size <= MOST_DECODED:
-        raise ValueError(f"a blosc2 frame of {size} bytes with a header of {head} bytes is damaged")
+    if not data.startswith(b"\x9e\xa8b2frame\0"):
+        raise ValueError(f"a blosc2 frame begins with {data[:10]!r}: expected the signature b2frame")
+    if head > len(data) or not 0 <= size <= MOST_DECODED:
+        limits = f"expected at most {MOST_DECODED}, and a header of at most {len(data)}"
+        raise ValueError(f"a blosc2 frame states {size} bytes and a header of {head} bytes: {limits}")
     chunks: list[bytes] = [] if stored_size else [bytes(size)]  # a chunk of zeros is not stored
     position, remaining = head, size if stored_size else 0
     while remaining > 0:
@@ -279,7 +282,8 @@ def _order_blocks(blocks: bytes, shapes: bytes, length: int) -> bytes:
     lists = struct.unpack_from(f">{'xx' + 'xq' * ndim}x{'xi' * ndim}x{'xi' * ndim}", shapes)
     shape, chunk, block = lists[:ndim], lists[ndim : 2 * ndim], lists[2 * ndim :]
     if not 0 < ndim <= 8 or shape != chunk or min(chunk + block) < 1 or length % math.prod(shape):
-        raise ValueError(f"a blosc2 frame of the shape {shape}, in chunks of {chunk} and blocks of {block}, is damaged")
+        found = f"the shape {shape}, chunks of {chunk} and blocks of {block}"
+        raise ValueError(f"a blosc2 frame has {found}: expected one chunk of 1 to 8 dimensions, and {length} bytes")
     counts = [-(-extent // size) for extent, size in zip(shape, block, strict=True)]
     items = np.frombuffer(blocks, f"V{length // math.prod(shape)}").reshape(*counts, *block)
     interleaved = items.transpose([axis + side for axis in range(ndim) for side in (0, ndim)])
@@ -315,7 +319,8 @@ def _decode_szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     (size,) = struct.unpack_from("<I", data)
     width = 1 << max((values[2] - 1).bit_length() - 3, 0)  # bytes of a pixel; the encoder drops incomplete pixels
     if size > _find_output_limit(length) or size % width:
-        raise ValueError(f"an szip chunk of {size} bytes with pixels of {width} bytes is damaged")
+        limits = f"expected a multiple of {width}, the size of a pixel, and at most {_find_output_limit(length)}"
+        raise ValueError(f"an szip chunk of {size} bytes: {limits}")
     names = ("options_mask", "pixels_per_block", "bits_per_pixel", "pixels_per_scanline")
     options = dict(zip(names, values, strict=False))
     decoded = bytes(decode_by_imagecodecs("szip_decode", data[4:], "hdf5", out=size, **options))
@@ -327,7 +332,8 @@ def _decode_szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 def _decode_lz4(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     size, block = struct.unpack_from(">QI", data)
     if size > _find_output_limit(length) or (size and not block):
-        raise ValueError(f"an lz4 chunk of {size} bytes in blocks of {block} bytes is damaged")
+        limits = f"expected at most {_find_output_limit(length)}, and blocks of at least 1 byte"
+        raise ValueError(f"an lz4 chunk of {size} bytes in blocks of {block} bytes: {limits}")
 
     def decode_block(frame: bytes, length: int) -> bytes:
         # The writer does not compress a block if compression would not make it smaller.
@@ -384,7 +390,8 @@ def _decode_bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> byt
         )
     size, block = struct.unpack_from(">QI", data)
     if size > _find_output_limit(length) or not block or block % (8 * itemsize):
-        raise ValueError(f"a bitshuffle chunk of {size} bytes in blocks of {block} bytes is damaged")
+        limits = f"expected at most {_find_output_limit(length)}, and blocks of a multiple of {8 * itemsize}"
+        raise ValueError(f"a bitshuffle chunk of {size} bytes in blocks of {block} bytes: {limits}")
     tail = size % (8 * itemsize)  # elements at the end, fewer than eight, are not shuffled
     blocks = [_undo_bitshuffle(block_data, itemsize) for block_data in _decode_blocks(data, size - tail, block, decode)]
     return b"".join(blocks) + data[len(data) - tail :]
@@ -434,7 +441,8 @@ def _decode_scale_offset(data: bytes, values: tuple[int, ...], length: int) -> b
         or type_class > 1
         or (type_class and size < 4)
     ):
-        raise ValueError(f"scale-offset parameters are damaged: {count} elements of {size} bytes")
+        limits = f"expected 1, 2, 4 or 8 bytes, 4 or 8 for floats, and at most {_find_output_limit(length)} in all"
+        raise ValueError(f"scale-offset has {count} elements of {size} bytes and of class {type_class}: {limits}")
     if type_class and kind != 0:
         raise ValueError(f"scale-offset of floats has the type {kind}: expected 0 (D-scaling)")
     if len(data) < 21:
@@ -474,7 +482,8 @@ def _decode_nbit(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     numbers: list[_NumberPlace] = []
     size, _ = _collect_numbers(values, 3, 0, numbers, 0)
     if not size or count * size > _find_output_limit(length):
-        raise ValueError(f"nbit parameters are damaged: {count} elements of {size} bytes")
+        limits = f"expected at least 1 byte, and at most {_find_output_limit(length)} in all"
+        raise ValueError(f"nbit has {count} elements of {size} bytes: {limits}")
     rows_of_bytes = np.zeros((count, size), np.uint8)
     for rows, bits in _iter_bits(data, count, sum(precision for *_, precision, _ in numbers)):
         first_bit = 0

@@ -327,7 +327,7 @@ def _read_indirect_block(file: MetadataFile, heap: FractalHeap, address: int, ro
 # The global heap: collections of objects, to which variable-length elements refer.
 
 
-FIRST_READ: Final = 4096  # bytes of a collection that are read first: collections are larger only for large objects
+FIRST_READ: Final = 4096  # bytes of a collection that are read first: it is larger only if an object in it is large
 
 
 class Collection(NamedTuple):

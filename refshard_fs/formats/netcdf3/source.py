@@ -217,7 +217,8 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
         name_length += sum(len(dimension.name) for dimension in variable_dimensions)
         if name_length > max(MOST_NAMES, size):
             raise cursor.make_error(
-                f"the names of its variables' dimensions have {name_length} characters: too many for the file"
+                f"the names of its variables' dimensions have {name_length} characters: "
+                f"expected at most {max(MOST_NAMES, size)}"
             )
         begin = cursor.read_uint(4 if cursor.version == 1 else 8)
         if problem is None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.case(id="P32")
 
 
 def test_millions_of_unwritten_chunks_are_not_listed(tmp_path: Path) -> None:
-    """zarr's metadata cannot express their fill value, so a listing of unwritten chunks would make each of them."""
+    """zarr does not fill these chunks itself, so a listing would have to name each unwritten chunk."""
     count = UNWRITTEN + 17
 
     def fill(file: h5py.File) -> None:

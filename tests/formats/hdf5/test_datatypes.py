@@ -115,7 +115,7 @@ def test_native_complex_numbers_become_complex(tmp_path: Path) -> None:
     ids=["texts", "characters"],
 )
 def test_fixed_strings_equal_those_of_hdf5(tmp_path: Path, texts: tuple[bytes, ...], padding: int) -> None:
-    """Fortran pads single characters with spaces. h5py reads such a space as an empty text; we once did not."""
+    """Fortran pads single characters with spaces. h5py reads such a space as an empty text, and so do we."""
     size = len(texts[0])
     raw = b"".join(texts)
     tid = h5py.h5t.C_S1.copy()

@@ -131,7 +131,7 @@ def test_too_long_paths_are_reported_without_copies() -> None:
 
 
 def test_many_groups_with_shared_links_are_refused() -> None:
-    """The links of each group take memory, before the paths of objects are counted."""
+    """Links are counted when they are read: those of all groups take memory before any path is made of them."""
 
     def fill(file: h5py.File) -> None:
         for number in range(150):

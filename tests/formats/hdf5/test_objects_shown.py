@@ -153,7 +153,7 @@ def test_compounds_of_any_byte_order_are_shown_in_version_3(tmp_path: Path) -> N
 
 
 def test_phony_dimensions_have_one_length_in_a_tree(tmp_path: Path) -> None:
-    """A dimension of an array datatype once got the name of a dimension of another length in a group below."""
+    """A dimension of an array datatype once got the name of a dimension of another length in a subgroup."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["plain"] = np.zeros((3, 4))
         file["below/other"] = np.zeros((5, 6, 7))
