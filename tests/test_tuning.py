@@ -69,17 +69,24 @@ def test_pipeline_is_set_unless_turned_off(before: str, environment: dict[str, s
 
 def test_only_a_read_by_zarr_changes_its_settings() -> None:
     code = """
-import fsspec, zarr
+import logging, signal, sys, warnings
+import fsspec, numcodecs.registry, zarr
 from refshard_fs import RefShardFileSystem  # noqa: E402
+def settings():
+    registries = numcodecs.registry.codec_registry, sys.modules["fsspec.registry"].known_implementations
+    others = list(warnings.filters), logging.root.level, list(logging.root.handlers), signal.getsignal(signal.SIGINT)
+    return *map(dict, registries), dict(fsspec.config.conf), *others
+before = settings()
 fs = RefShardFileSystem({"zarr.json": '{"zarr_format": 3, "node_type": "group"}', "k": "v"})
 again = fsspec.filesystem("refshard", fo={"k": "w"}, asynchronous=True)
 fs.cat_file("k"), fs.cat(["k"]), fs.find(""), fs.get_mapper(), fs.stats()
 print(zarr.config.get("codec_pipeline.path") == zarr.config.defaults[0]["codec_pipeline"]["path"])
+print(settings() == before)
 zarr.open_group(fs.get_mapper(), mode="r")
 print(zarr.config.get("codec_pipeline.path").startswith("refshard_fs."))
 """
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert run.stdout.split() == ["True", "True"], run.stderr
+    assert run.stdout.split() == ["True", "True", "True"], run.stderr
 
 
 # What a later zarr may have changed.

@@ -108,6 +108,35 @@ print(report.findings, report.chunks, fs.visualize())
     assert said[2].startswith("() 2 <Picture: Where the bytes of 0.tiny lie: 2 of 2 chunks in 1 file")
 
 
+def test_sources_of_a_plugin_are_converted_moved_and_compared(installed: Path, tmp_path: Path) -> None:
+    for number, chunks in enumerate((b"abcdefgh", b"ijklmnop")):
+        tiny(tmp_path / f"{number}.tiny", chunks)
+    program = """
+import json, sys, refshard_fs
+from refshard_fs import RefShardFileSystem
+from refshard_fs.cli import main
+from refshard_fs.tools.diff import compare
+from refshard_fs.tools.info import summarise
+first, second = [f"{sys.argv[1]}/{number}.tiny" for number in range(2)]
+pinned = refshard_fs.snapshot(first)
+pinned.save(f"{sys.argv[1]}/grown.json")
+refshard_fs.append(f"{sys.argv[1]}/grown.json", second, dim="x")
+for fo in (pinned, f"{sys.argv[1]}/grown.json", RefShardFileSystem(first).select(isel={"x": slice(4, 8)})):
+    fs = fo if isinstance(fo, RefShardFileSystem) else RefShardFileSystem(fo)
+    print(b"".join(fs.cat_file(key) for key in fs.find("") if key.isdigit()).decode())
+moved = refshard_fs.rebase(pinned.unpinned(), {sys.argv[1]: "s3://bucket"})
+print(moved.references["1"])
+changes = compare(RefShardFileSystem(first), RefShardFileSystem(second))
+print(changes.keys[0].changed, summarise(RefShardFileSystem(first)).format)
+sys.exit(main(["convert", first, f"{sys.argv[1]}/made.json"]))
+"""
+    said = run(program, installed, of=tmp_path).splitlines()
+    assert said[:3] == ["abcdefgh", "abcdefghijklmnop", "efgh"]
+    assert said[3] == "['s3://bucket/0.tiny', 12, 4]"
+    assert said[4] == "2 tiny"
+    assert json.loads((tmp_path / "made.json").read_text())["refs"]["1"] == [str(tmp_path / "0.tiny"), 12, 4]
+
+
 def test_failing_plugin_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("toy", "no_such_package:FORMAT", "refshard.formats")
     monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [broken])
