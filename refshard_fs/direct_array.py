@@ -149,7 +149,7 @@ class DirectArray(BackendArray):
         async with contextlib.AsyncExitStack() as stack:
             if together is not None:
                 size = len(selection.keys) * self._chunk_size
-                await stack.enter_async_context(together.room(source.selections, size))
+                await stack.enter_async_context(together.reserve(source.selections, size))
             await read()
         return out
 

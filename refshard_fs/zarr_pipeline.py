@@ -135,7 +135,7 @@ class SelectionPipeline(_Base):
         together = TOGETHER.get()
         if together is None:
             return await self._read_batch(fs, root, size, batch, out, drop_axes)
-        async with together.room(fs.source.selections, len(batch) * size):
+        async with together.reserve(fs.source.selections, len(batch) * size):
             return await self._read_batch(fs, root, size, batch, out, drop_axes)
 
     async def _read_batch(

@@ -10,9 +10,9 @@ from refshard_fs.core.keys import ChunkGrid
 
 
 class Boxes:
-    """A grid of chunks, divided into boxes of ``extents`` chunks; boxes at the ends may be smaller.
+    """A grid of chunks that is divided into boxes of ``extents`` chunks; boxes at the ends may be smaller.
 
-    A box's number is its position in C order. Boxes of one chunk have the numbers of their chunks.
+    The number of a box is its position in C order. If each box has one chunk, it has the number of this chunk.
     """
 
     def __init__(self, grid: ChunkGrid, extents: tuple[int, ...]) -> None:
@@ -24,7 +24,7 @@ class Boxes:
 
     @classmethod
     def around(cls, grid: ChunkGrid, numbers: Sequence[int]) -> Boxes | None:
-        """Choose boxes such that the chunks ``numbers`` are exactly one of them; None if this is not possible."""
+        """Divide ``grid`` so that one of the boxes has exactly the chunks ``numbers``; None if this is not possible."""
         low, high = _find_bounds(grid, numbers)
         extents = tuple(last - first + 1 for first, last in zip(low, high, strict=True))
         is_aligned = all(first % extent == 0 for first, extent in zip(low, extents, strict=True))
@@ -59,6 +59,6 @@ class Boxes:
 
 
 def _find_bounds(grid: ChunkGrid, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the smallest and the largest coordinates of chunks."""
+    """Return the smallest and the largest coordinate of chunks along each dimension."""
     coords = list(zip(*map(grid.coords, numbers), strict=True))
     return [min(along) for along in coords], [max(along) for along in coords]

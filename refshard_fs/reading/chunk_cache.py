@@ -1,8 +1,8 @@
-"""A bounded cache of ranges of remote objects in files, for all processes of one user.
+"""Keep ranges of remote objects in files, within a limit, for all processes of one user.
 
-Each range is a file. Its name is a digest of URL and range. Its end has a digest of the object's version and a checksum
-of everything: a file that is cut short, damaged, renamed, or of another version counts as absent. URLs, which may
-contain credentials, are neither in names nor in files.
+Each range is a file. Its name is a digest of URL and range. It ends with a digest of the object's version and a
+checksum of name, version and data: a file that is cut short, damaged, renamed, or of another version counts as absent.
+URLs, which may contain credentials, are neither in names nor in files.
 
 A file is written under another name and then renamed, so that readers never see a part of it; a killed writer leaves
 only a draft. Writes do not wait for the disk: after a power failure, the checksum finds damaged files.
@@ -48,7 +48,7 @@ BATCH: Final = 4 * MIB  # bytes that are written at a time, while other processe
 BLOCK: Final = 4096  # bytes: a file takes a multiple of this on the disk
 RECENT: Final = 60.0  # seconds after a read in which further reads of a file do not update its time of use
 SETTLED: Final = 60.0  # seconds after which a time of modification identifies a version (RFC 9110, 8.8.2.2)
-PATIENCE: Final = 10.0  # seconds that a writer waits for others
+PATIENCE: Final = 10.0  # seconds that a writer waits for writers of other processes
 
 _MAGIC: Final = b"refchnk1"
 _END: Final = struct.Struct("<8sQ16sQ")  # magic, bytes of data, digest of the version, checksum
@@ -66,7 +66,7 @@ class _Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        return _on_disk(len(self.data) + _END.size)
+        return _compute_disk_size(len(self.data) + _END.size)
 
 
 class ChunkCache:
@@ -84,23 +84,23 @@ class ChunkCache:
         self._waiting: deque[_Entry] = deque()
         self._bytes = 0  # bytes that wait to be written
         self._writer: threading.Thread | None = None
-        self._is_full = threading.Event()  # a batch has gathered
-        self._is_broken = False  # writing has failed, and is not tried again
+        self._is_full = threading.Event()  # set while a whole batch waits
+        self._is_broken = False  # whether writing has failed: it is not tried again
 
     def has(self, span: Span) -> bool:
-        """Return whether ``span`` is kept, in any version."""
+        """Return whether the cache has ``span``, in any version."""
         try:
-            os.stat(self._path(_name(span)), follow_symlinks=False)
+            os.stat(self._path(_make_name(span)), follow_symlinks=False)
         except OSError:
             return False
         return True
 
     def get(self, span: Span, facts: Facts | None) -> bytes | None:
-        """Return the bytes of ``span`` in the version of ``facts``; None if they are not kept."""
-        version = _version(facts)
+        """Return the bytes of ``span`` in the version of ``facts``; None if the cache does not have them."""
+        version = _identify_version(facts)
         if version is None:
             return None
-        name = _name(span)
+        name = _make_name(span)
         path = self._path(name)
         try:
             if not is_private(self._root):
@@ -115,7 +115,7 @@ class ChunkCache:
             length = found.st_size - _END.size
             data = _read(descriptor, length) if _is_as_long(span, facts, length) else b""
             end = os.read(descriptor, _END.size)
-            if not data or end != _ending(name, end[16:32], data):
+            if not data or end != _make_end(name, end[16:32], data):
                 os.unlink(path)
                 return None
             if end[16:32] != version:
@@ -131,13 +131,13 @@ class ChunkCache:
     def put(self, span: Span, facts: Facts | None, data: bytes) -> None:
         """Write ``data``, the bytes of ``span`` in the version of ``facts``, in a thread.
 
-        The process waits for the thread before it exits. Nothing is kept if ``facts`` do not identify a version, or if
-        too many bytes wait already.
+        The process waits for the thread before it exits. This does nothing if ``facts`` do not identify a version, or
+        if too many bytes wait already.
         """
-        version = _version(facts)
+        version = _identify_version(facts)
         if version is None or not data or self._is_broken:
             return
-        entry = _Entry(_name(span), version, data)
+        entry = _Entry(_make_name(span), version, data)
         with self._lock:
             if self._process != os.getpid():  # in a forked child, the thread does not exist
                 self._process, self._writer, self._bytes = os.getpid(), None, 0
@@ -210,7 +210,7 @@ class ChunkCache:
             descriptor = open_as_it_is(draft, flags)
         try:
             try:
-                for part in (entry.data, _ending(entry.name, entry.version, entry.data)):
+                for part in (entry.data, _make_end(entry.name, entry.version, entry.data)):
                     left = memoryview(part)
                     while left:
                         left = left[os.write(descriptor, left) :]
@@ -241,7 +241,7 @@ class ChunkCache:
         for digit in "0123456789abcdef":
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 found = list_files(os.path.join(self._root, digit), SUFFIX, DRAFT)
-                files += [file._replace(size=_on_disk(file.size)) for file in found]
+                files += [file._replace(size=_compute_disk_size(file.size)) for file in found]
         total = sum(file.size for file in files)
         if total + size <= self.capacity:
             return total
@@ -250,10 +250,10 @@ class ChunkCache:
 
 
 def keeps(span: Span, most: int | None) -> bool:
-    """Return whether ``span`` may be kept: a range, or a whole object that is not a document.
+    """Return whether ``span`` may be kept on disk: a range, or a whole object that is not a document.
 
-    Documents, which have a limit of ``most`` bytes, may contain URLs with credentials, and reading one again costs no
-    more than asking for its version.
+    Only documents have a limit of ``most`` bytes. They may contain URLs with credentials, and reading one again costs
+    no more than asking for its version.
     """
     return span.exact if span.stop is not None else most is None or span.start < 0
 
@@ -261,12 +261,12 @@ def keeps(span: Span, most: int | None) -> bool:
 # The names of files, and their ends.
 
 
-def _name(span: Span) -> str:
+def _make_name(span: Span) -> str:
     text = repr((span.url, span.origin, span.start, span.stop))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
-def _version(facts: Facts | None) -> bytes | None:
+def _identify_version(facts: Facts | None) -> bytes | None:
     """Return a digest of the version of ``facts``; None if the next version could have the same facts."""
     if facts is None:
         return None
@@ -276,7 +276,7 @@ def _version(facts: Facts | None) -> bytes | None:
 
 @lru_cache(4096)
 def _digest_version(facts: Facts) -> tuple[float | None, bytes | None]:
-    """Return the time of modification that identifies a version without a strong ETag, and the version's digest."""
+    """Return a digest of the version, and before it the modification time if the version has no strong ETag."""
     etag = (strong_etag(facts.named_etag) or "").strip('"')
     changed = None if etag or facts.last_modified is None else parse_time(facts.last_modified)
     if not etag and (changed is None or facts.size is None):
@@ -284,7 +284,7 @@ def _digest_version(facts: Facts) -> tuple[float | None, bytes | None]:
     return changed, hashlib.blake2b(repr((etag or facts.size, changed)).encode(), digest_size=16).digest()
 
 
-def _ending(name: str, version: bytes, data: bytes) -> bytes:
+def _make_end(name: str, version: bytes, data: bytes) -> bytes:
     check = crc32c(data, crc32c(name.encode() + version))
     return _END.pack(_MAGIC, len(data), version, check)
 
@@ -304,7 +304,7 @@ def _read(descriptor: int, length: int) -> bytes:
     return data
 
 
-def _on_disk(size: int) -> int:
+def _compute_disk_size(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 

@@ -1,4 +1,4 @@
-"""The queue of requests: urgent ones, for which readers wait, go first. Limits: requests to a host, bytes in memory."""
+"""Queue requests, first those for which readers wait, and limit the requests to each host and the bytes in memory."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from refshard_fs.reading.failures import fail
 from refshard_fs.reading.memory import Budget, Share, SharedBudget
 from refshard_fs.targets import Answer, Pool, check
 
-UNSIZED_AT_ONCE = 8  # whole objects of unknown size under way at once, until the host's first ones have arrived
-QUEUED, UNDER_WAY, OVER = range(3)  # states of a request
+UNSIZED_AT_ONCE = 8  # so many whole objects of unknown size are requested at a time until the host's first has arrived
+QUEUED, UNDER_WAY, OVER = range(3)  # the states of a request
 
 
 class Reader(msgspec.Struct, eq=False):
-    """A future of the bytes of ``span``. Errors name ``key``; if it is None, they are set unchanged.
+    """A caller that needs the bytes of ``span``, and gets them, or an error, by its ``future``.
 
-    If the size of the object is unknown, more than ``most`` bytes are an error.
+    Errors name ``key``; if it is None, they are unchanged. If the size of the object is unknown, more than ``most``
+    bytes are an error.
     """
 
     key: str | None
     span: Span
     future: asyncio.Future[bytes]
     most: int | None = None
-    keep: bool = True  # on disk
-    is_paid: bool = False  # the caller has reserved the memory for the bytes
+    keep: bool = True  # whether to write the bytes to the cache on disk
+    is_paid: bool = False  # whether the caller has reserved the memory for the bytes
     blocks: list[Block] = []
     facts: Facts | None = None  # facts of the version of all bytes so far, if the server reports them
     missing: int = 0  # bytes that have not arrived, if the size is known
@@ -44,9 +45,9 @@ class Reader(msgspec.Struct, eq=False):
 class Block:
     """A request for a range of one target, and its bytes once they have arrived.
 
-    It is kept while ``readers`` wait for it, while reads of it are ``expected`` (range → unread bytes), and while a
-    look-up chooses its next reads (``begun``). A ``spare`` block was expected before, and is kept if there is room.
-    A block of a whole object, whose size its answer tells, is shared only if it was fetched ahead.
+    A block is kept while ``readers`` wait for it, while reads of its ranges are ``expected`` (range → number of unread
+    bytes), and while look-ups choose what to read of it; ``begun`` counts these look-ups. A ``spare`` block is no
+    longer expected, and is kept while there is room. A block of a whole object is shared only if it was fetched ahead.
     """
 
     __slots__ = (
@@ -57,26 +58,26 @@ class Block:
     def __init__(self, span: Span, host: Host, shared: bool) -> None:
         self.span = span
         self.host = host
-        self.shared = shared  # other readers may join it
+        self.shared = shared  # whether other readers may join it
         self.state = QUEUED
-        self.reserved = 0  # bytes of memory
+        self.reserved = 0  # bytes of memory that are reserved for it
         self.readers: list[tuple[Reader, int, int]] = []  # each reader, and its range
         self.expected: dict[tuple[int, int], int] = {}
         self.begun = 0
         self.spare = False
-        self.task: asyncio.Task[None] | None = None  # set while it counts as a request to its host
+        self.task: asyncio.Task[None] | None = None  # the task of its request, while this counts at the host
         self.data: bytes | memoryview | None = None
         self.facts: Facts | None = None  # facts that identify the version of its bytes
-        self.absence: Exception | None = None  # the error of an object that does not exist, fetched ahead
+        self.absence: Exception | None = None  # the error if it was fetched ahead, and the object does not exist
         self.arrived = 0.0  # the time of the loop when the answer came
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a reader waits for it, or is expected."""
+        """Whether readers or look-ups need the block now, or reads of it are expected."""
         return bool(self.readers or self.expected or self.begun)
 
     def expect(self, start: int, stop: int) -> None:
-        """Keep ``[start, stop)`` until it is read; each call expects one more read, unless a longer range has it."""
+        """Expect one more read of ``[start, stop)``, unless a longer range that contains it is expected."""
         if any(first <= start and stop <= last and (first, last) != (start, stop) for first, last in self.expected):
             return
         self.expected[start, stop] = self.expected.get((start, stop), 0) + stop - start
@@ -100,7 +101,7 @@ class Block:
 
 
 class Host:
-    """The requests to one host; urgent ones go first."""
+    """The requests to one host; requests in ``urgent`` begin before requests in ``later``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -112,7 +113,7 @@ class Host:
 
 
 class Receiver(Protocol):
-    """Take answers, and make room for them."""
+    """The owner of the blocks, which takes their answers, and makes room for them."""
 
     def make_room(self) -> bool: ...
     def on_arrival(self, block: Block, answer: Answer) -> None: ...
@@ -121,7 +122,7 @@ class Receiver(Protocol):
 
 
 class Dispatch(Share):
-    """Begin requests on the running event loop; ``used`` counts bytes that are under way or kept for later."""
+    """Begin requests on the running event loop; ``used`` counts the bytes of requests under way and of kept blocks."""
 
     def __init__(self, pool: Pool, shared: SharedBudget, stats: Stats, receiver: Receiver) -> None:
         super().__init__(shared)
@@ -143,18 +144,18 @@ class Dispatch(Share):
         return min(self.host(url).waits, default=None)
 
     @property
-    def queued(self) -> bool:
+    def has_queued(self) -> bool:
         """Whether a request for data ahead waits in a queue."""
         return any(block.state == QUEUED for host in self._hosts.values() for block in host.later)
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until a request has ended, or a block has been dropped."""
         if self._changed is None:
             self._changed = self.loop.create_future()
         await asyncio.shield(self._changed)
 
     def notify(self) -> None:
-        """Wake all that wait for `change`."""
+        """Wake all callers of `wait_for_change`."""
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
@@ -175,7 +176,7 @@ class Dispatch(Share):
         self._hosts[host].active += 1
 
     def pump(self) -> None:
-        """Begin as many requests as host and budget allow."""
+        """Begin as many requests as the limits of hosts and of memory allow."""
         if self.loop.is_closed():  # the garbage collector may end a dropped request at any time, also inside a lock
             return
         self.notify()
@@ -184,7 +185,7 @@ class Dispatch(Share):
                 self._begin(block)
 
     def _take_next(self, host: Host) -> Block | None:
-        """Return the next block, counted as under way; None if there is none, or no room for it."""
+        """Take the next block from the queues of a host, and reserve its memory; None if no request may begin now."""
         for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
             while queue and queue[0].state != QUEUED:
                 queue.popleft()
@@ -232,9 +233,8 @@ class Dispatch(Share):
         block.state = UNDER_WAY
         self.active += 1
         block.task = self.loop.create_task(self._request(block))
-        block.task.add_done_callback(
-            lambda _: self._on_end(block)
-        )  # called also if the task is cancelled before it runs
+        # The callback is called even if the task is cancelled before it runs.
+        block.task.add_done_callback(lambda _: self._on_end(block))
 
     def stop(self, block: Block) -> None:
         """Cancel the request for ``block``, queued or under way, and release its memory."""
@@ -244,7 +244,7 @@ class Dispatch(Share):
         self.keep(block, 0)
 
     def keep(self, block: Block, size: int) -> None:
-        """Release the memory of ``block`` but for ``size`` bytes."""
+        """Release the memory of ``block``, except ``size`` bytes."""
         if block.reserved > size:
             self.give_back(block.reserved - size)
             block.reserved = size

@@ -1,4 +1,4 @@
-"""The engine reads keys on an event loop: look-ups advance in rounds, ranges are merged, and every answer is checked.
+"""Read keys on an event loop: look-ups advance in rounds, ranges are merged, and every answer is checked.
 
 One engine serves one event loop. Reads of the same turn of the loop become one batch: their look-ups advance together,
 so that N keys cost one round of merged reads for each level of indirection. The resulting ranges are merged across keys
@@ -27,7 +27,10 @@ from refshard_fs.reading.prefetch import KeysRead, Prefetcher
 
 
 class _Read(NamedTuple):
-    """A request under way. ``entry`` is None until it is found; ``guess``: later reads may be predicted from it."""
+    """A request for a key, and the future of its bytes; ``entry`` is None if the key was not looked up.
+
+    The other fields are as in `Engine.read_many`.
+    """
 
     keyspace: KeySpace
     request: Request
@@ -59,7 +62,7 @@ def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Futur
 
 
 def _copy_result(begun: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
-    """Copy the end of ``begun`` to ``future``; cancel ``begun`` if ``future`` is cancelled."""
+    """Set ``future`` to the later result or error of ``begun``; cancel ``begun`` if ``future`` is cancelled."""
 
     def on_done(begun: asyncio.Future[Any]) -> None:
         if begun.cancelled():
@@ -140,7 +143,7 @@ class Engine(Lookups):
         """
         loop = asyncio.get_running_loop()
         if not self._batch and requests:
-            loop.call_soon(self._depart)
+            loop.call_soon(self._serve_batch)
         futures: list[asyncio.Future[Any]] = []
         for request, entry in zip(requests, entries, strict=True):
             future: asyncio.Future[Any] = loop.create_future()
@@ -166,15 +169,15 @@ class Engine(Lookups):
         reads = [_Read(keyspace, Request(key), None, loop.create_future(), guess=False, make=False) for key in keys]
         entries: list[Entry | Exception | None] = [None if each is None else each.value for each in found]
         unknown = [place for place, each in enumerate(found) if each is None]
-        some = [keys[place] for place in unknown]
-        begun = {reads[unknown[place]].future: reader for place, reader in self._begin(keyspace, some).items()}
+        unknown_keys = [keys[place] for place in unknown]
+        begun = {reads[unknown[place]].future: reader for place, reader in self._begin(keyspace, unknown_keys).items()}
         try:
-            if some:
-                self.ahead.begin_look_up(keyspace, some)
-                looked_up = await self.find_all(keyspace, some, reads=not self.fetcher.has_disk)
+            if unknown_keys:
+                self.ahead.begin_look_up(keyspace, unknown_keys)
+                looked_up = await self.find_all(keyspace, unknown_keys, reads=not self.fetcher.has_disk)
                 for place, entry in zip(unknown, looked_up, strict=True):
                     entries[place] = entry
-                self.ahead.end_look_up(keyspace, some, looked_up)
+                self.ahead.end_look_up(keyspace, unknown_keys, looked_up)
             if not sum(self.ahead.was_announced(key) for key in keys):
                 spans = [s for e in entries if e is not None and not isinstance(e, Exception) for s in e.spans]
                 self.ahead.note_selection(keyspace, keys, spans)
@@ -192,7 +195,7 @@ class Engine(Lookups):
         finally:
             _cancel_all(chain(begun.values(), reads))
 
-    def _depart(self) -> None:
+    def _serve_batch(self) -> None:
         batch, self._batch = self._batch, []
         unknown: dict[KeySpace, list[_Read]] = {}
         for read in batch:
@@ -242,18 +245,19 @@ class Engine(Lookups):
         found: Iterable[tuple[_Read, Entry | Exception | None]],
         begun: dict[asyncio.Future[Any], Reader] | None = None,
     ) -> None:
-        """Fetch the entries of reads; set the errors of reads without one.
+        """Fetch the bytes of reads by their entries; a read without an entry gets its error.
 
-        ``begun`` are readers of probable places, by future. A reader is taken from it if its place was right.
+        ``begun`` has the readers of probable places, by the future of the read. A reader whose place was right is
+        removed from ``begun``.
         """
         readers: list[Reader] = []
-        asked: list[KeysRead] = []
+        whole_reads: list[KeysRead] = []
         for read, entry in found:
             request, future = read.request, read.future
             key = request.key
             if request.is_whole and read.guess and not self.ahead.was_announced(key):
                 spans = () if entry is None or isinstance(entry, Exception) else entry.spans
-                asked.append(KeysRead(read.keyspace, (key,), spans))
+                whole_reads.append(KeysRead(read.keyspace, (key,), spans))
             if future.done():
                 continue
             if entry is None or isinstance(entry, Exception):
@@ -275,13 +279,13 @@ class Engine(Lookups):
                 _copy_result(begun.pop(future).future, future)
             elif isinstance(window, Span):
                 readers.append(Reader(key, window, future, plan.most, is_paid=read.is_paid))
-        if asked:
-            self.ahead.note(asked)
+        if whole_reads:
+            self.ahead.note(whole_reads)
         if readers:
             self.fetcher.read(readers)
 
     def _begin_parts(self, plan: ReadPlan, read: _Read) -> list[Reader]:
-        """Return the readers of the ranges of ``plan``; when all have arrived, the future of ``read`` is set."""
+        """Return readers of the ranges of ``plan``; when all ranges have arrived, they are assembled for ``read``."""
         loop, paid = asyncio.get_running_loop(), read.is_paid
         readers = [Reader(None, s, loop.create_future(), plan.most, is_paid=paid) for s in plan.window.spans]
         left = len(readers)
@@ -300,7 +304,7 @@ class Engine(Lookups):
             if not read.make:
                 future.set_result(unmade)
             elif unmade.is_small:
-                _set(future, unmade.make)
+                _set_result_of(future, unmade.make)
             else:
                 task = self.start(asyncio.to_thread(unmade.make))
                 _copy_result(task, future)
@@ -336,7 +340,7 @@ class Engine(Lookups):
                 future.set_result(data)
 
 
-def _set(future: asyncio.Future[bytes], make: Callable[[], bytes]) -> None:
+def _set_result_of(future: asyncio.Future[bytes], make: Callable[[], bytes]) -> None:
     """Set ``future`` to the result or the error of ``make``."""
     try:
         future.set_result(make())

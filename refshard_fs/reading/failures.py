@@ -29,11 +29,11 @@ from refshard_fs.targets.failures import (
     is_transient,
 )
 
-# Explaining an error to a user who does not know this package: what happened, and what to do. No I/O.
+# Explain errors to users who do not know this package: what happened, and what to do. No I/O here.
 
 
-READING: Final = "on reading "  # begins a note on an error that names a place, and gives no reason
-OPENING: Final = "on opening "  # begins a note that names the source which another one names
+READING: Final = "on reading "  # the beginning of a note on an error that names what could not be read
+OPENING: Final = "on opening "  # the beginning of a note that names a source, for example a piece of the opened cube
 
 _SIGNED: Final = "The signature of the URL has expired: make the references again"
 _SIGNED_SOURCE: Final = "The signature of the URL has expired: get a new URL"
@@ -56,7 +56,7 @@ _PROTOCOL: Final = "Install the package that adds this protocol to fsspec"
 
 
 def explain(error: BaseException, where: str = "", *, of_source: bool = False) -> str:
-    """Return one line: what happened at ``where``, and what to do. ``of_source``: to the source, not to a target."""
+    """Say in one line what happened at ``where``, and what to do; ``of_source`` says that it is the source itself."""
     is_ours = type(error).__module__.startswith("refshard_fs.")  # the names of these add nothing to their texts
     text = f"{error}" if is_ours and str(error) else f"{type(error).__name__}: {error}".rstrip(": ")
     notes: list[str] = getattr(error, "__notes__", [])

@@ -1,4 +1,4 @@
-"""Read ranges of targets in few requests, which are merged, shared, and limited in number and in bytes.
+"""Read ranges of targets by few requests: ranges are merged and shared, and requests and memory are limited.
 
 A `Fetcher` belongs to one event loop. Callers pass ranges that readers wait for, and ranges that will be read later. A
 range is taken from blocks that are under way or kept; missing parts of it are requested.
@@ -31,13 +31,13 @@ FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while l
 # Bytes that were fetched ahead and are no longer expected, but are kept while there is room: dask reads chunks in the
 # order of their names (0, 1, 10, 100, 101, ...), and returns later to chunks that it skipped.
 SPARE = 16 * plan.MIB
-# A small source is fetched whole for look-ups, since more rounds follow. The first chunks are read as ranges instead if
-# fetching the whole source would fetch, besides twice the bytes of the chunks, more than this (20 ms at 100 Mbit/s).
+# A small source is fetched whole for look-ups, since more rounds follow. For its first chunks, it is fetched whole only
+# if that takes at most twice the bytes of the chunks, and so many bytes more (20 ms at 100 Mbit/s).
 IN_VAIN: Final = 256 << 10
 LARGE = 1 << 30  # bytes: for larger ranges, memory is allocated before the request, since there may not be enough
-TURN = 32  # ranges that are read from the disk before their futures are set
+TURN = 32  # ranges that are read from the disk at a time, before their readers get them
 FILES = 4096  # files whose next bytes are predicted
-NEAREST = 4  # blocks before a range that are searched for one that covers it
+NEAREST = 4  # so many blocks before a range are searched for one that contains its start
 # Seconds for which a whole object that was fetched ahead serves readers: nothing pins its version, as an index pins the
 # version of a file, and it may be written meanwhile. A loop over an array reads its next chunks within a second.
 FRESH = 10.0
@@ -63,7 +63,7 @@ class Fetcher:
         self._on_disk = on_disk
         self._answers = answers  # has the first bytes of pieces of a cube that this process made
         self._recalls: dict[asyncio.Task[None], list[Reader]] = {}  # readers that wait for the disk
-        self._asking: dict[tuple[str, tuple[str, ...]], asyncio.Task[None]] = {}  # requests for versions of objects
+        self._asking: dict[tuple[str, tuple[str, ...]], asyncio.Task[None]] = {}  # requests for versions, by object
         self._known = BlockIndex()
         self._waiting: dict[asyncio.Future[bytes], Reader] = {}
         self._for_whole: dict[Version, list[Reader]] = {}  # readers that wait for the whole of a small object
@@ -166,7 +166,7 @@ class Fetcher:
         return True
 
     def _has_rest(self, version: Version, future: asyncio.Future[bytes]) -> None:
-        """Serve the readers that wait for a small object, each by its own range if the whole could not be fetched."""
+        """Serve the readers that wait for a small object; fetch their ranges if the whole could not be fetched."""
         if future.cancelled() or future.exception() is not None:
             version.is_kept, version.content = False, b""
         else:
@@ -178,7 +178,7 @@ class Fetcher:
         self.read(readers)
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
-        """Fetch the first bytes of ``spans`` before it is known which will be read; keep them until `release`."""
+        """Fetch the first bytes of ``spans``, before look-ups show which are needed, and keep them until `release`."""
         begun = []
         for span in spans:
             stop = span.start + FIRST if span.size is None else min(span.stop or 0, span.start + FIRST)
@@ -196,7 +196,7 @@ class Fetcher:
         return begun
 
     def release(self, begun: list[Block]) -> None:
-        """Release the blocks that `begin` returned: drop them unless readers need them. Empties the list."""
+        """Empty the list that `begin` returned, and drop its blocks, unless readers need them."""
         while begun:
             block = begun.pop()
             block.begun -= 1
@@ -407,7 +407,7 @@ class Fetcher:
         block.readers.append((reader, start, stop))
 
     def _give(self, reader: Reader, block: Block, start: int, stop: int) -> None:
-        """Give ``reader`` bytes ``[start, stop)`` of an arrived block, or all of a whole object, or its absence."""
+        """Give ``reader`` bytes ``[start, stop)`` of an arrived block, a whole object, or the error of a missing object."""
         span = reader.span
         if span.stop is None:
             start, stop = 0, len(block.data or b"")
@@ -458,7 +458,7 @@ class Fetcher:
             self.requests.pump()
 
     def _fetch(self, fresh: Iterable[tuple[Span, Reader | None]]) -> None:
-        """Request spans, merged, for their readers, or (reader None) to keep them until they are read."""
+        """Merge spans and request them for their readers; without a reader, keep the bytes until they are read."""
         by_object: dict[Hashable, list[tuple[Span, Reader | None]]] = {}
         for span, reader in fresh:
             by_object.setdefault(_identify_object(span), []).append((span, reader))
@@ -471,7 +471,7 @@ class Fetcher:
                 some = [members[i] for i in places]
                 url, pin, origin = some[0][0].url, some[0][0].pin, some[0][0].origin
                 urgent = any(reader is not None for _, reader in some)
-                for first, last in plan.parts(start, stop, limits):
+                for first, last in plan.split_block(start, stop, limits):
                     block = self._open(Span(url, first, last, pin=pin, dense=dense, origin=origin), urgent=urgent)
                     for span, reader in some:
                         begin, end = max(span.start, first), min(span.stop or 0, last)
@@ -486,7 +486,7 @@ class Fetcher:
                 self._extend(last_urgent, which)
 
     def _extend(self, block: Block, which: Hashable) -> None:
-        """Let the request for ``block``, of the object ``which``, fetch bytes that will probably be read next."""
+        """Extend the request for ``block`` by bytes of its object, ``which``, that will probably be read next."""
         span = block.span
         facts = self.requests.pool.versions.known_facts(span.url)
         if span.stop is None or facts is None or facts.size is None or self._find_remote(span) is None:
@@ -521,7 +521,7 @@ class Fetcher:
         block.data = None  # freed here, since a block and its task refer to each other
 
     def _keep_or_drop(self, block: Block) -> None:
-        """Keep an arrived block if it is wanted or spare, else drop it. The caller calls `pump`."""
+        """Keep an arrived block if it is wanted or spare, else drop it. The caller must call `pump` afterwards."""
         if block.is_wanted or (block.spare and block.shared):
             self._idle.setdefault(block)
         else:
@@ -547,7 +547,7 @@ class Fetcher:
         return bool(self._idle)
 
     def make_room(self) -> bool:
-        """Drop the oldest block that is kept; False if there is none."""
+        """Drop the oldest arrived block; return False if there is none."""
         block = next(iter(self._idle), None)
         if block is None:
             return False
@@ -576,7 +576,7 @@ class Fetcher:
         self._keep_or_drop(block)
 
     def _measure(self, block: Block, size: int) -> None:
-        """Set the end of ``block``, which was unknown; request again the ranges of readers that reach beyond it."""
+        """Set the end of ``block``, which was unknown, and request again the ranges that reach beyond this end."""
         end = block.span.start + size
         block.span = _cut_span(block.span, block.span.start, end)
         self._request_again([reader for reader, _, stop in block.readers if stop > end])
@@ -600,7 +600,7 @@ class Fetcher:
                 self._fetch([(span, reader) for reader in some])
 
     def on_failure(self, block: Block, error: Exception) -> None:
-        """Set the error of the readers of ``block``; or request their ranges again if merging may be the cause."""
+        """Raise ``error`` in the readers of ``block``, or request their ranges again if merging may be its cause."""
         readers = [reader for reader, _, _ in block.readers]
         is_merged = {(start, stop) for _, start, stop in block.readers} != {(block.span.start, block.span.stop)}
         is_whole = block.shared and block.span.stop is None
@@ -622,7 +622,7 @@ class Fetcher:
 
 
 class BlockIndex:
-    """The blocks that readers may join, found by their ranges."""
+    """The blocks that readers may join, in order of their ranges."""
 
     def __init__(self) -> None:
         self._blocks: dict[Hashable, list[Block]] = {}  # by object, in ascending order
@@ -655,7 +655,7 @@ class BlockIndex:
         return sum(sum(block.expected.values()) for block in self._blocks.get(which, ()))
 
     def cover(self, span: Span) -> Iterator[tuple[int, int, Block | None]]:
-        """Yield the parts of ``span``, each with a block that has it, or None; only the nearest blocks are searched.
+        """Divide ``span`` into parts; yield each with a block that has it, or None. Only near blocks are searched.
 
         A whole object has one part, which is empty until the object arrives.
         """
@@ -685,7 +685,7 @@ _STOP: Callable[[Block], Any] = attrgetter("span.stop")
 
 
 def _identify_object(span: Span) -> Hashable:
-    """Return the object and version of ``span``: ranges of different versions must not share a request."""
+    """Return what ranges must have in common to share a request: the object, its pinned version, and the origin."""
     return span.url, span.pin, span.origin
 
 

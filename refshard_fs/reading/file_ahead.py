@@ -11,25 +11,25 @@ from typing import Final
 
 from refshard_fs.reading.plan import KIB
 
-# Requests near others, one after the other, from which on more bytes are fetched: `ReadAhead`, which knows more, is
-# sure of an array before that.
+# After so many successive requests near earlier ones, more bytes are fetched. `ReadAhead` predicts reads of an array
+# sooner, and better.
 SURE: Final = 6
 NEAR: Final = 256 * KIB  # bytes between a request and an earlier one that count as near
-RECENT: Final = 8  # earlier requests that are compared: indexes and chunks may lie in different parts of the file
-# Bytes that were fetched ahead and not read have at most FREE bytes (20 ms at 100 Mbit/s: as long as one request more),
-# or 1/SHARE of the bytes that were read, or MOST.
+RECENT: Final = 8  # last requests that are compared: indexes and chunks may lie in different parts of the file
+# The limit for bytes that were fetched ahead and not read: 1/SHARE of the bytes that were read, but at least FREE
+# (20 ms at 100 Mbit/s, as long as another request), and at most MOST.
 FREE: Final = 256 * KIB
 SHARE: Final = 4
 MOST: Final = 4096 * KIB
 
 
 class FileAhead:
-    """The policy for one version of one file."""
+    """Decide for one version of one file how far requests are extended."""
 
     def __init__(self) -> None:
         self.read = 0  # bytes that readers asked for
         self.wasted = 0  # bytes that were fetched ahead and dropped
-        self._near = 0
+        self._near = 0  # rises with each request near an earlier one, and falls with each other request
         self._stops: deque[int] = deque(maxlen=RECENT)
 
     def extend(self, start: int, stop: int, size: int, unread: int) -> int:

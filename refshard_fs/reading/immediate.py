@@ -1,4 +1,4 @@
-"""Read without an event loop: local files, memory, inline data. Any thread may do this."""
+"""Read local files, memory and inline data without an event loop, in any thread."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 from refshard_fs.targets.failures import NOT_FOUND
 
 SMALL: Final = 16 * KIB  # bytes: ranges up to this size are read together
-TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # the limits for merging them
-SLOW: Final = 0.001  # seconds, besides the time at PACE: starting a thread takes 0.1 ms, a read from the cache 0.02 ms
-PACE: Final = 1e9  # bytes a second: any cache is faster
-LARGE: Final = 4 * MIB  # bytes whose read takes as long as SLOW from anywhere
-FORESEEN: Final = 1 << 14  # the largest number of chunks whose locations are remembered while they are fetched ahead
+TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # the limits for merging small ranges
+# A read is slow if it takes SLOW seconds more than its bytes at PACE. Starting a thread takes 0.1 ms, and a read from
+# the system's cache 0.02 ms.
+SLOW: Final = 0.001
+PACE: Final = 1e9  # bytes a second: reads from the system's cache are faster
+LARGE: Final = 4 * MIB  # bytes: reading more takes longer than SLOW, even from the system's cache
+FORESEEN: Final = 1 << 14  # the most chunks whose entries are remembered while they are fetched ahead
 
 
 Job = tuple[Request, Entry]
@@ -50,7 +52,7 @@ class Immediate:
         """``is_written``: keys may move between two look-ups, because the source has uncommitted writes."""
         self._pool = pool
         self.is_written = is_written
-        self._foreseen: dict[str, tuple[KeySpace, Entry]] = {}  # where chunks lie that are fetched ahead
+        self._foreseen: dict[str, tuple[KeySpace, Entry]] = {}  # the entries of chunks that are fetched ahead, by key
         self._on_disk = on_disk
         self._stats = stats
         self._answers = answers
@@ -97,8 +99,8 @@ class Immediate:
             return await asyncio.to_thread(self.take, request, entry)
         return self.take(request, entry)
 
-    def together(self, jobs: Sequence[Job]) -> list[list[int]]:
-        """Group ``jobs`` by position: one read serves a group of small ranges that lie together, or one job."""
+    def group_jobs(self, jobs: Sequence[Job]) -> list[list[int]]:
+        """Group ``jobs`` for `take_together`, by position: small ranges that lie together, or a single job."""
         small: dict[tuple[str, Pin | None, Origin], list[int]] = {}
         found: list[list[int]] = []
         for place, (request, entry) in enumerate(jobs):
@@ -119,7 +121,7 @@ class Immediate:
         return found
 
     def take_together(self, jobs: Sequence[Job]) -> list[Any]:
-        """Return the result or the error of `take` for each of ``jobs``, a group of `together`, by one read."""
+        """Return the result or the error of `take` for each of ``jobs``, a group of `group_jobs`, by one read."""
         if len(jobs) > 1:
             spans = [entry for _, entry in jobs if isinstance(entry, Span)]
             first, last = min(span.start for span in spans), max(span.stop or 0 for span in spans)
@@ -187,9 +189,9 @@ class Immediate:
         return out
 
     def remember_place(self, keyspace: KeySpace, key: str, entry: Entry) -> None:
-        """Remember where a chunk lies that is fetched ahead, until it is looked up."""
+        """Remember the entry of a chunk that is fetched ahead, until the chunk is looked up."""
         if not self.is_written:
-            if len(self._foreseen) >= FORESEEN:  # chunks that were expected, and never read
+            if len(self._foreseen) >= FORESEEN:  # chunks that were never read would remain for ever
                 self._foreseen.clear()
             self._foreseen[key] = keyspace, entry
 
@@ -219,7 +221,7 @@ class Immediate:
         return all(map(self.reaches, entry.spans))
 
     def run(self, steps: Steps[Any], *, may_load: bool = True) -> Outcome | None:
-        """Run ``steps`` and return their result, if all answers are in caches.
+        """Run ``steps`` and return their result; None if an answer is not in a cache.
 
         With ``may_load``, other answers are read and decoded if this needs no event loop: for callers that may block.
         """

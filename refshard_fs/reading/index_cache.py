@@ -1,4 +1,4 @@
-"""A cache of decoded indexes in files, for all processes of one user.
+"""Keep decoded indexes in files, within a limit, for all processes of one user.
 
 Files are read into memory, not mapped: if a full disk, a sync tool or another host cuts a mapped file short, the
 process ends with SIGBUS, and a private mapping does not prevent this.
@@ -32,10 +32,8 @@ _PIECE: Final = 1 << 18  # bytes of a file that are checked at a time
 
 CAPACITY: Final = 2 << 30  # bytes of all files together; the least recently used are deleted first
 SUFFIX: Final = ".refindex"
-_HAS_OWNERS: Final = hasattr(os, "getuid")  # not on Windows, which has another kind of permissions
-SHARED: Final = (
-    64  # a process may write 1/64 of the free bytes before it lists the files again, since others write, too
-)
+_HAS_OWNERS: Final = hasattr(os, "getuid")  # Windows has another kind of permissions
+SHARED: Final = 64  # a process may write 1/64 of the free bytes before it lists the files again: others write, too
 STALE: Final = 3600  # seconds after which an unfinished file is deleted: its writer was killed
 
 
@@ -61,7 +59,7 @@ _free: Final[dict[tuple[Path, int], int]] = {}
 class IndexCache:
     """The cache in one directory, which is created by the first write.
 
-    ``everything`` tells callers to keep all indexes, not only large ones.
+    With ``everything``, callers keep all indexes, not only large ones.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class IndexCache:
         self.everything = everything
 
     def get(self, name: str) -> memoryview | None:
-        """Return the data of ``name``; None unless there is an undamaged file that this user wrote."""
+        """Return the data that `put` kept under ``name``; None unless this user's file is there, and undamaged."""
         path = self._path(name)
         try:
             if not is_private(self.directory):
@@ -148,7 +146,7 @@ class KeptFile(NamedTuple):
 
 
 def list_files(directory: str | os.PathLike[str], suffix: str, draft: str) -> Iterator[KeptFile]:
-    """Yield the files and drafts in a directory, by the ends of their names; delete old drafts of killed writers."""
+    """Yield the files in a directory whose names end in ``suffix`` or ``draft``; delete drafts of killed writers."""
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
@@ -163,7 +161,7 @@ def list_files(directory: str | os.PathLike[str], suffix: str, draft: str) -> It
 
 
 def delete_oldest(files: Sequence[KeptFile], most: int) -> int:
-    """Delete the least recently used of ``files`` while they have more than ``most`` bytes; return what remains."""
+    """Delete the least recently used of ``files`` while they have more than ``most`` bytes; return their bytes then."""
     total = sum(file.size for file in files)
     for file in sorted(files, key=attrgetter("used")):
         if total <= most:
@@ -181,12 +179,12 @@ def is_private(directory: str | os.PathLike[str]) -> bool:
 
 
 def open_as_it_is(path: str, flags: int) -> int:
-    """Open a file without following links, and without waiting for a pipe."""
+    """Open a file: a link is not followed but an error, and a pipe does not block."""
     return os.open(path, flags | _AS_IT_IS, 0o600)
 
 
 def is_own_file(found: os.stat_result) -> bool:
-    """Return whether this is a plain file of this user."""
+    """Return whether ``found`` describes a plain file of this user."""
     return stat.S_ISREG(found.st_mode) and _is_ours(found)
 
 

@@ -42,7 +42,7 @@ from refshard_fs.reading.index_cache import IndexCache
 from refshard_fs.security import policy
 from refshard_fs.targets import Pool, TooLarge
 
-MANY: Final = 1 << 20  # bytes: more take too long to decode on an event loop
+MANY: Final = 1 << 20  # bytes: decoding more takes too long on an event loop
 PIECE: Final = 1 << 21  # bytes of a piece of a local source
 REMOTE_PIECE: Final = 1 << 26  # bytes of a piece of a remote source: larger, since each request costs time
 TICK: Final = 0.02  # seconds: the resolution of most file systems' times
@@ -73,20 +73,17 @@ class Packable(Protocol):
     """An index whose decoded form can be kept in a file."""
 
     def identity(self) -> bytes:
-        """Return bytes that identify everything, besides the document, that decides the decoded form.
-
-        This is the options, and the version of the packed layout.
-        """
+        """Return bytes that identify all options that change the decoded form, and the version of the packed layout."""
 
     def pack(self, value: Any) -> list[bytes | memoryview]:
         """Encode ``value``; ValueError if this is not possible."""
 
     def unpack(self, data: memoryview) -> Any:
-        """Decode ``data``, on the same memory; ValueError if they have another version of the layout."""
+        """Decode ``data`` without copying them; ValueError if they have another version of the layout."""
 
 
 class Scanned(Protocol):
-    """An index that is made by several reads of its source, such as a read of each message of a file."""
+    """An index that is made by several reads of its source, for example a read of each message of a file."""
 
     def scan(self, source: Span) -> Steps[Any]:
         """Make the index; ``source`` is the whole object, pinned to its version."""
@@ -136,7 +133,7 @@ async def load(
         value = await (run(index.scan(need.entry)) if is_made_by_steps else _decode_stream(need.entry, index, read))
         if keep is not None and name is not None:
             if is_made_by_steps or keep.everything or getattr(value, "nbytes", 0) >= WORTH_KEEPING:
-                _put(keep, name, index, value)
+                _write_in_thread(keep, name, index, value)
     return value, int(getattr(value, "nbytes", MANY))
 
 
@@ -163,7 +160,7 @@ async def _decode(index: Index, data: bytes) -> Any:
 
 
 async def _decode_stream(entry: Entry, index: Any, read: Read) -> Any:
-    """Decode piece by piece, while the next piece is being read."""
+    """Read ``entry`` in pieces, and decode each piece while the next one is being read."""
     match entry:
         case Span(url, 0, None, pin=pin) if pin is not None and (pin.size or 0) > MANY:
             local = policy.protocol_of(url) in (None, *policy.LOCAL)
@@ -190,7 +187,7 @@ async def _decode_stream(entry: Entry, index: Any, read: Read) -> Any:
 
 
 def _return_memory() -> None:
-    """Return memory that decoding has freed to the system: glibc would keep most of it."""
+    """Give freed memory back to the system: glibc would keep most of it."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -202,7 +199,7 @@ def _split_to_pieces(entry: Span, size: int, step: int) -> list[Span]:
 
 
 def _name_file(entry: Entry, index: Packable, keep: IndexCache) -> str | None:
-    """Return the name of the decoded ``entry`` in the cache; None if it is too small, or its version is unknown."""
+    """Return the name of the decoded ``entry`` in the index cache; None if it is too small, or its version unknown."""
     state = hashlib.sha256(index.identity())
     match entry:
         case Inline(data) if keep.everything or len(data) >= WORTH_A_LOOK:
@@ -241,8 +238,8 @@ def _load_kept(cache: IndexCache, name: str, index: Packable) -> Any:
         return None
 
 
-def _put(cache: IndexCache, name: str, index: Any, value: Any) -> None:
-    """Write ``value`` to the cache in a thread, which only the exit of the process waits for."""
+def _write_in_thread(cache: IndexCache, name: str, index: Any, value: Any) -> None:
+    """Write ``value`` to the cache in a thread; the process waits for the thread before it exits."""
 
     def write() -> None:
         with contextlib.suppress(ValueError):
@@ -251,13 +248,13 @@ def _put(cache: IndexCache, name: str, index: Any, value: Any) -> None:
     threading.Thread(target=write, name="refshard-index-cache", daemon=False).start()
 
 
-# The process's cache of answers. Each answer is bound to the version of its object.
+# Cache answers for all sources of the process. Each answer is bound to the version of its object.
 #
-# Answers outlive the source that read them. Without the version, a source that is opened after a file was replaced
-# would look chunks up in the index of the old file, and read their bytes from the new one.
+# Without the version, a source that is opened after a file was replaced would look chunks up in the index of the old
+# file, and read their bytes from the new one.
 
 
-# Facts and bytes of objects, by the need: their first bytes, and short ranges of metadata elsewhere in them.
+# Facts and bytes of objects, by the need: the first bytes, and short ranges elsewhere.
 Heads: TypeAlias = LRU[Head | Load, tuple[Facts, bytes]]
 
 
@@ -295,8 +292,8 @@ class Answers:
     def get(self, need: Need, pool: Pool) -> Any:
         """Return the cached answer to ``need``; None if there is none, or its object is known to have changed.
 
-        If only a request could find out, the object counts as unchanged: if it has changed, the next read of it raises
-        `TargetChanged`. Documents that are read as a whole, and facts, have no next read: these are `doubtful`.
+        If only a request could show whether it has changed, the object counts as unchanged: otherwise the next read of
+        it raises `TargetChanged`. Whole documents and facts have no next read: see `find_doubtful`.
         """
         if isinstance(need, Head):
             return self._get_read(need, pool)
@@ -315,7 +312,7 @@ class Answers:
         return found.value if place[0].is_still(place[1], found.seen) else None
 
     def _get_read(self, need: Head | Load, pool: Pool) -> tuple[Facts, bytes] | None:
-        """Return facts and bytes of ``heads``; later reads of another version raise `TargetChanged`."""
+        """Return the facts and bytes of ``need`` in ``heads``; later reads of another version raise `TargetChanged`."""
         read = None if self.heads is None else self.heads.get(need)
         if read is None:
             return None
@@ -355,8 +352,8 @@ class Answers:
         if self.heads is not None:
             self.heads.clear()
 
-    def doubtful(self, need: Need, pool: Pool) -> tuple[str, Origin] | None:
-        """Return URL and origin of the object of a cached answer whose version has to be requested first, or None."""
+    def find_doubtful(self, need: Need, pool: Pool) -> tuple[str, Origin] | None:
+        """Return URL and origin of the object of a cached answer, if its version has to be requested; else None."""
         found = self.cache.get((self.token, need))
         return (found.url, found.origin) if type(found) is _Bound and self._is_doubtful(need, found, pool) else None
 
@@ -388,7 +385,7 @@ def _is_short(need: Load) -> bool:
 
 
 def _find_source(need: Need) -> tuple[str | None, Origin]:
-    """Return the URL of the object whose version an answer is bound to (None if the need has a pin), and its origin."""
+    """Return URL and origin of the object whose version binds the answer; no URL if the need has a pin."""
     match need:
         case Load((Span(pin=None) as span) | Packed(source=Span(pin=None) as span), index):
             return None if is_streamed(index) else span.url, span.origin
@@ -405,7 +402,10 @@ class Outcome(NamedTuple):
 
 
 def advance(steps: Steps[Any], answer: Any, known: Callable[[Need], Outcome | None]) -> Need | tuple[Need, ...]:
-    """Send ``answer``, then all ``known`` answers; return the first need without one. StopIteration at the end."""
+    """Send ``answer`` to ``steps``, then all ``known`` answers, and return the first need without a known answer.
+
+    Raises StopIteration at the end of the steps.
+    """
     need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
     while True:
         found = [known(each) for each in (need if isinstance(need, tuple) else (need,))]

@@ -35,7 +35,7 @@ from refshard_fs.targets.versioned import VersionedObject
 
 T = TypeVar("T")
 
-ASKED = 128  # the most requests for facts, names and first bytes at a time, as for ranges by default
+ASKED = 128  # the most requests for facts, names and first bytes at a time: the default of concurrency=
 
 
 class _Loading:
@@ -72,7 +72,7 @@ class Lookups:
         return task
 
     async def run(self, steps: Steps[T]) -> T:
-        """Run ``steps``, answering all needs, and return their result."""
+        """Run ``steps``, answer all their needs, and return their result."""
         (result,) = await self.run_all([steps])
         if isinstance(result, Exception):
             raise result
@@ -86,7 +86,7 @@ class Lookups:
         return result
 
     async def run_all(self, many: Sequence[Steps[T]]) -> list[T | Exception]:
-        """Run ``many`` look-ups in rounds, answering all needs of a round together; return results or errors."""
+        """Run the steps of ``many`` look-ups in rounds, in which needs are read together; return results or errors."""
         results: list[Any] = [None] * len(many)
         answers: dict[int, Any] = dict.fromkeys(range(len(many)))
         while answers:
@@ -163,7 +163,7 @@ class Lookups:
     async def _read_answer(self, need: Need) -> Any:
         match need:
             case Load(entry):
-                doubtful = self._answers.doubtful(need, self.pool)
+                doubtful = self._answers.find_doubtful(need, self.pool)
                 if doubtful is not None:  # another source read it: check whether the object has changed
                     with contextlib.suppress(OSError, RefShardError):
                         await self._ask(*doubtful, VersionedObject.facts)
@@ -197,14 +197,14 @@ class Lookups:
     async def _read_document(self, entry: Entry, *, keep: bool) -> bytes:
         """Read an index or a document; more bytes than the limit are an error.
 
-        With ``keep``, ranges may be kept on disk; not pieces of streamed documents, which may contain URLs.
+        With ``keep``, ranges may be kept on disk. Pieces of streamed documents must not be: they may contain URLs.
         """
         source = entry.source if isinstance(entry, Packed) else entry
         check_size(source.size, self._answers.longest)
         return await self._read(ReadPlan(None, entry, self._answers.longest), keep=keep)
 
     async def _read(self, plan: ReadPlan, *, keep: bool = True) -> bytes:
-        """Return the bytes of ``plan``; its ranges are merged with all others of this turn of the loop."""
+        """Return the bytes of ``plan``; its ranges are merged with all other ranges of this turn of the loop."""
         loop = asyncio.get_running_loop()
         if not self._soon:
             loop.call_soon(self._fetch_soon)

@@ -1,4 +1,4 @@
-"""The account of the memory that reading a source takes, on all event loops of a process.
+"""Limit the memory that reading a source takes, on all event loops of a process together.
 
 ``max_memory`` limits the sum of:
 
@@ -49,15 +49,15 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def ahead(self) -> int:
-        """Bytes in use up to which more may be fetched ahead; the rest stays free for readers."""
+        """Data are fetched ahead while fewer bytes are in use; the rest of the memory is for readers."""
         return self.memory * 3 // 4
 
 
 class SharedMemory:
-    """The account of a source's memory: ``memory`` bytes for all readers, on any event loops. Thread-safe.
+    """The memory of a source: ``memory`` bytes for all readers, on any event loops. Thread-safe.
 
-    Shares reserve memory before they read. The content of ``caches`` counts too, and is dropped when a reader needs
-    memory.
+    Each reader has a `Share`, which reserves memory before it reads. The content of ``caches`` counts, too, and is
+    dropped when a reader needs memory.
     """
 
     def __init__(self, memory: int, caches: Sequence[LRU[Any, Any]] = ()) -> None:
@@ -82,7 +82,7 @@ class SharedMemory:
         return is_any
 
     def wake(self, share: Share) -> None:
-        """Let other loops than that of ``share`` begin requests that were refused, since memory is free now."""
+        """Begin requests that were refused, on other loops than that of ``share``, since memory is free now."""
         with self._lock:  # includes loops that are refused at this moment
             refused = list(self._refused)
             self._refused.clear()
@@ -99,8 +99,8 @@ class SharedMemory:
 class Share:
     """The bytes of a `SharedMemory` that one reader on the running event loop has reserved.
 
-    ``spare`` bytes are left to others. A reader without any reserved bytes may always reserve, so that no reader waits
-    for one that has stopped. A share counts until its loop is closed or it is collected.
+    ``spare`` bytes are left to other readers. A reader without reserved bytes may always reserve some, so that no
+    reader waits for one that has stopped. A share counts until its loop is closed, or it is garbage.
     """
 
     def __init__(self, memory: SharedMemory, spare: int = 0) -> None:
@@ -122,12 +122,12 @@ class Share:
         """Begin requests that were refused."""
 
     def lacks(self, size: int, most: int) -> bool:
-        """Return whether ``size`` more bytes would exceed ``most``, and this reader will give some back."""
+        """Return whether ``size`` more bytes would exceed ``most``, and this reader has bytes to give back."""
         with self._memory._lock:
             return bool(self.used) and self._memory.used + size > most
 
     def take(self, sizes: Iterable[int]) -> int:
-        """Reserve the first of ``sizes`` for which there is room; return their number."""
+        """Reserve as many of the first ``sizes`` as there is room for; return their number."""
         taken = 0
         with self._memory._lock:
             used = self._memory.used
@@ -160,9 +160,10 @@ class SharedBudget(SharedMemory):
         self.budget = budget
 
     def begin(self, share: Share, host: str, size: int, most: int) -> bool:
-        """Count a request of ``size`` bytes to ``host``, or return False: it has to wait.
+        """Count a request of ``size`` bytes to ``host``, and return True; or return False if it has to wait.
 
-        Only a share that has memory waits for memory (``most`` bytes), and only one with requests to the host for it.
+        It waits if all shares would use more than ``most`` bytes, unless this share uses none; or if the host has too
+        many requests, unless none of them is of this share.
         """
         with self._lock:
             is_over = size and share.used and self.used + size > most

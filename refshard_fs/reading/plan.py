@@ -1,8 +1,8 @@
-"""Plan a read, without I/O: a key's entry -> the requested window -> its spans -> blocks -> the key's bytes.
+"""Plan reads: the ranges that a request needs, and the requests that fetch many ranges. No I/O here.
 
-`plan_read` returns the spans that a request needs, and `ReadPlan.assemble` makes the request's bytes from those of the
-spans. `coalesce` and `parts` compute the blocks that serve many spans: in n log n, and no byte is in two blocks. Two
-executors carry out plans: `immediate` in the calling thread, `engine` on an event loop.
+`plan_read` returns the ranges of a request, its spans, and `ReadPlan.assemble` makes the bytes of the request from the
+bytes of the spans. `coalesce` and `split_block` compute the blocks that serve n spans, in a time of n log n; no byte is
+in two blocks. `immediate` carries out plans in the calling thread, and `engine` on an event loop.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ KIB = 1024
 MIB = 1024 * KIB
 
 DOCUMENTS = tuple(sorted(METADATA_NAMES))
-SMALL = 16 * KIB  # bytes: smaller chunks are decoded faster than a thread could take over
-PARTS = 1 << 14  # the most parts in which a range is read: a manifest may state any length
+SMALL = 16 * KIB  # bytes: decoding a smaller chunk takes less time than starting a thread
+PARTS = 1 << 14  # the most requests for one range: a manifest may state any length
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -43,8 +43,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 class ReadPlan(msgspec.Struct, frozen=True):
     """The plan of one request: read the spans of ``window``, assemble their bytes, then apply the slice ``cut``.
 
-    Errors name ``key``; if it is None, they are raised unchanged. More than ``most`` bytes of an object of unknown size
-    are an error.
+    Errors name ``key``; if it is None, they are raised unchanged. An object of unknown size may have at most ``most``
+    bytes.
     """
 
     key: str | None
@@ -84,7 +84,7 @@ class ReadPlan(msgspec.Struct, frozen=True):
 
 
 def plan_read(request: Request, entry: Entry, most: int | None) -> ReadPlan | None:
-    """Return the plan of ``request``, whose key has the entry ``entry``; None if the size of its object is needed.
+    """Return the plan of ``request``, whose key has the ``entry``; None if this needs the unknown size of an object.
 
     Documents may have at most ``most`` bytes.
     """
@@ -111,7 +111,7 @@ class Unmade(NamedTuple):
         return self.plan.assemble(self.parts)
 
     def array(self) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] | None:
-        """Return a chunk's stored values and the function that converts them; None if only `make` is possible.
+        """Return the stored values of a chunk and the function that converts them; None if only `make` can be used.
 
         ValueError if the bytes are damaged.
         """
@@ -142,10 +142,10 @@ class Unmade(NamedTuple):
 class Limits(msgspec.Struct, frozen=True):
     """The limits for merging ranges to requests, in bytes.
 
-    Ranges are merged over gaps of at most ``gap`` (negative: never), to requests of at most ``block``, or of a quarter
-    more if these bytes would be a request of their own: a short one costs almost as much as a long one. A longer range
-    becomes several requests of about ``block``, but of 1 MiB at least, so that the speed of one connection does not
-    limit it. Over gaps of at most ``far``, ranges are merged if at least a third of the request is needed.
+    Ranges are merged over gaps of at most ``gap`` (negative: never), to requests of at most ``block``, or a quarter
+    more, if the rest would be a short request: that costs almost as much as a long one. A longer range becomes several
+    requests of about ``block``, but of 1 MiB at least, so that the speed of one connection does not limit it. Over gaps
+    of at most ``far``, ranges are merged if at least a third of the request is needed.
     """
 
     gap: int = 16 * KIB
@@ -164,7 +164,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Block(NamedTuple):
-    """Bytes ``[start, stop)``, and the positions of the ranges that they serve."""
+    """Bytes ``[start, stop)``, and the positions of the ranges that lie in them."""
 
     start: int
     stop: int
@@ -181,9 +181,9 @@ class Planned(NamedTuple):
 
 
 def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
-    """Merge ``ranges`` of one target to ascending blocks.
+    """Merge ``ranges`` of one target to blocks, in ascending order.
 
-    Ranges that overlap always share a block, so that no byte is fetched twice.
+    Ranges that overlap are always in the same block, so that no byte is fetched twice.
     """
     blocks: list[Block] = []
     first = last = -1
@@ -211,7 +211,7 @@ def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
 
 
 def _append(blocks: list[Block], block: Block, limits: Limits) -> None:
-    """Append ``block``, or merge it into the last one if it is a short rest of the same run."""
+    """Append ``block``, or merge it into the last block if it is short and near that block's end."""
     more = limits.block // 4
     if blocks and block.stop - block.start <= more:
         before = blocks[-1]
@@ -221,20 +221,20 @@ def _append(blocks: list[Block], block: Block, limits: Limits) -> None:
     blocks.append(block)
 
 
-def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits: Limits) -> list[Planned]:
-    """Return the requests to one target that serve ``wanted``: keys and their ranges."""
+def plan_requests(url: str, wanted: Sequence[tuple[str, int, int | None]], limits: Limits) -> list[Planned]:
+    """Return the requests to one target that fetch ``wanted``: keys and their ranges."""
     known = [(key, start, stop) for key, start, stop in wanted if stop is not None]
     out = [Planned(url, start, None, (key,)) for key, start, stop in wanted if stop is None]
     for block in coalesce([(start, stop) for _, start, stop in known], limits):
-        for first, last in parts(block.start, block.stop, limits):
+        for first, last in split_block(block.start, block.stop, limits):
             served = (known[i] for i in block.members)
             keys = [key for key, start, stop in served if start < last and (stop > first or start == stop == first)]
             out.append(Planned(url, first, last, tuple(dict.fromkeys(keys))))
     return out
 
 
-def parts(start: int, stop: int, limits: Limits) -> list[tuple[int, int]]:
-    """Split a long block into equal parts of about ``limits.block`` bytes."""
+def split_block(start: int, stop: int, limits: Limits) -> list[tuple[int, int]]:
+    """Split a block into equal parts of about ``limits.block`` bytes, but of 1 MiB at least."""
     size = stop - start
     count = min(max(round(size / max(limits.block, MIB)), 1), PARTS)
     cuts = [start + size * i // count for i in range(count)] + [stop]

@@ -1,4 +1,4 @@
-"""Fetch data ahead of reads: data that the read-ahead policy predicts, and data that `prefetch` announces.
+"""Fetch data ahead of reads: data that `ReadAhead` predicts, and data that the user announces by `fs.prefetch`.
 
 In both cases the `Fetcher` keeps the bytes, within its budget, until they are read, or until reading stops.
 """
@@ -25,19 +25,19 @@ from refshard_fs.reading.readahead import ReadAhead
 
 ARRAYS = 256  # arrays whose reads are followed at a time
 WAVE = 4096  # keys that are looked up together
-BOX = 256  # the most chunks of a selection that is followed: larger ones say little about the next read
+BOX = 256  # the most chunks of a selection from which reads are predicted: larger ones say little about the next read
 MOST_PARTS = 5  # at most 2 ** 5 parts are opened ahead at a time
-MANY = 16  # keys: fewer are not taken for nearly all of a shard
+MANY = 16  # keys: fewer never count as nearly all chunks of a shard
 UNREAD_SECONDS = 60.0  # after this time without arrivals, announcements and reads, memory is given back
-# Bytes a second of a machine's link: the first window of read-ahead fills one round trip of it.
+# Bytes a second of a machine's network: the first window of read-ahead has the bytes of one round trip.
 BANDWIDTH = 250e6
 LATENCY = 0.02  # seconds of a round trip, until one has been measured
 REQUEST = 16 * KIB  # bytes that take as long as a request: smaller chunks count as this many
-OBJECT = 64 * KIB  # the same for chunks that are whole objects: each is a request
+OBJECT = 64 * KIB  # the same for chunks that are whole objects, each of which takes a request
 
 
 class KeysRead(NamedTuple):
-    """Whole keys that were read together, and the ranges of those that exist."""
+    """Keys that were read whole and together, and the ranges of the keys that exist."""
 
     keyspace: KeySpace
     keys: Sequence[str]
@@ -53,7 +53,7 @@ class _Array:
         self.chunk = 0  # the approximate size of a box in bytes
         self.url = ""  # the target of the last box
         self.objects: Sequence[Span] = ()  # the whole objects of the last box: their answers tell their sizes
-        self.issued: dict[int, Sequence[Span] | None] = {}  # ranges fetched ahead by box; None: being looked up
+        self.issued: dict[int, Sequence[Span] | None] = {}  # ranges fetched ahead, by box; None during the look-up
 
     @property
     def fetched(self) -> list[Span]:
@@ -64,8 +64,8 @@ class _Array:
 class Prefetcher:
     """Fetch data ahead of reads on one event loop.
 
-    ``most`` is the limit for predicted data in bytes (0: none). Ranges that ``immediate`` can read are never fetched
-    ahead.
+    At most ``most`` bytes of predicted data are held; 0 turns predictions off. Ranges that ``immediate`` can read are
+    never fetched ahead.
     """
 
     def __init__(self, lookups: Lookups, most: int, immediate: Immediate) -> None:
@@ -94,7 +94,7 @@ class Prefetcher:
         return found
 
     def _can_wait(self, span: Span) -> bool:
-        """Return whether ``span`` can be fetched now and read later: a range, or an object that nobody writes here."""
+        """Return whether to fetch ``span`` now and read it later: a range, or a whole object without edits."""
         is_whole = span.stop is None and not span.start and not self._immediate.is_written
         return bool(span.size or is_whole) and not self._immediate.reaches(span)
 
@@ -102,7 +102,7 @@ class Prefetcher:
     async def full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
         """During the block, fetch whole shards, with their indexes, if ``keys`` are nearly all of their chunks.
 
-        Not several shards in one target: these take fewer requests once the locations of all chunks are known.
+        If several shards are in one target, they are not fetched so: merged ranges of their chunks take fewer requests.
         """
         begun: list[Block] = []
         # Not with a cache on disk: only the look-up finds out which ranges are in it.
@@ -119,10 +119,10 @@ class Prefetcher:
             self._fetcher.release(begun)
 
     def begin_look_up(self, keyspace: KeySpace, keys: Sequence[str]) -> None:
-        """Open further parts of ``keyspace`` beside the look-up of ``keys``, if an earlier look-up opened one.
+        """Open further parts of ``keyspace`` during the look-up of ``keys``, if an earlier look-up opened one.
 
-        The second look-up opens two further parts, the third one four, and so on: random reads need most parts soon,
-        and then wait for few of them.
+        The second look-up opens two further parts, the third look-up four, and so on: random reads soon need most
+        parts, and then wait for few of them.
         """
         if self._lookups_done[id(keyspace)]:
             self._open_parts(keyspace, keys, self._lookups_done[id(keyspace)])
@@ -130,8 +130,8 @@ class Prefetcher:
     def end_look_up(self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Entry | Exception | None]) -> None:
         """Note the look-up of ``keys``; after the first one, open further parts if more reads will probably follow.
 
-        They follow the first of several selections. If the cache on disk has one of the chunks, it probably has chunks
-        of all parts, and readers wait for the versions of the parts only.
+        More reads probably follow the read of many keys. If the cache on disk has one of the chunks, it probably has
+        chunks of all parts, which are read as soon as the parts are open.
         """
         spans = [span for entry in found if isinstance(entry, Span | Packed) for span in entry.spans]
         is_on_disk = any(map(self._fetcher.is_on_disk, spans))
@@ -147,8 +147,8 @@ class Prefetcher:
         """Open ``2 ** level`` parts of ``keyspace`` that do not have the first of ``keys``."""
         if self._most:
             others = (key for key in keyspace.keys_of_other_parts(keys[0]) if key != keys[0])
-            if some := list(islice(others, 1 << min(level, MOST_PARTS))):
-                self._lookups.start(self._find(keyspace, some))
+            if keys_of_parts := list(islice(others, 1 << min(level, MOST_PARTS))):
+                self._lookups.start(self._find(keyspace, keys_of_parts))
 
     def note_selection(self, keyspace: KeySpace, keys: Sequence[str], spans: Sequence[Span]) -> None:
         """Note the read of a selection of several chunks, as by a task of dask."""
@@ -156,13 +156,13 @@ class Prefetcher:
         if not is_large and self._expected.keys().isdisjoint(keys) and not all(map(self._immediate.reaches, spans)):
             self.note([KeysRead(keyspace, keys, spans)])
 
-    def note(self, asked: Iterable[KeysRead]) -> None:
+    def note(self, reads: Iterable[KeysRead]) -> None:
         """Note reads, in order, and fetch the chunks that will probably be read next."""
         if not self._most:
             return
         read: dict[_Array, list[int]] = {}
         late: set[_Array] = set()
-        for keyspace, keys, spans in asked:
+        for keyspace, keys, spans in reads:
             places = [find_chunk(keyspace.grids, key) for key in keys]
             numbers = [at.number for at in places if at is not None]
             if len(numbers) < len(keys) or places[0] is None:
@@ -184,7 +184,7 @@ class Prefetcher:
                 array.url = spans[0].url
                 array.chunk = size if not array.chunk else (3 * array.chunk + size) // 4
         for array, numbers in read.items():
-            if array.chunk:  # if sizes are unknown, nothing is fetched ahead
+            if array.chunk:  # 0 while sizes are unknown: then nothing is fetched ahead
                 self._follow(array, numbers, late=array in late)
 
     def _find_size(self, span: Span) -> int:
@@ -200,7 +200,7 @@ class Prefetcher:
             array.issued.clear()
 
     def _find_array(self, keyspace: KeySpace, path: str, numbers: Sequence[int]) -> _Array | None:
-        """Return the array at ``path``, divided into boxes like the chunks ``numbers``; None if these form no box."""
+        """Return the array at ``path``, in boxes of which the chunks ``numbers`` are one; None if they form no box."""
         token, grid = (id(keyspace), path), keyspace.grids[path]
         array = self._arrays.get(token)
         # The grid changes when the array turns out to be sharded, or grows.
@@ -226,10 +226,10 @@ class Prefetcher:
         if not advice.fetch:
             return
         array.issued.update(dict.fromkeys(advice.fetch))
-        self._lookups.start(self._guess(array, advice.fetch))
+        self._lookups.start(self._fetch_boxes(array, advice.fetch))
 
-    async def _guess(self, array: _Array, numbers: Sequence[int]) -> None:
-        """Fetch the boxes ``numbers``."""
+    async def _fetch_boxes(self, array: _Array, numbers: Sequence[int]) -> None:
+        """Fetch the boxes ``numbers`` of ``array`` ahead, as far as they fit into the limit."""
         chunks = [(number, chunk) for number in numbers for chunk in array.boxes.chunks(number)]
         keys = [join(array.path, array.boxes.grid.tail(chunk)) for _, chunk in chunks]
         async with self.full_shards(array.keyspace, keys):
@@ -277,9 +277,9 @@ class Prefetcher:
         self._watch_unread()
         requests = self._fetcher.requests
         try:
-            while wait and (requests.active or not (feeding.done() or requests.queued)):
+            while wait and (requests.active or not (feeding.done() or requests.has_queued)):
                 before = self._fetcher.progress
-                await requests.change()
+                await requests.wait_for_change()
                 on_progress(self._fetcher.progress - before)
         except asyncio.CancelledError:
             feeding.cancel()
@@ -293,10 +293,10 @@ class Prefetcher:
         requests = self._fetcher.requests
         try:
             for first in range(0, len(keys), WAVE):
-                some = [key for key in keys[first : first + WAVE] if key in self._expected]
-                async with self.full_shards(keyspace, some):
+                unread = [key for key in keys[first : first + WAVE] if key in self._expected]
+                async with self.full_shards(keyspace, unread):
                     wave: dict[str, Sequence[Span]] = {}
-                    for key, found in zip(some, await self._find(keyspace, some), strict=True):
+                    for key, found in zip(unread, await self._find(keyspace, unread), strict=True):
                         if not found:
                             self.was_announced(key)
                         elif key in self._expected:
@@ -304,8 +304,8 @@ class Prefetcher:
                     fetched = [span for found in wave.values() for span in found]
                     spans += fetched
                     self._fetcher.read((), fetched)
-                while requests.queued and first + WAVE < len(keys):
-                    await requests.change()
+                while requests.has_queued and first + WAVE < len(keys):
+                    await requests.wait_for_change()
         finally:
             requests.notify()
 
@@ -314,7 +314,7 @@ class Prefetcher:
         return self._announced + self._fetcher.progress
 
     def _watch_unread(self) -> None:
-        """Start the timer that drops data which are no longer being read: see `drop_unread`."""
+        """Start the timer after which `drop_unread` drops data that nobody reads any more."""
         if self._watch is None:
             loop = asyncio.get_running_loop()
             self._watch = loop.call_later(UNREAD_SECONDS, _drop_unread, weakref.ref(self), self._progress)

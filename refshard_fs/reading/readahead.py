@@ -22,15 +22,15 @@ from typing import NamedTuple
 
 from refshard_fs.reading.plan import MIB
 
-SURE = 4  # correctly predicted chunks from which on chunks are fetched ahead
-SURE_AT_ONCE = 6  # the same, if all chunks came in one call: these may be all that is read
+SURE = 4  # after so many correctly predicted chunks, chunks are fetched ahead
+SURE_AT_ONCE = 6  # the same, if all chunks came in one call: no other chunks may be read
 NEAR = 4  # neighbours, read one after the other in any order, after which the chunks beyond them are expected
 RUN = 8  # neighbours, read in any order, after which the chunks beyond them are expected
-STEPS = 512  # recent steps that are searched for a repetition
-ALIKE = 32  # recent steps that are compared: few, since the search is made at each unexpected chunk
-PASS = 1 << 16  # chunks that are remembered as read, and not fetched again
+STEPS = 512  # last steps that are searched for a repetition
+ALIKE = 32  # the most steps that are compared at one place, since each unexpected chunk starts a search
+PASS = 1 << 16  # the most chunks that are remembered as read, and not fetched again
 LEAST = 16  # the window never becomes smaller than 1/16 of the first window
-# Data that were fetched ahead and not read have at most FREE bytes, or 1/SHARE of the bytes that were read.
+# The limit for bytes that were fetched ahead and not read: FREE, or 1/SHARE of the read bytes if that is more.
 FREE = MIB
 SHARE = 4
 
@@ -43,7 +43,7 @@ class Advice(NamedTuple):
 
 
 class ReadAhead:
-    """The policy for one array with ``counts`` chunks along its dimensions; not thread-safe."""
+    """Predict the next reads of one array with ``counts`` chunks along its dimensions. Not thread-safe."""
 
     def __init__(self, *counts: int) -> None:
         sizes = list(accumulate(reversed(counts), operator.mul, initial=1))  # chunks in a row, a plane, ...
@@ -65,7 +65,7 @@ class ReadAhead:
         self._last: int | None = None  # the chunk up to which all chunks came in the expected order
         self._steps: list[int] = []  # the steps up to this chunk
         self._coming: dict[int, bool] = {}  # the next expected chunks, in order; True: read before its turn
-        self._further: Iterator[int] = iter(())  # the chunks that are expected after these
+        self._further: Iterator[int] = iter(())  # the chunks that are expected after the chunks in `_coming`
         self._next: int | None = None  # the first chunk of `_further`
         self._early: int | None = None  # the last expected chunk that was read, perhaps before its turn
         self._foreseen = 0  # the number of chunks that came as expected
@@ -115,22 +115,23 @@ class ReadAhead:
         early = self._early
         is_near = not self._is_run and early in self._coming and number in self._unread
         if early is not None and is_near and self._steps[-1:] == [number - early]:
-            self._turn(early, drop)  # the reader continues from the chunk that came before its turn
-        if self._take(number):
+            self._change_expectation(early, drop)  # the reader continues from the chunk that came before its turn
+        if self._take_expected(number):
             self._is_astray = False
-            if not self._is_run and self._run_of_last() and set(self._steps[1 - NEAR :]) not in ({1}, {-1}):
-                self._turn(number, drop)  # the steps repeat by chance: the last chunks are an unordered run
+            if not self._is_run and self._find_run_of_last() and set(self._steps[1 - NEAR :]) not in ({1}, {-1}):
+                # The steps repeat by chance: the last chunks are an unordered run.
+                self._change_expectation(number, drop)
         elif self._is_run and not self._is_astray:
             self._is_astray = True
         else:
-            self._turn(number, drop)
+            self._change_expectation(number, drop)
 
-    def _take(self, number: int) -> bool:
+    def _take_expected(self, number: int) -> bool:
         """Note the read of an expected chunk; return False, without any change, if it was not expected."""
         if number not in self._coming:
             if self._coming or self._next != number:
                 return False
-            self._go_on()
+            self._expect_next()
         self._coming[number] = True
         self._goes_on = True
         self._foreseen += 1
@@ -140,7 +141,7 @@ class ReadAhead:
             self._step_to(first)
         return True
 
-    def _turn(self, number: int, drop: list[int]) -> None:
+    def _change_expectation(self, number: int, drop: list[int]) -> None:
         """Change the expectation to the chunks that follow ``number``, an unexpected chunk; drop all others."""
         if not self._goes_on:
             del self._steps[:-ALIKE]  # the steps before a wrong prediction may be random
@@ -161,13 +162,13 @@ class ReadAhead:
 
     def _find_beyond(self, number: int) -> range | None:
         """Return the chunks beyond the run that ``number`` belongs to; None if the run is short."""
-        beyond = self._run_of_last() or self._run_of_all(number)
+        beyond = self._find_run_of_last() or self._find_run_of_all(number)
         if beyond is None and self._direction and list(self._recent)[-2:] == [number - self._direction, number]:
             beyond = self._list_from(number, self._direction)
         self._direction = 0 if beyond is None else beyond.step
         return beyond
 
-    def _run_of_last(self) -> range | None:
+    def _find_run_of_last(self) -> range | None:
         """Return the chunks beyond the last ones in the direction of reading, if these are neighbours."""
         if len(self._recent) < NEAR or max(self._recent) - min(self._recent) >= NEAR:
             return None
@@ -175,7 +176,7 @@ class ReadAhead:
         is_up = last + latest > sum(before)
         return self._list_from(max(self._recent), 1) if is_up else self._list_from(min(self._recent), -1)
 
-    def _run_of_all(self, number: int) -> range | None:
+    def _find_run_of_all(self, number: int) -> range | None:
         """Return the chunks beyond the nearer end of the run of all read neighbours at ``number``."""
         low = high = number
         while number - low < RUN and low - 1 in self._read:
@@ -203,7 +204,7 @@ class ReadAhead:
         again = cycle(self._steps[-_find_period(self._steps) :])
         return takewhile(range(self._size).__contains__, islice(accumulate(again, initial=self._last), 1, None))
 
-    def _go_on(self) -> int | None:
+    def _expect_next(self) -> int | None:
         """Add the next chunk to the expected ones and return it; None at the end of the array."""
         number = self._next
         if number is not None:
@@ -219,7 +220,7 @@ class ReadAhead:
             return []
         fetch: list[int] = []
         for _ in range(4 * room):
-            number = self._go_on() if len(fetch) < room and self._is_in_plane(self._next) else None
+            number = self._expect_next() if len(fetch) < room and self._is_in_plane(self._next) else None
             if number is None:
                 break
             if number in self._read:
@@ -230,14 +231,14 @@ class ReadAhead:
         return fetch
 
     def _is_in_plane(self, number: int | None) -> bool:
-        """Whether ``number`` is in the row or plane of the last chunk, which the reader has not left."""
+        """Return whether ``number`` is in the row or plane that the reader has not left."""
         return number is not None and self._at is not None and number // self._plane == self._at // self._plane
 
 
 def _find_period(steps: Sequence[int]) -> int:
-    """Return the period of ``steps``: the distance to the earlier steps that agree longest with the last ones.
+    """Return how many steps lie between the last steps and the earlier steps that agree longest with them.
 
-    If the last step did not occur before, this is the number of all steps.
+    If the last step did not occur before, return the number of all steps.
     """
     period, longest, last = len(steps), 0, len(steps) - 1
     for place in range(last - 1, -1, -1):

@@ -1,8 +1,8 @@
-"""Read all chunks of a selection together, within a limit of memory, and pass each on as soon as its bytes arrive.
+"""Read all chunks of a selection together, within a limit of memory, and pass on each chunk as soon as it arrives.
 
-The engine gets all keys together, so that they are looked up in rounds and fetched in few requests. Chunks that need no
-event loop (local files, memory, inline data) are read in threads. The caller decodes chunks: on the event loop, or, if
-a codec releases the GIL, in threads while other chunks arrive.
+The engine gets all keys together, so that they are looked up in rounds and fetched by few requests. Chunks that need no
+event loop (local files, memory, inline data) are read in threads. The caller decodes chunks on the event loop, or, if a
+codec releases the GIL, in threads, while other chunks arrive.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SHARE: Final = 4  # further chunks are requested when 1/4 of the memory is free,
 
 
 class SelectionLimit:
-    """Limit the selections that one `load` reads at a time to those whose chunks fit into memory; at least one.
+    """Limit how many selections one `load` reads at a time: their chunks have to fit into memory; one is always read.
 
-    Each selection may always have one chunk in memory, so that without this, thirty selections could have thirty.
-    Belongs to one event loop.
+    Each selection may always have one chunk in memory, so that without this limit, thirty selections could have thirty
+    chunks. A limit belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -44,15 +44,15 @@ class SelectionLimit:
         self._changed = asyncio.Event()
 
     @contextlib.asynccontextmanager
-    async def room(self, memory: SharedMemory, size: int) -> AsyncGenerator[None, None]:
-        """Wait until there is room for ``size`` bytes in ``memory``, and reserve it."""
+    async def reserve(self, memory: SharedMemory, size: int) -> AsyncGenerator[None, None]:
+        """Wait until there is room for ``size`` bytes in ``memory``, and reserve them during the block."""
         size = min(size, memory.memory)
         while self._used[memory] + size > memory.memory:
             await self._changed.wait()
         self._used[memory] += size
         try:
             yield
-        finally:  # without await, where a second cancellation could leave the others waiting
+        finally:  # with an await here, a second cancellation could leave other selections waiting
             self._used[memory] -= size
             self._changed.set()
             self._changed.clear()
@@ -61,7 +61,7 @@ class SelectionLimit:
 TOGETHER: ContextVar[SelectionLimit | None] = ContextVar("TOGETHER", default=None)  # limits the selections of a task
 
 
-# Called with key and bytes of each chunk that is read while a dataset is opened; raises if it would take much memory.
+# Called with key and bytes of each chunk that is read while a dataset is opened; raises if decoding takes much memory.
 GUARD: ContextVar[Callable[[str, bytes], None] | None] = ContextVar("GUARD", default=None)
 
 
@@ -71,17 +71,17 @@ class _Chunk(NamedTuple):
     number: int
     request: Request
     entry: Entry | None
-    weight: int  # bytes of memory that are reserved until it is decoded
-    is_near: bool = False  # no event loop is needed: the thread that decodes it reads it as well
+    weight: int  # bytes of memory that are reserved until the chunk is decoded
+    is_near: bool = False  # whether no event loop is needed: then the thread that decodes the chunk also reads it
 
 
 class SelectionRead:
     """Read one selection: ``take(number, data)`` is called once for each key, in the order of arrival.
 
-    ``chunk_size`` is the size in bytes of chunks of unknown size. Chunks that are under way, or wait to be decoded, fit
-    into the ``memory`` of all selections; only one chunk is always read. With ``threads``, or if chunks are made of
-    others, ``take`` is called in threads, for several chunks at a time. The first error ends the read and its requests.
-    The error names its key or, if ``take`` raised it, ``undecoded`` is the key.
+    ``chunk_size`` is the size in bytes that chunks of unknown size count. Chunks that are under way, or wait to be
+    decoded, have to fit into the ``memory`` of all selections, but one chunk is always read. With ``threads``, or if
+    chunks are computed from other bytes, ``take`` is called in threads, for several chunks at a time. The first error
+    ends the read and its requests. The error names its key; if ``take`` raised it, ``undecoded`` is the key.
     """
 
     def __init__(
@@ -101,16 +101,16 @@ class SelectionRead:
         spare = max(ANSWER, chunk_size) + (WORKERS * chunk_size if threads else 0)  # for values decoded by threads
         self._share = Share(memory, spare)
         self._loop = asyncio.get_running_loop()
-        self._far: deque[_Chunk] = deque()  # not requested yet
-        self._asked: dict[asyncio.Future[bytes | Unmade], _Chunk] = {}
-        self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # for threads
-        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # to be decoded
+        self._far: deque[_Chunk] = deque()  # chunks that are not requested yet
+        self._asked: dict[asyncio.Future[bytes | Unmade], _Chunk] = {}  # chunks that are requested
+        self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # chunks for threads
+        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # chunks to be decoded
         self._jobs: set[asyncio.Future[None]] = set()  # running threads
         self._decoded: list[int] = []  # weights of decoded chunks, to be given back
         self._error: BaseException | None = None  # the first error
         self.undecoded: str | None = None  # the key of a chunk that could not be decoded
         self._has_asked = False
-        self._is_over = False  # threads take no further chunks
+        self._is_over = False  # whether threads must take no further chunks
         self._woken = asyncio.Event()
 
     async def run(self, keys: Sequence[str]) -> None:
@@ -126,11 +126,11 @@ class SelectionRead:
         if self._threads:
             self._arrived = self._ready
         try:
-            self._go_on()
+            self._advance()
             while self._asked or self._ready or self._jobs:
                 await self._woken.wait()
                 self._woken.clear()
-                self._go_on()
+                self._advance()
         finally:
             self._is_over = True
             if self._asked:
@@ -153,8 +153,8 @@ class SelectionRead:
         else:
             self._far.append(chunk)
 
-    def _go_on(self) -> None:
-        """Decode arrived chunks (unless threads do), request as many chunks as fit into memory, and start threads."""
+    def _advance(self) -> None:
+        """Decode arrived chunks, unless threads do; request as many chunks as fit into memory; and start threads."""
         if self._error is not None:
             raise self._error
         while self._arrived and not self._threads:
@@ -165,7 +165,7 @@ class SelectionRead:
         if self._far and not self._share.lacks(self._share.most // SHARE, self._share.most):
             some = [self._far.popleft() for _ in range(self._share.take(chunk.weight for chunk in self._far))]
             requests, entries = [chunk.request for chunk in some], [chunk.entry for chunk in some]
-            if not self._far and not self._has_asked:  # the whole selection at once
+            if not self._far and not self._has_asked:  # the whole selection is requested at once
                 spans = [span for entry in entries if entry is not None for span in entry.spans]
                 self._engine().ahead.note_selection(self._keyspace, [request.key for request in requests], spans)
             self._has_asked = True

@@ -42,7 +42,7 @@ from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
 from refshard_fs.reading.loading import Answers, Heads, Outcome
 from refshard_fs.reading.memory import SharedBudget, SharedMemory
-from refshard_fs.reading.plan import MIB, Limits, Planned, Request, Unmade, requests_for
+from refshard_fs.reading.plan import MIB, Limits, Planned, Request, Unmade, plan_requests
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.lazy_references import LazyReferences
 from refshard_fs.references.reference_set import References, ReferenceSet
@@ -562,7 +562,7 @@ class Source(Engines):
                     entries[number] = entry
         at_once = [number for number, entry in entries.items() if reader.has(entry)]
         jobs = [(requests[number], entries[number]) for number in at_once]
-        groups = reader.together(jobs)
+        groups = reader.group_jobs(jobs)
 
         def take(groups: Sequence[Sequence[int]]) -> None:
             for group in groups:
@@ -780,7 +780,7 @@ class Source(Engines):
                         if span.apart:
                             limits = limits.apart
                         spans.setdefault((span.url, span.pin, limits), []).append((key, span.start, span.stop))
-        return [p for (url, _, limits), wanted in spans.items() for p in requests_for(url, wanted, limits)]
+        return [p for (url, _, limits), wanted in spans.items() for p in plan_requests(url, wanted, limits)]
 
     async def prefetch(self, keys: Sequence[str], *, wait: bool, on_progress: Callable[[int], object]) -> None:
         """Fetch ``keys``, and hold their bytes until they are read.

@@ -1,4 +1,4 @@
-"""Boxes of chunks, numbered in C order, and selections of exactly one box."""
+"""Boxes have their chunks and numbers in C order, and a selection of exactly one box is recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks on disk: the next process reads them, and never those of another version."""
+"""Chunks in the cache on disk are read by later processes, but only in the current version of their object."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def chunked(http_server: RangeServer) -> Chunked:
 
 
 def opened(fo: Any, folder: Path, **options: Any) -> RefShardFileSystem:
-    """Return a filesystem such as another process would make, once all that was read is on disk."""
+    """Wait until all ranges are on disk; return a filesystem as in another process: without indexes in memory."""
     settle()
     INDEXES.clear()
     return RefShardFileSystem(fo, cache_dir=folder / "kept", skip_instance_cache=True, index_cache=False, **options)
@@ -67,7 +67,7 @@ def kept(folder: Path) -> list[Path]:
 
 
 def settled(data: bytes) -> bytes:
-    """Return ``data`` once it is on disk."""
+    """Wait until all ranges are on disk; return ``data``."""
     settle()
     return data
 
@@ -79,7 +79,8 @@ def methods(server: RangeServer) -> list[str]:
 def hdf5(scale: float) -> bytes:
     file = io.BytesIO()
     with h5py.File(file, "w") as out:
-        values = np.random.default_rng(1).integers(0, 1 << 15, (40, 40_000), "i2")  # more than is read whole
+        # The file is too large to be read whole.
+        values = np.random.default_rng(1).integers(0, 1 << 15, (40, 40_000), "i2")
         made = out.create_dataset("v", data=values, chunks=(4, 40_000), compression="gzip", shuffle=True)
         made.attrs["scale_factor"] = scale
         made.dims[0].label = "t"
@@ -137,7 +138,7 @@ def test_second_process_requests_no_chunk(
     first = opened(source, tmp_path, allow="any").cat(keys)
     again = opened(source, tmp_path, allow="any")
     http_server.clear()
-    again.cat([keys[0], keys[-1]])  # which opens the source, and its parts
+    again.cat([keys[0], keys[-1]])  # opens the source and its parts
     assert len(http_server.requests()) <= 16
     http_server.clear()
     assert again.cat(keys) == first
@@ -147,7 +148,7 @@ def test_second_process_requests_no_chunk(
 
 
 def test_whole_objects_cost_a_version_check_only(http_server: RangeServer, tmp_path: Path) -> None:
-    """A chunk of a hierarchy is an object: each is asked for, and none is sent."""
+    """A chunk of a hierarchy is an object, whose version is requested, but whose bytes are read from the disk."""
     meta = {"zarr_format": 2, "shape": [8], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     http_server.put("/z/.zarray", json.dumps({**meta, "filters": None, "compressor": None}).encode())
     for number in range(8):
@@ -198,7 +199,7 @@ def test_threads_share_the_cache(chunked: Chunked, tmp_path: Path) -> None:
         try:
             for number in np.random.default_rng(seed).permutation(20):
                 assert filesystem.cat_file(keys[number]) == chunked.chunk(number)
-        except BaseException as e:  # of a thread
+        except BaseException as e:  # the assertion below fails with it
             errors.append(e)
 
     threads = [threading.Thread(target=read, args=((first, fs)[seed % 2], seed)) for seed in range(8)]
@@ -234,7 +235,7 @@ def test_changed_target_is_read_again(is_known: bool, chunked: Chunked, tmp_path
     keys = chunked.keys(range(20))
     first = opened(chunked.refs(), tmp_path).cat(keys)
     fs = opened(chunked.refs(), tmp_path)
-    if is_known:  # the session holds the object to one version, whatever it reads it from
+    if is_known:  # the source then expects this version, also of bytes on disk
         fs.cat_file(keys[0])
     chunked.server.replace("/data.bin", None)
     if is_known:
@@ -260,7 +261,7 @@ def test_pinned_target_that_changed_is_an_error(chunked: Chunked, tmp_path: Path
 
 @pytest.mark.case(id="P25")
 def test_versions_are_checked_again_by_each_filesystem(http_server: RangeServer, tmp_path: Path) -> None:
-    """The process remembers the index of a shard; whether the shard is still the same, a request has to tell."""
+    """The process has the index of a shard in memory, but a request has to show whether the shard was replaced."""
     source, _ = of_shards(http_server, tmp_path)
     opened(source, tmp_path).cat_file("c/0/0")
     settle()
@@ -271,7 +272,7 @@ def test_versions_are_checked_again_by_each_filesystem(http_server: RangeServer,
 
 
 class Bare(RangeServer):
-    """A server that tells of an object what ``told`` says, and nothing else that tells versions apart."""
+    """A server that sends only the headers ``told`` about the version of an object."""
 
     told: dict[str, str] = {}  # noqa: RUF012  # set by each test
 
@@ -314,7 +315,7 @@ def test_ignored_versions_disable_the_cache(chunked: Chunked, tmp_path: Path) ->
 
 
 class Store(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
-    """A store whose bytes come without a version, and whose ``info`` tells one."""
+    """A filesystem that returns bytes without a version, but has a version in ``info``."""
 
     protocol = "store"
     root = ""
@@ -418,7 +419,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
 
 
 def used(folder: Path) -> int:
-    """Return the bytes that the files take, in blocks of a disk, while nobody writes."""
+    """Stop writers, and return the bytes that all files take, in blocks of a disk."""
     folder.mkdir(mode=0o700, exist_ok=True)
     with chunk_cache._writing, chunk_cache._lock_total(str(folder / chunk_cache.TOTAL)):
         return sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.glob("*/*"))
@@ -462,16 +463,16 @@ def test_killed_writer_leaves_whole_files_within_the_bound(tmp_path: Path) -> No
     process.kill()
     process.wait()
     cache = ChunkCache(folder, capacity)
-    draft = folder / "0" / f"x{chunk_cache.DRAFT}"  # of a writer that was killed in its middle
+    draft = folder / "0" / f"x{chunk_cache.DRAFT}"  # as a writer leaves it that is killed while it writes
     draft.parent.mkdir(exist_ok=True)
     draft.write_bytes(bytes(10 * 8192))
     os.utime(draft, (time.time() - 100,) * 2)
-    (folder / chunk_cache.TOTAL).write_bytes(b"")  # the bytes of this draft were never added to it
+    (folder / chunk_cache.TOTAL).write_bytes(b"")  # the total lacks the bytes of this draft
     for number in range(60):
         cache.put(Span("https://host/y", number, number + 5000), FACTS, bytes(5000))
         settle()
         assert used(folder) <= capacity
-    assert not draft.exists()  # it was the oldest
+    assert not draft.exists()  # the oldest file is deleted first
     draft.write_bytes(bytes(100))
     os.utime(draft, (1, 1))
     assert draft not in [Path(file.path) for file in list_files(draft.parent, chunk_cache.SUFFIX, chunk_cache.DRAFT)]
@@ -486,7 +487,7 @@ def test_least_recently_read_files_are_evicted_first(tmp_path: Path) -> None:
         settle()
         path = max(kept(tmp_path), key=lambda path: path.stat().st_mtime)
         os.utime(path, (time.time() - 1000 + age,) * 2)
-    assert cache.get(spans[0], FACTS) == BYTES  # and so it was read last
+    assert cache.get(spans[0], FACTS) == BYTES  # now this file was read last
     cache.put(spans[10], FACTS, BYTES)
     settle()
     there = [number for number, span in enumerate(spans) if cache.get(span, FACTS) is not None]
@@ -506,7 +507,7 @@ def test_only_the_owner_can_read_cache_files(chunked: Chunked, tmp_path: Path) -
 @pytest.mark.parametrize("count", [0, 4000], ids=["in the first block", "in several"])
 @pytest.mark.case(id="P25")
 def test_cache_files_have_no_secrets(count: int, http_server: RangeServer, tmp_path: Path) -> None:
-    """Neither the tokens of targets, nor documents, which may hold some."""
+    """Files have no tokens of targets, and documents, which may contain tokens, are not kept."""
     chunked = Chunked(http_server, 4)
     refs = {key: [value[0] + "?token=hush", *value[1:]] if isinstance(value, list) else value
             for key, value in chunked.refs().items()}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Requests and bytes in flight stay within their limits, over all event loops."""
+"""Requests to a host, and bytes in memory, stay within their limits, which all event loops share."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_event_loops_share_the_bounds(http_server: RangeServer, options: dict[st
         found = list(pool.map(asyncio.run, [read(range(0, 40, 2)), read(range(41, 80, 2))]))
     assert found[0] | found[1] == {key: chunked.chunk(int(key[2:-2])) for some in found for key in some}
     assert len(found[0] | found[1]) == 40
-    assert http_server.log.peak <= most + 1, "a loop that has nothing under way is never refused"
+    assert http_server.log.peak <= most + 1, "a loop without any request may exceed the limit by one"
 
 
 def test_stalled_loop_does_not_block_others(http_server: RangeServer) -> None:

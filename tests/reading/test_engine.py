@@ -1,4 +1,4 @@
-"""The engine over real sockets: its requests, the bytes of each reader, and no leftovers."""
+"""The engine reads keys over HTTP by few requests, and leaves no tasks or memory behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fs(chunked: Chunked) -> RefShardFileSystem:
 
 
 def morton(bits: int) -> list[int]:
-    """Return the place of each cell of a square in Morton order."""
+    """Return the place in Morton order of each cell of a square with sides of ``2 ** bits`` cells."""
     side = 1 << bits
     return [
         sum(((row >> b & 1) << (2 * b + 1)) | ((column >> b & 1) << (2 * b)) for b in range(bits))
@@ -127,7 +127,7 @@ def test_range_that_may_end_early_is_never_cut_into_parts(http_server: RangeServ
     assert len(http_server.requests("/short")) == 1
 
 
-def test_range_outside_the_target_leaves_the_others(chunked: Chunked) -> None:
+def test_range_outside_the_target_does_not_fail_other_ranges(chunked: Chunked) -> None:
     refs = chunked.refs()
     last = chunked.count - 1
     refs["beyond"] = [chunked.url, chunked.count * CHUNK - 10, 20]
@@ -137,7 +137,7 @@ def test_range_outside_the_target_leaves_the_others(chunked: Chunked) -> None:
     assert isinstance(out["beyond"], ReferenceNotReachable)
 
 
-def test_missing_and_failing_keys_of_a_batch_differ(chunked: Chunked) -> None:
+def test_missing_and_failing_keys_have_different_errors(chunked: Chunked) -> None:
     refs = chunked.refs()
     refs["gone"] = [chunked.url.replace("data.bin", "no.bin"), 0, 5]
     fs = RefShardFileSystem(fo=refs)
@@ -156,7 +156,7 @@ def test_large_keys_are_copied_in_pieces(http_server: RangeServer, tmp_path: Any
 
 
 def zarr_reads(fs: RefShardFileSystem, keys: list[str], together: int = 10) -> list[bytes]:
-    """Read ``keys`` as zarr 3 does: in order, ten under way at a time."""
+    """Read ``keys`` in order, ``together`` at a time, as zarr 3 does."""
 
     async def read() -> list[bytes]:
         slots = asyncio.Semaphore(together)
@@ -208,8 +208,8 @@ def test_slow_server_increases_readahead(
         entries = [Span(chunked.url, i * CHUNK, (i + 1) * CHUNK) for i in range(0, 30, 3)]
         asked = zip(keys, entries, strict=True)
         await asyncio.gather(*[engine.read(keyspace, Request(key), entry) for key, entry in asked])
-        while engine.fetcher.requests.active or engine.fetcher.requests.queued:
-            await engine.fetcher.requests.change()
+        while engine.fetcher.requests.active or engine.fetcher.requests.has_queued:
+            await engine.fetcher.requests.wait_for_change()
 
     asyncio.run(read())
     assert chunked.fetched == 10 + ahead
@@ -291,7 +291,7 @@ def test_missing_chunks_do_not_end_a_run(http_server: RangeServer) -> None:
     assert len(chunked.ranges) < len(keys) / 2
 
 
-def test_failed_readahead_leaves_other_reads(http_server: RangeServer) -> None:
+def test_failed_readahead_does_not_fail_reads(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     refs = chunked.refs()
     for i in range(40, 256):
@@ -338,7 +338,7 @@ def test_closed_engine_ends_waiting_reads(http_server: RangeServer, ticks: int) 
     asyncio.run(read())
 
 
-def test_cancelled_read_spares_the_other(http_server: RangeServer) -> None:
+def test_cancelled_read_does_not_cancel_the_other(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.2
 

@@ -80,7 +80,7 @@ def test_error_without_a_remedy_has_only_the_reason() -> None:
     assert explain(KeyError("x")) == "KeyError: 'x'"
 
 
-def test_source_and_targets_get_the_same_line_to_paste() -> None:
+def test_errors_of_source_and_target_suggest_the_same_option() -> None:
     assert explain(Denied(403), "s3://b/x", of_source=True) == explain(Denied(403), "s3://b/x")
 
 
@@ -118,7 +118,7 @@ def test_log_lines_and_errors_have_no_token(http_server: RangeServer, caplog: py
     assert "hush" not in str(broken.value)
 
 
-def test_refused_access_error_has_a_line_to_paste() -> None:
+def test_error_of_refused_access_has_an_option_to_paste() -> None:
     assert "options={'s3://pub/': {'anon': True}}" in explain(Denied(403, "AccessDenied"), "s3://pub/a/x [0:1]")
     assert "options={'https://h:8/': {'headers': {...}}}" in explain(Denied(401), "https://h:8/a/x")
     assert "options={'s3://b/': {'anon': True}}" in explain(Denied(403), "zip://a::s3://b/x.zip")

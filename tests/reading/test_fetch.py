@@ -1,4 +1,4 @@
-"""First bytes of objects are fetched before it is known which ranges will be read."""
+"""A `Fetcher` fetches first bytes of objects before look-ups choose ranges, and shares requests and memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(fetcher: Fetcher, *spans: Span) -> list[asyncio.Future[bytes]]:
 
 
 def ranges(server: RangeServer) -> list[tuple[int | None, int | None]]:
-    return sorted((r.start, r.stop) for r in server.requests())  # type: ignore[type-var]  # all are ranges
+    return sorted((r.start, r.stop) for r in server.requests())  # type: ignore[type-var]  # each request has a range
 
 
 def test_begun_object_serves_later_reads(http_server: RangeServer) -> None:
@@ -98,7 +98,7 @@ def test_reader_beyond_the_end_of_a_begun_object_fails_alone(
 @pytest.mark.parametrize("kind", [403, "ignored_range", "wrong_content_range", "unknown_total"])
 def test_failed_first_bytes_do_not_fail_reads(http_server: RangeServer, kind: int | str) -> None:
     url = http_server.put("/x", DATA)
-    http_server.fault(kind, times=1)  # type: ignore[arg-type]  # both kinds of it
+    http_server.fault(kind, times=1)  # type: ignore[arg-type]  # a status, or the name of a fault
 
     async def use(fetcher: Fetcher) -> None:
         begun = fetcher.begin([Span(url)])
@@ -115,7 +115,7 @@ def test_unread_first_bytes_are_released(http_server: RangeServer) -> None:
     async def use(fetcher: Fetcher) -> None:
         begun = fetcher.begin([Span(url), Span(http_server.url + "/none")])
         while fetcher.requests.active:
-            await fetcher.requests.change()
+            await fetcher.requests.wait_for_change()
         fetcher.release(begun)
         fetcher.release(begun)
 
@@ -135,7 +135,7 @@ def test_requests_within_concurrency_start_together(http_server: RangeServer) ->
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_unsent_request_frees_its_place(http_server: RangeServer, begins: bool) -> None:
-    """They would be too few in the end, and then none: whoever reads would wait for ever."""
+    """If a request that was never sent still counted, readers would finally wait for ever."""
     url = http_server.put("/x", DATA)
 
     async def use(fetcher: Fetcher) -> None:
@@ -149,7 +149,7 @@ def test_unsent_request_frees_its_place(http_server: RangeServer, begins: bool) 
             (found,) = read(fetcher, Span(url, 0, 5))
             assert await found == DATA[:5]
             while fetcher.requests.active:
-                await fetcher.requests.change()
+                await fetcher.requests.wait_for_change()
 
     run(use)
 
@@ -162,9 +162,9 @@ def test_concurrent_readers_fetch_an_object_once(http_server: RangeServer, pin: 
         one = fetcher.begin([Span(url, pin=pin)])
         other = fetcher.begin([Span(url, pin=pin)])
         while fetcher.requests.active:
-            await fetcher.requests.change()
+            await fetcher.requests.wait_for_change()
         fetcher.release(one)
-        fetcher.release(one)  # as at the end of a wave, and of all
+        fetcher.release(one)  # a second release has no effect
         (found,) = read(fetcher, Span(url, 10, 20, pin=pin))
         assert await found == DATA[10:20]
         fetcher.release(other)
@@ -188,7 +188,7 @@ def test_objects_of_unknown_size_stay_within_max_memory(http_server: RangeServer
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_ranges_of_different_versions_are_never_one_request(http_server: RangeServer, order: int) -> None:
-    """Else the version of one would be held against the other's answer: bytes of a wrong one."""
+    """Otherwise an answer would be compared with the pin of one range only."""
     url = http_server.put("/x", DATA)
     right, wrong = Span(url, 0, 10, pin=Pin(size=len(DATA))), Span(url, 10, 20, pin=Pin(size=len(DATA) + 1))
 

@@ -1,4 +1,4 @@
-"""Bytes of a file that will probably be read next, after requests at small distances."""
+"""After several requests near each other, the next requests to the file fetch more bytes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_unread_bytes_are_bounded(read: int) -> None:
     assert unread > 0
 
 
-def test_end_of_the_file_is_not_passed() -> None:
+def test_requests_are_not_extended_beyond_the_end() -> None:
     file = FileAhead()
     for i in range(SURE + 1):
         stop = file.extend(5000 * i, 5000 * i + 10, 5000 * SURE + 300, 0)
@@ -63,7 +63,7 @@ def test_end_of_the_file_is_not_passed() -> None:
 
 @pytest.fixture
 def many(http_server: RangeServer, tmp_path: Path) -> str:
-    """A file of many variables that is too large to be read whole."""
+    """Return the URL of a file of many variables that is too large to be read whole."""
     values = np.random.default_rng(1).normal(size=(4, 30, 40))
     with h5netcdf.File(tmp_path / "many.nc", "w") as file:
         file.dimensions = {"t": 4, "y": 30, "x": 40}
@@ -84,8 +84,8 @@ def test_load_of_many_variables_takes_few_requests(http_server: RangeServer, man
     assert len(http_server.requests()) - before < COUNT // 3
 
 
-def test_bytes_in_vain_are_bounded(http_server: RangeServer, many: str) -> None:
-    """A quarter of the chunks is read."""
+def test_unread_bytes_of_a_real_file_are_bounded(http_server: RangeServer, many: str) -> None:
+    """Only the first chunk of each variable in the first half of the file is read: an eighth of all chunks."""
     stats = {}
     for readahead in (0, 64 << 20):
         fs = RefShardFileSystem(many, readahead=readahead, skip_instance_cache=True)

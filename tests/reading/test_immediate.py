@@ -1,4 +1,4 @@
-"""Local data are read without an event loop, with one system call for each key."""
+"""Local data are read without an event loop, and small ranges that lie together by one system call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
-    """The (start, length) of each read of a file."""
+    """Return a list to which each read of a local file adds its start and length."""
     seen: list[tuple[int, int]] = []
     read_at = local._read_at
 
@@ -128,7 +128,7 @@ def test_each_of_many_keys_has_its_bytes_or_error(file: Path, http_server: Range
     assert (told.size, told.value) == (6, 6)
 
 
-def test_file_that_was_replaced_is_error_for_keys_that_follow(file: Path) -> None:
+def test_replaced_file_is_an_error_for_later_keys(file: Path) -> None:
     fs = RefShardFileSystem(references(file))
     assert fs.cat_file("a/3") == DATA[300:400]
     other = file.with_name("other")
@@ -169,9 +169,9 @@ def test_slow_files_are_read_side_by_side_on_a_loop(
 
 
 def test_later_errors_of_a_selection_are_not_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    gc.collect()  # tasks of tests before, whose loops are closed, are logged when they are destroyed
+    gc.collect()  # tasks of earlier tests, whose loops are closed, are logged when they are collected
     caplog.clear()
-    met = threading.Barrier(2, timeout=60)  # so that two threads have an error
+    met = threading.Barrier(2, timeout=60)  # both threads then raise an error
 
     def take(number: int, data: bytes | None) -> None:
         met.wait()

@@ -1,4 +1,4 @@
-"""The index cache: files are complete or absent, bounded, and checked before use."""
+"""Files of the index cache are complete, have a limit together, and are checked before they are used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fresh_process() -> Iterator[None]:
 
 @pytest.fixture
 def parses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was decoded from its source."""
+    """Return a list to which each decoding of a source adds the source's name."""
     seen: list[str] = []
     finish = kerchunk_json.Decoder.finish
 
@@ -55,14 +55,14 @@ def source(tmp_path: Path, size: int = 100) -> Path:
     refs |= {f"a/{i}": ["data", i, 1] for i in range(size)}
     refs |= {"whole": ["data"], "b/0": [None, 5, 2]}
     path = tmp_path / "refs.json"
-    # Larger than what is decoded where it is found, so that it is read from the file.
+    # The padding makes the document too long to be decoded from its first bytes alone.
     path.write_text(json.dumps({"version": 1, "templates": {}, "refs": {**refs, "pad": "x" * 8192}}))
     settled(path)
     return path
 
 
 def settled(path: Path) -> None:
-    """Let ``path`` be some minutes old: of what was written just now, a time does not tell the version."""
+    """Make ``path`` some minutes old, because the time of a new file does not identify its version."""
     os.utime(path, (time.time() - 200.5, time.time() - 200.5))
 
 
@@ -150,7 +150,7 @@ def test_old_index_is_replaced_without_a_warning(tmp_path: Path, parses: list[st
     (kept,) = cache.iterdir()
     whole = IndexCache(cache).get(kept.stem)
     assert whole is not None
-    older = bytes(whole[:14]) + b"\0\0" + bytes(whole[16:])  # whole, and written by another version
+    older = bytes(whole[:14]) + b"\0\0" + bytes(whole[16:])  # undamaged, but of another version of the layout
     del whole
     good = kept.read_bytes()
     IndexCache(cache).put(kept.stem, [older])
@@ -161,7 +161,7 @@ def test_old_index_is_replaced_without_a_warning(tmp_path: Path, parses: list[st
 
 @pytest.mark.parametrize("how", ["truncated", "emptied", "overwritten", "removed"])
 def test_index_in_use_survives_its_file(tmp_path: Path, how: str, parses: list[str]) -> None:
-    """A mapped file that is cut short ends the process."""
+    """If the file were mapped into memory, cutting it short would end the process."""
     path, cache = source(tmp_path), tmp_path / "cache"
     first = everything(opened(path, cache))
     fs = opened(path, cache)
@@ -194,7 +194,7 @@ def test_weak_version_is_not_cached(etag: Any, modified: Any, is_kept: bool) -> 
 def test_recently_written_file_is_not_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, is_kept: bool, is_coarse: bool
 ) -> None:
-    """The next version may have the same time: within a tick, and within two seconds where times are whole ones."""
+    """The next version may have the same time, within a tick, or within two seconds if times are whole seconds."""
     modified = 1000.0 if is_coarse else 1000.25
     (tmp_path / "x").touch()
     os.utime(tmp_path / "x", (modified, modified))
@@ -247,7 +247,7 @@ def test_two_flipped_bits_are_noticed_wherever_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.case(id="P24")
 def test_renamed_index_file_is_ignored(tmp_path: Path) -> None:
-    """Who may write to the directory may rename what this user wrote, and have a trusted set be another one."""
+    """Another user who may write to the directory could give the index of one set the name of a trusted set."""
     cache = IndexCache(tmp_path)
     cache.put("trusted", [b"of the user"])
     cache.put("other", [b"of somebody"])
@@ -287,7 +287,7 @@ def test_index_cache_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     path = source(tmp_path)
     opened(path, False)
-    opened(path, None)  # far too small
+    opened(path, None)  # the set is too small for the default cache
     assert not (tmp_path / "xdg").exists()
 
 
@@ -400,7 +400,7 @@ def test_least_recently_used_files_are_evicted_first(tmp_path: Path) -> None:
 
 
 def test_unfinished_files_count_towards_the_capacity(tmp_path: Path) -> None:
-    """Writers are killed, and a full disk is soon full again."""
+    """Otherwise the files of killed writers could fill the disk."""
     for i in range(30):
         (tmp_path / f"{i}-dead.tmp").write_bytes(bytes(1000))
         os.utime(tmp_path / f"{i}-dead.tmp", (time.time() - 60 + i, time.time() - 60 + i))
@@ -415,7 +415,7 @@ def test_file_beyond_the_capacity_is_not_read(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path, capacity=5000)
     cache.put("a", [b"x"])
     with open(tmp_path / "a.refindex", "r+b") as file:
-        file.truncate(1 << 40)  # sparse
+        file.truncate(1 << 40)  # a sparse file, which takes no room on the disk
     assert cache.get("a") is None
 
 

@@ -1,4 +1,4 @@
-"""Indexes are loaded once in a process, outside of the event loop, piece by piece."""
+"""Large indexes are loaded in pieces and in threads, and once in a process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Reads:
-    """A source that tells what was read of it."""
+    """A source that records in ``spans`` which ranges were read."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -1,4 +1,4 @@
-"""Look-ups with equal needs share one read; each can be cancelled or fail by itself."""
+"""Look-ups with equal needs share one read, but each of them can be cancelled or fail alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_load_shared_by_tasks_runs_once(http_server: RangeServer) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_cancelled_task_leaves_the_others(http_server: RangeServer) -> None:
+def test_cancelled_task_does_not_cancel_others(http_server: RangeServer) -> None:
     INDEXES.clear()
     data = document()
     url = http_server.put("/refs.json", data)

@@ -1,4 +1,4 @@
-"""The account of memory: the sum of all that a process holds while it reads."""
+"""All memory for reading a source is counted together, and stays within ``max_memory``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_shares_and_caches_have_one_bound_together() -> None:
         assert one.take([30, 30]) == 2
         cache.put("a", b"", 40)
         assert memory.used == 100
-        assert other.take([20, 20, 20]) == 2  # what is remembered goes
+        assert other.take([20, 20, 20]) == 2  # the cache is emptied
         assert (cache.weight, memory.used) == (0, 100)
         one.give_back(60)
         other.give_back(40)
@@ -68,7 +68,7 @@ def test_reserved_request_needs_no_more_room() -> None:
 
 @pytest.mark.parametrize("codec", [None, {"id": "zlib", "level": 1}], ids=["plain", "zlib"])
 def test_total_memory_is_within_max_memory(codec: dict[str, Any] | None, tmp_path: Path) -> None:
-    """A selection that was announced in part, steps of which parts are read, and what is fetched ahead of these."""
+    """Count the memory of a selection, of an announcement, and of chunks of which a loop reads parts."""
     sync = pytest.importorskip("zarr.core.sync").sync
     zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")
     direct_array = pytest.importorskip("refshard_fs.direct_array")
@@ -78,14 +78,14 @@ def test_total_memory_is_within_max_memory(codec: dict[str, Any] | None, tmp_pat
     chunk = values.tobytes() if codec is None else bytes(numcodecs.registry.get_codec(dict(codec)).encode(values))
     meta = {"zarr_format": 2, "shape": [COUNT, SIZE], "chunks": [1, SIZE], "dtype": "|u1", "order": "C"}
     refs: dict[str, Any] = {"a/.zarray": json.dumps({**meta, "compressor": codec, "filters": None, "fill_value": None})}
-    with RangeServerProcess() as server:  # whose memory is not this process's
+    with RangeServerProcess() as server:  # another process, so that its memory does not count
         url = server.put("/x", chunk * COUNT)
         refs |= {f"a/{i}.0": [url, i * len(chunk), len(chunk)] for i in range(COUNT)}
         fs = RefShardFileSystem(refs, asynchronous=True, max_memory=MEMORY, skip_instance_cache=True)
         array = zarr.open_array(zarr.storage.FsspecStore(fs, read_only=True, path=""), path="a", mode="r")
         node = group_metadata.ArrayNode("a", json.loads(refs["a/.zarray"]), {})
         steps = xr.Variable(("x", "y"), indexing.LazilyIndexedArray(direct_array.DirectArray.of(fs, node)))
-        array[:4]  # imports, connections
+        array[:4]  # import modules and open connections before the measurement
         tracemalloc.start()
         for step in range(COUNT // 2):
             steps[step, : SIZE // 2].load()

@@ -1,4 +1,4 @@
-"""Plans serve each range once, fetch no byte twice, and respect the limits."""
+"""Planned requests contain each range once, fetch no byte twice, and respect the limits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from refshard_fs.reading.plan import (
     ReadPlan,
     Request,
     coalesce,
-    parts,
     plan_read,
-    requests_for,
+    plan_requests,
+    split_block,
 )
 
 RANGES = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 300)).map(lambda p: (p[0], p[0] + p[1])), max_size=60)
@@ -69,30 +69,30 @@ def test_short_rest_of_a_run_joins_a_request(count: int, expected: list[int]) ->
     assert [block.stop - block.start for block in blocks] == expected
     assert [member for block in blocks for member in block.members] == [*range(count)]
     apart = coalesce([*run, (count * 100 + 1, count * 100 + 2)], Limits(0, 1000))
-    assert len(apart) == len(blocks) + 1, "what lies behind a gap is not of the run"
+    assert len(apart) == len(blocks) + 1, "a range behind a gap is not merged"
 
 
 @given(start=st.integers(0, 1000), size=st.integers(1, 64 * MIB), block=st.integers(1, 8 * MIB))
 def test_parts_in_order_make_the_whole(start: int, size: int, block: int) -> None:
-    cut = parts(start, start + size, Limits(0, block))
+    cut = split_block(start, start + size, Limits(0, block))
     assert cut[0][0] == start
     assert cut[-1][1] == start + size
     assert all(a[1] == b[0] for a, b in pairwise(cut))
     lengths = [b - a for a, b in cut]
     assert max(lengths) <= max(block, MIB) * 3 / 2 + 1
-    assert len(cut) == 1 or min(lengths) >= max(block, MIB) * 2 // 3  # also where nothing is to be merged
+    assert len(cut) == 1 or min(lengths) >= max(block, MIB) * 2 // 3  # also if the limits forbid merging
 
 
 def test_large_range_becomes_parts_of_about_a_block() -> None:
     for size, count in ((MIB * 3 // 2 - 9, 1), (MIB * 3 // 2 + 9, 2), (4 * MIB, 4), (10 * MIB + 7, 10)):
-        lengths = [b - a for a, b in parts(0, size, Limits(16 * KIB, MIB))]
+        lengths = [b - a for a, b in split_block(0, size, Limits(16 * KIB, MIB))]
         assert len(lengths) == count
         assert max(lengths) - min(lengths) <= 1
 
 
 @pytest.mark.case(id="P26")
-def test_huge_range_is_cut_into_a_bounded_number_of_parts() -> None:
-    cut = parts(5, 2**63, Limits(16 * KIB, MIB))
+def test_huge_range_is_cut_into_a_bounded_number_of_split_block() -> None:
+    cut = split_block(5, 2**63, Limits(16 * KIB, MIB))
     assert (cut[0][0], cut[-1][1], len(cut)) == (5, 2**63, PARTS)
 
 
@@ -103,7 +103,7 @@ def test_plan_names_the_keys_of_each_request() -> None:
         ("far", 5000, 5001),
         ("whole", 0, None),
     ]
-    planned = requests_for("u", wanted, Limits(0, 1000))
+    planned = plan_requests("u", wanted, Limits(0, 1000))
     assert {(p.start, p.stop, frozenset(p.keys)) for p in planned} == {
         (0, None, frozenset({"whole"})),
         (0, 200, frozenset({"a", "b"})),
@@ -116,15 +116,15 @@ def test_dense_ranges_are_merged_over_larger_gaps() -> None:
     rows = [(n * 100, n * 100 + 100) for n in (0, 2, 8, 10, 32, 34, 40, 42, 80, 82)]
     assert [(b.start, b.stop) for b in coalesce(rows, Limits(gap=16, block=1000))] == rows
     near = [(0, 1100), (3200, 4300), (8000, 8300)]
-    assert [(b.start, b.stop) for b in coalesce(rows, limits)] == near  # gaps of up to 512
+    assert [(b.start, b.stop) for b in coalesce(rows, limits)] == near  # over gaps of at most 512 bytes
     sparse = [(0, 10), (400, 410), (800, 810)]
-    assert [b.members for b in coalesce(sparse, limits)] == [(0,), (1,), (2,)]  # too little of it would be wanted
+    assert [b.members for b in coalesce(sparse, limits)] == [(0,), (1,), (2,)]  # less than a third is needed
     tiny = [(0, 1), (10, 11), (20, 21)]
-    assert len(coalesce(tiny, limits)) == 1  # small gaps are worth it whatever is wanted
+    assert len(coalesce(tiny, limits)) == 1  # ranges are always merged over small gaps
     assert [b.members for b in coalesce(rows, Limits(gap=-1).dense)] == [(i,) for i in range(10)]
 
 
-@pytest.mark.parametrize("count", [100, 600])  # fewer, and more, than numpy sorts
+@pytest.mark.parametrize("count", [100, 600])
 def test_dense_ranges_are_each_served_once(count: int) -> None:
     ranges = [((i * 7919 % count) * 150, (i * 7919 % count) * 150 + 100) for i in range(count)]
     blocks = coalesce(ranges, Limits(gap=16, block=1000).dense)
@@ -140,7 +140,7 @@ def test_separate_ranges_share_a_request_only_if_adjacent() -> None:
 
 
 class Reversed(msgspec.Struct, frozen=True):
-    """A recipe that reverses what it is given."""
+    """A recipe that reverses its input."""
 
     def make(self, raw: bytes) -> bytes:
         if raw == b"damaged":

@@ -1,4 +1,4 @@
-"""Announced data are fetched once, in few requests, and held until they are read, within the budget."""
+"""Announced data are fetched once, by few requests, and held until they are read, within the limit of memory."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_announcement_beyond_the_budget_comes_in_waves(chunked: Chunked) -> None
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_announcement_larger_than_memory_is_read(servers: int) -> None:
-    """The first parts of it fill the memory, and stay there for the others."""
+    """The first parts of a range fill the memory, and must stay there until the other parts arrive."""
     size = 5 << 20
     data = random.Random(1).randbytes(size)
 
@@ -242,7 +242,7 @@ def test_unread_announcement_expires(chunked: Chunked, monkeypatch: pytest.Monke
         async with asyncio.timeout(10):
             while requests.used or requests.active:  # noqa: ASYNC110  # nothing changes when a timer begins
                 await asyncio.sleep(0.01)
-        assert chunked.fetched <= 40  # and the rest of what was announced is not fetched in its stead
+        assert chunked.fetched <= 40  # the other announced chunks are not fetched, although memory is free again
         await fs._prefetch(chunked.keys([200, 201]))
         fetched = chunked.fetched
         assert await fs._cat_file("a/200.0") == chunked.chunk(200)
@@ -267,7 +267,7 @@ def test_announcement_in_use_does_not_expire(chunked: Chunked, monkeypatch: pyte
 
 
 @pytest.mark.case(id="P31")
-def test_refused_chunk_leaves_the_prefetch_of_others(http_server: RangeServer) -> None:
+def test_refused_chunk_does_not_end_the_prefetch_of_others(http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(range(100)))
     refs: dict[str, Any] = {f"k{i}": [url, i * 10, 10] for i in range(10)}
     refs["bad"] = ["http://127.0.0.2:9/x", 0, 10]
@@ -323,7 +323,7 @@ def store(http_server: RangeServer) -> str:
 
 
 def read_in_turn(fs: RefShardFileSystem, numbers: Sequence[int]) -> None:
-    """Read chunks of `store` one after the other, and compare them."""
+    """Read chunks of the store one after the other, and check their bytes."""
     for i in numbers:
         if i % 10 == 0 or i == 7:
             with pytest.raises(FileNotFoundError):
@@ -337,7 +337,7 @@ def chunk_requests(server: RangeServer) -> list[str]:
 
 
 def test_whole_objects_are_fetched_ahead_once(store: str, http_server: RangeServer) -> None:
-    """Chunks that do not exist, too."""
+    """This includes chunks that do not exist."""
     http_server.latency = 0.02
     fs = RefShardFileSystem(store, skip_instance_cache=True)
     read_in_turn(fs, range(256))
@@ -358,7 +358,7 @@ def test_stale_object_is_read_again(store: str, http_server: RangeServer, monkey
     sync(get_loop(), asyncio.sleep, 0.1)
     assert "/store/a/41.0" in chunk_requests(http_server)
     monkeypatch.setattr(fetch, "FRESH", -1.0)
-    http_server.put("/store/a/40.0", b"new")  # it did not exist
+    http_server.put("/store/a/40.0", b"new")  # this chunk did not exist before
     assert fs.cat_file("a/40.0") == b"new"
 
 
@@ -375,7 +375,7 @@ def test_writable_sets_fetch_no_objects_ahead(tmp_path: Path, store: str, mode: 
 
 
 @pytest.mark.parametrize("kind", [503, 403, "reset", "hang_up"])
-def test_failed_prefetch_of_objects_leaves_reads_right(store: str, http_server: RangeServer, kind: Any) -> None:
+def test_reads_are_right_after_a_failed_prefetch_of_objects(store: str, http_server: RangeServer, kind: Any) -> None:
     fs = RefShardFileSystem(store, skip_instance_cache=True, retries=0)
     read_in_turn(fs, range(1, 10))
     sync(get_loop(), asyncio.sleep, 0.1)

@@ -1,4 +1,4 @@
-"""The read-ahead policy, simulated: waits and unused bytes for each pattern of reads."""
+"""Simulate `ReadAhead` for patterns of reads, and count waits of the reader and unused chunks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WINDOW = 5_000_000  # 20 ms at 250 MB/s
 
 class Outcome(NamedTuple):
     waits: int
-    """Ticks in which something had not been fetched ahead."""
+    """The number of ticks in which a chunk had not been fetched ahead."""
     overread: float
-    """Chunks fetched per chunk read."""
+    """The number of fetched chunks for each read chunk."""
 
 
 def simulate(*counts: int, numbers: Iterable[int], together: int = 10, most: int = MOST, chunk: int = CHUNK) -> Outcome:
-    """Read ``numbers`` in order, ``together`` in a tick, with what was advised at hand in the next one."""
+    """Read ``numbers`` in order, ``together`` in each tick; chunks that are fetched ahead arrive by the next tick."""
     policy = ReadAhead(*counts)
     wanted = list(numbers)
     have: set[int] = set()
@@ -107,16 +107,16 @@ def test_few_chunks_read_together_start_no_readahead(size: int) -> None:
 
 def test_chunks_read_out_of_order_are_fetched_once() -> None:
     policy = ReadAhead(256)
-    numbers = sorted(range(256), key=str, reverse=True)  # as dask's threads come to them: by their names
+    numbers = sorted(range(256), key=str, reverse=True)  # dask's threads read chunks in the order of their names
     read: set[int] = set()
     for number in numbers:
         read.add(number)
         assert read.isdisjoint(policy.observe([number], CHUNK, WINDOW, MOST).fetch)
     again = [n for number in range(40) for n in policy.observe([number], CHUNK, WINDOW, MOST).fetch]
-    assert again  # another pass is read ahead of like the first
+    assert again  # a second pass over the array is read ahead, too
 
 
-# The orders in which two threads of dask read months: a point through all, and the mean of each.
+# Two orders in which two threads of dask read months: for one point in all months, and for the mean of each month.
 POINT = [*range(9, 4, -1), *range(46, 38, -1), 4, *range(38, 26, -1), 3, *range(26, 19, -1), 2, *range(19, 9, -1), 1, 0]
 MEANS = [
     14, 15, 12, 13, 11, 9, 8, 7, 10, *range(6, -1, -1), *range(23, 15, -1), 39, 38, 37, 36, 35, 33, 32, 31, 34,
@@ -132,7 +132,7 @@ def test_boxes_read_by_two_threads_are_read_ahead(numbers: list[int], waits: int
 
 
 def test_chunks_that_come_nearly_in_order_are_followed() -> None:
-    """As from a few threads; from a start in order, a run goes on whatever their order."""
+    """Several threads read chunks nearly in order; after a run in order, the next chunks may come in any order."""
     rng = random.Random(1)
     numbers = [*range(20), *sorted(range(20, 256), key=lambda n: n + rng.uniform(0, 2))]
     got = simulate(256, numbers=numbers, together=1)
@@ -141,14 +141,14 @@ def test_chunks_that_come_nearly_in_order_are_followed() -> None:
 
 
 @pytest.mark.parametrize("together", [1, 8])
-def test_plane_read_alone_is_not_exceeded(together: int) -> None:
+def test_readahead_stays_in_a_plane_that_is_read_alone(together: int) -> None:
     got = simulate(2, 32, 8, 8, numbers=range(5 * 64, 6 * 64), together=together, chunk=CHUNK // 4)
     assert got.overread == 1.0
     assert got.waits <= 8
 
 
 def test_planes_read_in_order_are_read_ahead() -> None:
-    """After the first step from a row or a plane to the next one, those beyond are fetched ahead."""
+    """After the reader has gone from one row or plane to the next one, further rows or planes are fetched ahead."""
     got = simulate(2, 32, 8, 8, numbers=range(2 * 32 * 64), together=1)
     assert got.waits <= 9
     assert got.overread == 1.0
@@ -156,12 +156,12 @@ def test_planes_read_in_order_are_read_ahead() -> None:
 
 @pytest.mark.parametrize("size", [8, 16])
 def test_one_selection_fetches_three_times_ahead(size: int) -> None:
-    policy = ReadAhead(10_000)  # a plane of an image, say, of which no other one may be read
+    policy = ReadAhead(10_000)  # for example planes of an image, of which only one may be read
     assert len(policy.observe(range(size), CHUNK, 1000 * CHUNK, 2000 * CHUNK).fetch) <= 3 * size
 
 
 def test_unused_readahead_is_at_most_a_quarter() -> None:
-    """Runs that end early: what was fetched beyond them counts, until enough else was read."""
+    """If runs end early, chunks that were fetched beyond them count as unused until enough other chunks were read."""
     policy = ReadAhead(10_000)
     read, vain = 0, 0
     for start in range(0, 8000, 400):

@@ -1,4 +1,4 @@
-"""Remembered indexes are used only with the version of the file from which they were read."""
+"""An index in memory is used only for the version of the file from which it was read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METADATA = (
 
 
 def shard(chunks: dict[int, bytes]) -> bytes:
-    """Return a shard of four one-byte chunks, those that are not given absent, in the order given."""
+    """Return a shard of four chunks of one byte: ``chunks`` by number, in this order; the others are missing."""
     slots = {number: at for at, number in enumerate(chunks)}
     absent = (1 << 64) - 1
     index = b"".join(struct.pack("<QQ", *((slots[i], 1) if i in slots else (absent, absent))) for i in range(4))

@@ -1,4 +1,4 @@
-"""Selections on several event loops share one memory, also after errors and cancellations."""
+"""Selections on several event loops share a limit of memory, and give memory back after errors and cancellations."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def used(memory: SharedMemory) -> int:
 
 
 async def settled(done: Callable[[], bool]) -> None:
-    """Return once ``done()``: what was cancelled has had its turns."""
+    """Wait until ``done()`` is true: cancelled tasks need some turns of the loop to end."""
     async with asyncio.timeout(20):
-        while not done():  # noqa: ASYNC110  # nothing tells of the last turn
+        while not done():  # noqa: ASYNC110  # no event marks the last turn
             await asyncio.sleep(0.001)
 
 
@@ -61,7 +61,7 @@ def test_failed_or_cancelled_loops_leave_nothing(threads: bool, memory: int, htt
     wrong: list[object] = []
 
     async def read(chance: random.Random) -> None:
-        """Read some chunks, and come to some end: all is read, decoding fails, a request fails, one or two cancels."""
+        """Read random chunks, until all are read, decoding fails, a request fails, or the task is cancelled."""
         numbers = chance.sample(range(CHUNKS), chance.randint(1, 24))
         keys = [KEYS[number] for number in numbers]
         ends = chance.choice(["whole", "decoding", "bad", "cancel", "cancel", "cancel twice"])
@@ -99,7 +99,7 @@ def test_failed_or_cancelled_loops_leave_nothing(threads: bool, memory: int, htt
     def loop(seed: int) -> None:
         try:
             asyncio.run(run(seed))
-        except BaseException as e:  # told by the test
+        except BaseException as e:  # the assertion below shows it
             wrong.append(e)
 
     running = [threading.Thread(target=loop, args=(seed,), daemon=True) for seed in range(4)]
@@ -113,7 +113,7 @@ def test_failed_or_cancelled_loops_leave_nothing(threads: bool, memory: int, htt
 
 
 def test_decoding_may_read_by_the_same_filesystem(http_server: RangeServer) -> None:
-    """As codecs that look something up do: what they read is within the memory that their selection has filled."""
+    """A codec may read other keys while the selection that it decodes has filled the memory."""
     fs = RefShardFileSystem(references(http_server.put("/x", DATA)), skip_instance_cache=True, max_memory=CHUNK)
     found: dict[int, bytes] = {}
 
@@ -183,7 +183,7 @@ def test_reader_cancelled_twice_releases_all(http_server: RangeServer) -> None:
         (error,) = await asyncio.gather(task, return_exceptions=True)
         is_over = True
         assert isinstance(error, asyncio.CancelledError)
-        assert used(fs.source.selections) == 0  # though the error knows the read's frames
+        assert used(fs.source.selections) == 0  # although the error keeps the frames of the read alive
 
     asyncio.run(run())
     assert late == []
@@ -196,7 +196,7 @@ def test_selections_cancelled_twice_release_other_readers() -> None:
         together = SelectionLimit()
 
         async def read(size: int) -> None:
-            async with together.room(memory, size):
+            async with together.reserve(memory, size):
                 await asyncio.sleep(chance.choice([0, 0.001]))
 
         tasks = [asyncio.ensure_future(read(chance.randint(1, MEMORY))) for _ in range(20)]
@@ -215,7 +215,7 @@ def test_selections_cancelled_twice_release_other_readers() -> None:
 
 
 class Cycle:
-    """Garbage that only the collector finds."""
+    """An object that refers to itself, so that only the garbage collector frees it."""
 
     def __init__(self, held: object) -> None:
         self.held = held
@@ -223,7 +223,7 @@ class Cycle:
 
 
 def test_memory_released_in_garbage_collection_is_counted() -> None:
-    """As by a read that is dropped with its event loop: the collector ends it wherever Python is."""
+    """If a read is dropped with its event loop, the garbage collector ends it at any time, also inside a lock."""
     memory: SharedMemory = SharedMemory(MEMORY)
 
     async def drop(share: Share) -> None:
@@ -259,7 +259,7 @@ def test_cached_index_is_looked_up_once_a_shard(monkeypatch: pytest.MonkeyPatch)
     stored: dict[str, Any] = {}
     array = zarr.create_array(stored, shape=(40, 10), shards=(10, 10), chunks=(1, 10), dtype="u1", compressors=None)
     array[:] = values = np.arange(400, dtype="u1").reshape(40, 10)
-    array[5] = 0  # which is not stored
+    array[5] = 0  # the fill value: this chunk is not stored
     refs = {key: "base64:" + base64.b64encode(value.to_bytes()).decode() for key, value in stored.items()}
     fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True)
     keys = [f"c/{row}/0" for row in range(40)]
@@ -283,7 +283,7 @@ def test_cached_index_is_looked_up_once_a_shard(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connection is dropped as well
 def test_requests_of_a_closed_loop_are_released(http_server: RangeServer) -> None:
-    """They end wherever Python is, here within a lock: they must begin no others, for which there is no loop."""
+    """The garbage collector ends the requests, here inside a lock; they must not begin others on the closed loop."""
     refs = references(http_server.put("/x", DATA))
     fs = RefShardFileSystem(
         refs, asynchronous=True, skip_instance_cache=True, max_memory=MEMORY, concurrency=1, max_gap=-1, readahead=0
@@ -314,7 +314,7 @@ def test_requests_of_a_closed_loop_are_released(http_server: RangeServer) -> Non
 def test_waiting_loop_is_woken_by_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         shared = SharedBudget(Budget(requests=2, memory=MEMORY))
-        here, there = (Dispatch(None, shared, Stats(), None) for _ in range(2))  # type: ignore[arg-type]  # unused
+        here, there = (Dispatch(None, shared, Stats(), None) for _ in range(2))  # type: ignore[arg-type]  # not used
         for each in (here, there):
             assert shared.begin(each, each.host("http://host/x").name, 1, MEMORY)
         woken = asyncio.Event()
@@ -324,7 +324,7 @@ def test_waiting_loop_is_woken_by_a_release(monkeypatch: pytest.MonkeyPatch) -> 
             active = there.host("http://host/x").active
             if not ends.ident:
                 ends.start()
-                ends.join(0.5)  # long enough for who needs no lock
+                ends.join(0.5)  # long enough if `end` needs no lock
             return active
 
         monkeypatch.setattr(there, "active_at", active_at)

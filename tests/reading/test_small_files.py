@@ -1,4 +1,4 @@
-"""Small sources are read whole, in two rounds, and then served from memory."""
+"""Small sources are read whole by two requests, and later reads are answered from memory."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_small_file_is_opened_and_loaded_in_two_requests(
     assert http_server.bytes_sent == len(data)
 
 
-def test_file_that_is_larger_is_read_in_ranges(http_server: RangeServer, tmp_path: Path) -> None:
+def test_larger_file_is_read_in_ranges(http_server: RangeServer, tmp_path: Path) -> None:
     path = tmp_path / "large.nc"
     with h5netcdf.File(path, "w") as file:
         file.dimensions = {"x": SMALL_FILE}
@@ -99,20 +99,20 @@ def test_file_that_is_larger_is_read_in_ranges(http_server: RangeServer, tmp_pat
     assert http_server.bytes_sent < SMALL_FILE // 4
 
 
-def test_small_file_that_is_replaced_is_one_version(http_server: RangeServer, tmp_path: Path) -> None:
+def test_replaced_small_file_keeps_its_first_version(http_server: RangeServer, tmp_path: Path) -> None:
     _netcdf4(tmp_path / "file")
     old = (tmp_path / "file").read_bytes()
     url = http_server.put("/file", old)
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     before = fs.cat_file("v/0.0.0")
     http_server.replace("/file", None)
-    assert fs.cat_file("v/0.0.0") == before  # of memory, as all else of that version
+    assert fs.cat_file("v/0.0.0") == before  # from memory, like all other bytes of the first version
     http_server.put("/file", old)
     fs.invalidate_cache()
     assert fs.cat_file("v/0.0.0") == before
 
 
-def test_small_file_replaced_before_its_rest_is_noticed(http_server: RangeServer, tmp_path: Path) -> None:
+def test_file_replaced_before_its_rest_is_read_is_noticed(http_server: RangeServer, tmp_path: Path) -> None:
     _netcdf3(tmp_path / "file")
     fs = RefShardFileSystem(http_server.put("/file", (tmp_path / "file").read_bytes()), skip_instance_cache=True)
     assert fs.exists("v/.zarray")
@@ -122,7 +122,7 @@ def test_small_file_replaced_before_its_rest_is_noticed(http_server: RangeServer
         fs.cat_file("v/7.0.0")
 
 
-def test_stats_count_what_memory_answers(http_server: RangeServer, tmp_path: Path) -> None:
+def test_stats_count_reads_from_memory(http_server: RangeServer, tmp_path: Path) -> None:
     _netcdf4(tmp_path / "file")
     fs = RefShardFileSystem(http_server.put("/file", (tmp_path / "file").read_bytes()), skip_instance_cache=True)
     fs.cat_file("v/0.0.0")
@@ -139,10 +139,10 @@ def _one_page(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [_one_page, _netcdf3], ids=["tiff", "netcdf3"])
-def test_small_part_of_a_small_file_is_a_range_once(
+def test_first_small_part_of_a_small_file_is_read_as_a_range(
     write: Callable[[Path], None], http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "IN_VAIN", 0)  # the file is smaller
+    monkeypatch.setattr(fetch, "IN_VAIN", 0)  # the file is smaller than IN_VAIN, and would be read whole
     write(tmp_path / "file")
     data = (tmp_path / "file").read_bytes()
     with xr.open_dataset(http_server.put("/file", data), engine="refshard", decode_coords=False) as ds:
