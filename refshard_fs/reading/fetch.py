@@ -407,7 +407,7 @@ class Fetcher:
         block.readers.append((reader, start, stop))
 
     def _give(self, reader: Reader, block: Block, start: int, stop: int) -> None:
-        """Give ``reader`` bytes ``[start, stop)`` of an arrived block, a whole object, or the error of a missing object."""
+        """Give ``reader`` bytes ``[start, stop)`` of ``block``, a whole object, or the error of a missing object."""
         span = reader.span
         if span.stop is None:
             start, stop = 0, len(block.data or b"")
