@@ -138,8 +138,8 @@ class Engine(Lookups):
         A future's exception is FileNotFoundError for a key that does not exist, and never for another reason. With
         ``make`` false, a result may be an `Unmade` in place of bytes: the caller makes the bytes, in a thread.
 
-        Requests under way take at most the budget's memory. Results count if the caller has reserved memory for them
-        (``is_paid``). Other results do not count: a caller without memory for all of them must request fewer at a time.
+        Requests under way take at most the budget's memory. With ``is_paid``, the caller has reserved memory for the
+        results. Otherwise nobody counts the memory of results: the caller must request only as many as it can hold.
         """
         loop = asyncio.get_running_loop()
         if not self._batch and requests:

@@ -32,7 +32,7 @@ FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while l
 # order of their names (0, 1, 10, 100, 101, ...), and returns later to chunks that it skipped.
 SPARE = 16 * plan.MIB
 # A small source is fetched whole for look-ups, since more rounds follow. For its first chunks, it is fetched whole only
-# if that takes at most twice the bytes of the chunks, and so many bytes more (20 ms at 100 Mbit/s).
+# if its missing bytes are at most twice the bytes of these chunks plus IN_VAIN (20 ms at 100 Mbit/s).
 IN_VAIN: Final = 256 << 10
 LARGE = 1 << 30  # bytes: for larger ranges, memory is allocated before the request, since there may not be enough
 TURN = 32  # ranges that are read from the disk at a time, before their readers get them

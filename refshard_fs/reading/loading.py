@@ -377,7 +377,7 @@ class Answers:
 
 
 def _is_short(need: Load) -> bool:
-    """Return whether ``need`` is the bytes of a short range."""
+    """Return whether ``need`` requests the bytes of a short range, not decoded."""
     match need:
         case Load(Span(start=start, stop=int(stop)), Raw()):
             return start >= 0 and stop - start <= HEAD

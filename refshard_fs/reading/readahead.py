@@ -127,7 +127,7 @@ class ReadAhead:
             self._change_expectation(number, drop)
 
     def _take_expected(self, number: int) -> bool:
-        """Note the read of an expected chunk; return False, without any change, if it was not expected."""
+        """Note the read of an expected chunk; if the chunk was not expected, change nothing and return False."""
         if number not in self._coming:
             if self._coming or self._next != number:
                 return False
