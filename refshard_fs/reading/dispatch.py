@@ -11,7 +11,7 @@ import msgspec
 
 from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.stats import Stats
-from refshard_fs.reading.failures import fail
+from refshard_fs.reading.failures import make_read_error
 from refshard_fs.reading.memory import Budget, Share, SharedBudget
 from refshard_fs.targets import Answer, Pool, check
 
@@ -39,7 +39,7 @@ class Reader(msgspec.Struct, eq=False):
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():
-            self.future.set_exception(error if self.key is None else fail(self.key, self.span, error))
+            self.future.set_exception(error if self.key is None else make_read_error(self.key, self.span, error))
 
 
 class Block:

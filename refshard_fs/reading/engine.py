@@ -17,7 +17,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Packed, Span, Stat
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading.dispatch import Reader
-from refshard_fs.reading.failures import blame, fail
+from refshard_fs.reading.failures import make_read_error, name_key
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Answers, Outcome
@@ -86,7 +86,7 @@ def _cancel_all(readers: Iterable[Reader | _Read]) -> None:
 def _fail(batch: Sequence[_Read], error: Exception) -> None:
     for read in batch:
         if not read.future.done():
-            read.future.set_exception(blame(read.request.key, error))
+            read.future.set_exception(name_key(read.request.key, error))
 
 
 class Engine(Lookups):
@@ -261,7 +261,7 @@ class Engine(Lookups):
             if future.done():
                 continue
             if entry is None or isinstance(entry, Exception):
-                future.set_exception(FileNotFoundError(key) if entry is None else blame(key, entry))
+                future.set_exception(FileNotFoundError(key) if entry is None else name_key(key, entry))
                 continue
             try:
                 plan = plan_read(request, entry, self._answers.longest)
@@ -333,7 +333,7 @@ class Engine(Lookups):
             data = await self._read(plan)
         except Exception as e:  # noqa: BLE001  # the future gets any error
             if not future.done():
-                future.set_exception(fail(key, span, e))
+                future.set_exception(make_read_error(key, span, e))
         else:
             self.stats.add(keys=1)
             if not future.done():

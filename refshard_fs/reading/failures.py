@@ -135,7 +135,7 @@ def note_source(error: Exception, url: str) -> None:
 
 
 def note(error: Exception, need: Need) -> None:
-    """Add a note with the location of ``need`` to ``error``, for `blame`."""
+    """Add a note with the location of ``need`` to ``error``, for `name_key`."""
     match need:
         case Load(entry):
             where = describe(entry)
@@ -144,7 +144,7 @@ def note(error: Exception, need: Need) -> None:
     error.add_note(READING + sanitize(where))
 
 
-def blame(key: str, error: Exception) -> Exception:
+def name_key(key: str, error: Exception) -> Exception:
     """Return an error like ``error`` that names ``key``, and is never a FileNotFoundError."""
     if isinstance(error, (DamagedIndex, ReferenceNotReachable)):
         named = type(error)(key, error.target, error.reason)
@@ -185,12 +185,12 @@ def make_source_error(source: object, error: Exception) -> SourceNotReachable:
     return SourceNotReachable(f"{place} cannot be opened: {'' if read.startswith(where) else f'{read}: '}{reason}")
 
 
-def fail(key: str, entry: Entry, error: Exception) -> Exception:
+def make_read_error(key: str, entry: Entry, error: Exception) -> Exception:
     """Return the error for the reader of ``key`` when reading its ``entry`` fails with ``error``."""
     if isinstance(error, NOT_FOUND) and isinstance(entry, Span) and entry.optional:
         return FileNotFoundError(key)
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
-        return blame(key, error)
+        return name_key(key, error)
     return _unreachable(key, describe(entry), error)
 
 
@@ -199,7 +199,7 @@ def cause_of(error: Exception) -> Exception:
     return sanitize_cause(error)
 
 
-def too_large(where: str, most: int) -> str:
+def make_too_large_text(where: str, most: int) -> str:
     """Return the error text for a document that has more than ``most`` bytes."""
     return f"{where} has more than max_manifest_bytes={most} bytes: pass a larger number if you trust it"
 

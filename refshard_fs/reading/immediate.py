@@ -15,7 +15,7 @@ from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Pin, Span,
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
-from refshard_fs.reading.failures import blame, cause_of, fail
+from refshard_fs.reading.failures import cause_of, make_read_error, name_key
 from refshard_fs.reading.loading import (
     Answers,
     Outcome,
@@ -80,7 +80,7 @@ class Immediate:
                 entry = entry.resolve_end(empty.size)
                 plan = plan_read(request, entry, self._answers.longest)
         except Exception as e:  # noqa: BLE001  # any error becomes one that names the key
-            raise fail(request.key, entry, e) from cause_of(e)
+            raise make_read_error(request.key, entry, e) from cause_of(e)
         assert plan is not None, "the size is known"
         parts = self._read(plan)
         if parts is None:
@@ -165,8 +165,8 @@ class Immediate:
                 if found is None:
                     return None
                 entry = found.value
-        except Exception as e:  # noqa: BLE001  # `blame` converts any error
-            raise blame(key, e) from sanitize_cause(e.__cause__ or e)
+        except Exception as e:  # noqa: BLE001  # `name_key` converts any error
+            raise name_key(key, e) from sanitize_cause(e.__cause__ or e)
         if entry is None:
             raise FileNotFoundError(key)
         return entry

@@ -37,7 +37,7 @@ from refshard_fs.core.model import (
     Steps,
 )
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
-from refshard_fs.reading.failures import describe, too_large
+from refshard_fs.reading.failures import describe, make_too_large_text
 from refshard_fs.reading.index_cache import IndexCache
 from refshard_fs.security import policy
 from refshard_fs.targets import Pool, TooLarge
@@ -432,7 +432,7 @@ def name_location(entry: Entry) -> Iterator[None]:
     try:
         yield
     except TooLarge as e:
-        raise ManifestError(too_large(describe(entry), e.most)) from e
+        raise ManifestError(make_too_large_text(describe(entry), e.most)) from e
     except RefShardError:
         raise
     except ValueError as e:

@@ -17,7 +17,7 @@ from refshard_fs.core.model import Entry, Head, Load, Names, Need, Origin, Packe
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.dispatch import Reader
-from refshard_fs.reading.failures import blame, note
+from refshard_fs.reading.failures import name_key, note
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.loading import (
     Answers,
@@ -82,7 +82,7 @@ class Lookups:
         """Run ``steps`` and return their result; errors name ``key``, and are never FileNotFoundError."""
         (result,) = await self.run_all([steps])
         if isinstance(result, Exception):
-            raise blame(key, result) from result
+            raise name_key(key, result) from result
         return result
 
     async def run_all(self, many: Sequence[Steps[T]]) -> list[T | Exception]:

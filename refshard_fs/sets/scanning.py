@@ -24,7 +24,7 @@ from refshard_fs.cubes.merging import apply_choices
 from refshard_fs.cubes.piece_view import with_origin_of_piece
 from refshard_fs.errors import RefShardError, TargetNotAllowed, sanitize_cause
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.failures import blame, make_source_error
+from refshard_fs.reading.failures import make_source_error, name_key
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.admission import WEB, Admission, is_trusted
@@ -247,8 +247,8 @@ class _Scanner(Engines):
             refs = (yield from first.run(add_coordinates(part))).refs
         except RefShardError:
             raise
-        except Exception as e:  # noqa: BLE001  # `blame` makes one of our errors of it
-            raise blame("", e) from sanitize_cause(e)
+        except Exception as e:  # noqa: BLE001  # `name_key` makes one of our errors of it
+            raise name_key("", e) from sanitize_cause(e)
         return Scanned(refs, first.facts)
 
     def _parse_document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
@@ -282,6 +282,6 @@ class _Scanner(Engines):
     def _scan_references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet | None]:
         try:
             refs = yield from first.run(collect_steps(space, self._unread))
-        except Exception as e:  # noqa: BLE001  # `blame` makes one of our errors of it
-            raise blame("", e) from sanitize_cause(e)
+        except Exception as e:  # noqa: BLE001  # `name_key` makes one of our errors of it
+            raise name_key("", e) from sanitize_cause(e)
         return respell_urls(refs, make_speller(OpenOptions(), first.url))

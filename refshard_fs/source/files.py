@@ -20,7 +20,7 @@ from fsspec.spec import AbstractBufferedFile
 from refshard_fs.core.keyspace import Listing
 from refshard_fs.core.model import Directories, Entry, Facts, Inline, Listed, Span, Stat, Steps, answer_from_listing
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged, sanitize
-from refshard_fs.reading.failures import blame
+from refshard_fs.reading.failures import name_key
 from refshard_fs.reading.plan import Request
 from refshard_fs.source.source import Source
 from refshard_fs.targets import parse_time
@@ -98,7 +98,7 @@ async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool
         steps = [answer_from_listing(keyspace.children(name), root, known) for name in level]
         for name, found in zip(level, await engine.run_all(steps), strict=True):
             if isinstance(found, Exception):
-                raise blame(name, found) from found
+                raise name_key(name, found) from found
             for entry in _make_infos(name, found or ()):
                 is_directory = entry["type"] == "directory"
                 if is_directory:

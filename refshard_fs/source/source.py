@@ -36,7 +36,7 @@ from refshard_fs.cubes.merging import open_selected
 from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.reading.engine import Engine
-from refshard_fs.reading.failures import blame, make_source_error, note_decoding
+from refshard_fs.reading.failures import make_source_error, name_key, note_decoding
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
@@ -134,8 +134,8 @@ class Engines:
         """Return the outcome of ``steps``, or None if they need an event loop. For callers that may block."""
         try:
             return self._immediate_reader().run(steps)
-        except Exception as e:  # noqa: BLE001  # `blame` returns the error to raise
-            raise blame(key, e) from sanitize_cause(e.__cause__ or e)
+        except Exception as e:  # noqa: BLE001  # `name_key` returns the error to raise
+            raise name_key(key, e) from sanitize_cause(e.__cause__ or e)
 
     def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
         """Run ``steps()``, and return their result, for callers outside of event loops; an error names ``key``."""
@@ -773,7 +773,7 @@ class Source(Engines):
                 case None:
                     raise FileNotFoundError(key)
                 case Exception():
-                    raise blame(key, entry) from entry
+                    raise name_key(key, entry) from entry
                 case Span() | Packed():
                     for span in entry.spans:
                         limits = self.options.limits.dense if span.dense else self.options.limits

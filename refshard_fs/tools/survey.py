@@ -23,7 +23,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, batches
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
-from refshard_fs.reading.failures import blame
+from refshard_fs.reading.failures import name_key
 from refshard_fs.reading.plan import Planned, Request
 from refshard_fs.source.source import Source
 from refshard_fs.tools.progress import progress
@@ -297,7 +297,7 @@ class _SurveyBuilder:
     def _fail(self, key: str, error: Exception) -> None:
         """Add ``error``, the reason why ``key`` could not be surveyed, to the faults; raise it without faults."""
         if self._faults is None or not key:
-            raise blame(key, error)
+            raise name_key(key, error)
         self._faults.append((key, error))
 
     async def _find_all(self, keys: Sequence[str]) -> list[Any]:

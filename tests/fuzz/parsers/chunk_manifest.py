@@ -52,4 +52,4 @@ def check_input(data: bytes) -> None:
                 assert source.offset >= 0
                 assert source.offset + (source.length or 0) < 2**63
             prefix = manifest.find_prefix(grid.coords(number))
-            assert prefix is None or prefix.url(grid.coords(number))
+            assert prefix is None or prefix.make_url(grid.coords(number))

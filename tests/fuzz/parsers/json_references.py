@@ -77,7 +77,7 @@ def set_up() -> Iterator[None]:
 
 def check_input(data: bytes) -> None:
     quick = _outcome(lambda: _INDEX.decode(data))
-    with mock.patch.multiple(builder, MANY=0, EACH=10**9):
+    with mock.patch.multiple(builder, MANY_DOCUMENTS=0, MANY_MEMBERS=10**9):
         by_key = _outcome(lambda: _INDEX.decode(data))
     assert quick is None or quick == by_key, (quick, by_key)  # by_key reads no metadata, so it may accept more
     plain = _outcome(lambda: parse_document(_object(data), "refs.json", {}))
