@@ -89,7 +89,7 @@ def test_other_readers_ignore_pins(tmp_path: Path) -> None:
     ("pins", "words"),
     [
         ({"url": ["a"], "size": [1, 2]}, "expected 1 values of size"),
-        ({"url": ["a"], "size": [-1]}, "whole number"),
+        ({"url": ["a"], "size": [-1]}, "expected sizes from 0"),
         ({"url": "a"}, "malformed"),
         ([], "malformed"),
         ({"url": [], "colour": []}, "malformed"),

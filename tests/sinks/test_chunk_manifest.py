@@ -96,7 +96,7 @@ def test_checks_and_empty_chunks_are_kept_or_refused(tmp_path: Path) -> None:
             opened(source).save(str(tmp_path / name))
         assert not (tmp_path / name).exists()
     (tmp_path / "a/manifest.json").write_text('{"1": {}}')
-    with pytest.raises(ManifestError, match=r"'c/1' is empty"):
+    with pytest.raises(ManifestError, match=r"'c/1' is marked as missing"):
         opened(source).save(str(tmp_path / "d.json"))
 
 
