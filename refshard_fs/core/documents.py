@@ -60,7 +60,7 @@ class NodeDocument(NamedTuple, Generic[K]):
     data: bytes
     arrays: Mapping[str, K]
     groups: Mapping[str, K]
-    nodes: Mapping[str, Mapping[str, Any]] = {}  # the metadata of the same arrays, as they are shown
+    nodes: Mapping[str, Mapping[str, Any]] = {}  # the metadata of nodes as they are shown, by path
 
     @property
     def nbytes(self) -> int:

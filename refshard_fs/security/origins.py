@@ -129,7 +129,7 @@ NOTHING: Final = Origins()  # the origins of a set that is entirely the user's o
 
 
 class Adoption:
-    """Find the origins of a set that the user saves: `add` its URLs; ``rule`` is the rule for its targets."""
+    """Find the origins to record in a set that the user saves, from its URLs and the ``rule`` for its targets."""
 
     def __init__(self, rule: Admission) -> None:
         self._rule = rule

@@ -149,7 +149,7 @@ def route(opening: Options, data_url: str | None) -> Routes:
             allow = [*allow, data_url + "/"]
     if source is not None:
         own = {k: v for k, v in (source_options or {}).items() if k not in _NOT_FORWARDED}
-        # Without any options, looking up those of each object would cost time and find nothing.
+        # Without any options, looking up the options of each object would only take time.
         if own or (source_options is not None and (by_prefix or by_protocol or remote_options)):
             by_prefix[source] = own
             place = place_of(source)

@@ -224,9 +224,9 @@ def running_loop() -> Loop | None:
 
 
 def _open_index_cache(caching: CachingOptions) -> IndexCache | None:
-    where = caching.index_cache
-    directory = None if where is False else _choose_directory(where)
-    return None if directory is None else IndexCache(directory, everything=where is not None)
+    option = caching.index_cache
+    directory = None if option is False else _choose_directory(option)
+    return None if directory is None else IndexCache(directory, everything=option is not None)
 
 
 def _open_chunk_cache(caching: CachingOptions) -> ChunkCache | None:
@@ -253,7 +253,7 @@ def _after_fork() -> None:
 in_child(_after_fork)
 
 
-# One source.
+# A `Source`: its key space, reads, and uncommitted writes.
 
 STREAM_PART = 8 * MIB  # bytes of a large key that `Source.stream` reads by one request
 STREAM_PARTS = 4  # so many parts are in memory at a time

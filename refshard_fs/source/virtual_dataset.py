@@ -46,7 +46,7 @@ def convert_to_references(dataset: Any) -> ReferenceSet:
                 document = _make_document(variable)
             meta = zarrmeta.array_meta(document, repr(where))
             if meta is None or meta.grid is None:
-                raise ManifestError(f"{where!r}: expected chunks on a regular grid")
+                raise ManifestError(f"the variable {where!r} has no regular grid of chunks, which a manifest must have")
             members[join(where, "zarr.json")] = zarrmeta.dumps(document)
             for coordinates, data in inline.items():
                 members[join(where, meta.grid.encoding.encode(coordinates))] = data

@@ -131,7 +131,7 @@ def test_metadata_shows_sharding_and_manifests(*, from_memory: bool) -> None:
         assert FlatKeySpace(refs, str, "refs.json").metadata_lacks(marks) == (mark in (None, "resharded"))
 
 
-def test_growing_set_moves_to_columns() -> None:
+def test_chunks_move_to_columns_once_metadata_are_worth_reading() -> None:
     document: dict[str, Any] = {f"v{i}/.zarray": json.dumps(ARRAY | {"shape": [100]}) for i in range(COUNT)}
     document = {key: value.replace('"chunks": [1, 2]', '"chunks": [1]') for key, value in document.items()}
     document |= {f"v{i}/{j}": ["u", j, 1] for i in range(COUNT) for j in range(40)}

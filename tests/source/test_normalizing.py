@@ -1,4 +1,4 @@
-"""Keywords are normalized before fsspec stores and compares them; those in code win over the configuration."""
+"""Keywords are normalized before fsspec stores and compares them; keywords in code override the configuration."""
 
 from __future__ import annotations
 
