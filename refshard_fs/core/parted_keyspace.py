@@ -16,7 +16,7 @@ from refshard_fs.security.origins import NOTHING, Origins
 
 
 class PartedKeySpace(KeySpace):
-    """List directories of known metadata (``_documents``) and of chunks, and read few parts for that."""
+    """A key space in parts: it lists metadata by ``_documents``, and chunks by reading as few parts as possible."""
 
     _documents: KeySpace
     _origins: Origins = NOTHING

@@ -212,9 +212,10 @@ class Dispatch(Share):
         return max(self._estimate_size(block) - sum(stop - start for start, stop in paid), 0)
 
     def _estimate_size(self, block: Block) -> int:
-        """Return the bytes to reserve for ``block``; if its end is unknown, the mean size of recent objects.
+        """Return the bytes to reserve for ``block``; if its size is unknown, estimate it from recent objects.
 
-        An object that is fetched ahead may be larger than the recent ones, but has to fit in the reserved bytes.
+        An object for a reader counts as many bytes as the mean of recent objects. An object that is fetched ahead must
+        not need more bytes than were reserved, so it counts twice the bytes of the largest one.
         """
         start, stop = block.span.start, block.span.stop
         if stop is not None:

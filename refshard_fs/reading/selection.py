@@ -78,8 +78,8 @@ class _Chunk(NamedTuple):
 class SelectionRead:
     """Read one selection: ``take(number, data)`` is called once for each key, in the order of arrival.
 
-    ``chunk_size`` is the size in bytes that chunks of unknown size count. Chunks that are under way, or wait to be
-    decoded, have to fit into the ``memory`` of all selections, but one chunk is always read. With ``threads``, or if
+    A chunk of unknown size counts ``chunk_size`` bytes. Chunks that are under way, or wait to be decoded, have to fit
+    into the ``memory`` of all selections, but one chunk is always read. With ``threads``, or if
     chunks are computed from other bytes, ``take`` is called in threads, for several chunks at a time. The first error
     ends the read and its requests. The error names its key; if ``take`` raised it, ``undecoded`` is the key.
     """

@@ -92,7 +92,7 @@ class ReferenceBuilder:
                 self._add_one_by_one({key: value for key, value in batch.items() if key not in regular})
             self._add(found)
 
-    def expand(self, expand: Callable[[str], str]) -> None:
+    def expand(self, expand_url: Callable[[str], str]) -> None:
         """Expand templates in the URLs of all members so far, each distinct URL once; errors name a key of the URL."""
         if not any(b"{{" in urls.data.tobytes() for urls in self._urls):  # the usual case
             return
@@ -102,7 +102,7 @@ class ReferenceBuilder:
         for number, url in enumerate(urls):
             if url is not None and "{{" in url:
                 try:
-                    url = expand(url)
+                    url = expand_url(url)
                 except ManifestError as e:
                     kind = DivisionByZero if isinstance(e, DivisionByZero) else ManifestError
                     raise kind(f"{self._find_key_of(number)!r} of {self._where}: its URL {urls[number]!r}: {e}") from e

@@ -239,7 +239,8 @@ def convert_documents(
         if name == "zarr.json":
             found[path] = {k: v for k, v in doc.items() if k != "consolidated_metadata"}
             if doc.get("node_type") not in ("array", "group"):
-                raise ManifestError(f"{key!r} has no valid node_type: expected 'array' or 'group'")
+                kind = str(doc.get("node_type"))[:80]
+                raise ManifestError(f"{key!r} has no valid node_type: expected 'array' or 'group', found {kind!r}")
             if doc.get("storage_transformers"):
                 raise ManifestError(f"{key!r} has storage_transformers, which cannot be converted")
         else:
@@ -252,7 +253,9 @@ def convert_documents(
             found[path] = convert_group(attributes) if array is None else convert_array(array, attributes, key)
     for path, doc in found.items():
         if doc.get("node_type") == "array" and path not in grids:
-            raise ManifestError(f"{join(path, 'zarr.json')!r}: its chunk grid or chunk keys are not supported")
+            raise ManifestError(
+                f"{join(path, 'zarr.json')!r}: expected a known kind of chunk_grid and chunk_key_encoding"
+            )
     for inner, doc in list(found.items()):
         path = inner
         while path:

@@ -112,7 +112,7 @@ class ShardLayout:
         If shards have various sizes, raises IndexError beyond the last shard.
         """
         lengths = self.grid.shards
-        if lengths:  # half the cost of the general way
+        if lengths:  # all shards have one size: this takes half the time of the code below
             return tuple(map(floordiv, coords, lengths)), lengths, tuple(map(mod, coords, lengths))
         parts = [cut.shard(coord) for cut, coord in zip(self.cuts, coords, strict=True)]
         return tuple(p[0] for p in parts), tuple(p[2] for p in parts), tuple(p[1] for p in parts)

@@ -58,7 +58,7 @@ def test_remote_set_cannot_read_local_files(how: str, secret: str, http_server: 
 
 
 @pytest.mark.case(id="P3")
-def test_remote_set_cannot_read_this_process_memory_or_chain(http_server: RangeServer, tmp_path: Path) -> None:
+def test_remote_set_cannot_read_memory_of_the_process_or_chains(http_server: RangeServer, tmp_path: Path) -> None:
     urls = ["memory://x", "zip://x::file:///x.zip", "refshard::" + http_server.url + "/x.json", "ssh://host/x"]
     fs = RefShardFileSystem(fo=manifest(http_server, {f"k{i}": [url] for i, url in enumerate(urls)}))
     for i in range(len(urls)):
@@ -188,7 +188,7 @@ def test_name_that_resolves_to_a_private_address_is_refused(
 def test_named_protocol_does_not_reach_private_addresses(
     chain: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor an archive there: its link has the access of the whole chain."""
+    """This holds for archives, too, whose link gets the access of the whole chain."""
     monkeypatch.setattr(DefaultResolver, "resolve", resolve_to_loopback)
     port = http_server.url.rpartition(":")[2]
     http_server.put("/a.zip", zipped({"m": b"inside"}))

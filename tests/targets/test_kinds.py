@@ -20,7 +20,7 @@ from tests.support.threads import settle
 DATA = bytes(range(256))
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of the servers, and of filesystems that fsspec keeps
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # servers and cached filesystems of fsspec stay open
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
