@@ -23,7 +23,7 @@ from typing import NamedTuple
 from refshard_fs.reading.plan import MIB
 
 SURE = 4  # after so many correctly predicted chunks, chunks are fetched ahead
-SURE_AT_ONCE = 6  # the same, if all chunks came in one call: no other chunks may be read
+SURE_AT_ONCE = 6  # the same, if all chunks came in one call: the reader may need no others
 NEAR = 4  # neighbours, read one after the other in any order, after which the chunks beyond them are expected
 RUN = 8  # neighbours, read in any order, after which the chunks beyond them are expected
 STEPS = 512  # last steps that are searched for a repetition
