@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.errors import TargetNotAllowed, sanitize
 from refshard_fs.security.policy import (
     ARCHIVES,
     DECOMPRESS,
@@ -242,10 +242,10 @@ class Admission(msgspec.Struct, frozen=True):
             return cls()
         if isinstance(allow, str):
             raise TypeError(f"invalid allow={allow!r}: expected 'any' or a list of URL prefixes")
-        listed = None if allow is None else tuple(map(_prefix, allow))
+        listed = None if allow is None else tuple(map(_parse_prefix, allow))
         if listed is None and (source is None or is_trusted(source)):
             return cls()
-        return cls(source, listed, frozenset(p.lower() for p in protocols), tuple(map(_prefix, prefixes)))
+        return cls(source, listed, frozenset(p.lower() for p in protocols), tuple(map(_parse_prefix, prefixes)))
 
     @property
     def admits_all(self) -> bool:
@@ -404,10 +404,15 @@ class Admission(msgspec.Struct, frozen=True):
         raise TargetNotAllowed(url, f"{self._stranger} may not point into private networks", remedy(url))
 
 
-def _prefix(prefix: str) -> str:
+def _parse_prefix(prefix: str) -> str:
+    """Return the canonical spelling of a prefix in ``allow=`` or ``options=``; ValueError if it has none."""
     if "://" not in prefix and not prefix.startswith("/"):
         raise ValueError(f"invalid URL prefix {prefix!r}: expected one such as 's3://bucket/path/'")
-    return canonicalize(prefix)
+    try:
+        return canonicalize(prefix)
+    except ValueError as e:
+        advice = "; give them as options of its filesystem" if "credentials" in str(e) else ""
+        raise ValueError(sanitize(f"invalid URL prefix {prefix!r} in allow= or options=: {e}{advice}")) from None
 
 
 INSIDE = "a manifest from elsewhere may not point into private networks"

@@ -179,6 +179,14 @@ def test_source_may_point_below_itself() -> None:
 
 
 @pytest.mark.case(id="P10")
+def test_prefix_with_a_login_is_named_without_it() -> None:
+    with pytest.raises(
+        ValueError, match=r"'http://\.\.\.@h\.org/x/' in allow= .* credentials; give them as options"
+    ) as e:
+        Admission.of("http://h.org/refs.json", None, (), ["http://user:hidden@h.org/x/"])
+    assert "hidden" not in str(e.value)
+
+
 def test_allow_list_must_have_url_prefixes() -> None:
     with pytest.raises(TypeError, match="prefix"):
         Admission.of(None, "s3://pub/", (), ())
