@@ -408,7 +408,11 @@ def advance(steps: Steps[Any], answer: Any, known: Callable[[Need], Outcome | No
     """
     need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
     while True:
-        found = [known(each) for each in (need if isinstance(need, tuple) else (need,))]
+        try:
+            found = [known(each) for each in (need if isinstance(need, tuple) else (need,))]
+        except DamagedIndex as e:  # the look-up may go on without it
+            need = steps.throw(e)
+            continue
         values = tuple(each.value for each in found if each is not None)
         if len(values) < len(found):
             return need

@@ -228,10 +228,11 @@ def test_adjoining_blocks_are_read_in_one_request(http_server: RangeServer) -> N
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_damaged_block_leaves_chunks_of_its_neighbour(http_server: RangeServer, which: int) -> None:
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_damaged_block_leaves_chunks_of_its_neighbour(http_server: RangeServer, which: int, is_remote: bool) -> None:
     data, *leaves = write_two_leaves()
     data[leaves[which] : leaves[which] + 4] = b"XXXX"
-    fs = RefShardFileSystem(http_server.put("file.h5", data), zarr_format=2)
+    fs = RefShardFileSystem(http_server.put("file.h5", data) if is_remote else bytes(data), zarr_format=2)
 
     def is_right(number: int) -> bool:
         try:
