@@ -105,7 +105,7 @@ def test_hang_growth_and_foreign_error_are_failures(
     broken: ModuleType, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
 ) -> None:
     monkeypatch.setattr(Mutator, "input", lambda self, number: data if number == 3 else b"fine")
-    monkeypatch.setattr(driver, "PATIENCE", 0.5 if data == b"hang" else 60.0)  # to grow takes time, too
+    monkeypatch.setattr(driver, "PATIENCE", 0.5 if data == b"hang" else 60.0)  # using too much memory takes time, too
     (failure,) = driver.search("broken", range(6))
     assert failure[:2] == (3, data)
     assert reason in failure.reason

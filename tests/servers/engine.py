@@ -148,7 +148,7 @@ class HttpServer:
         if self._errors:
             raise self._errors[0]
 
-    # The loop.
+    # Methods that run in the event loop.
 
     async def _run(self, listener: socket.socket, started: threading.Event) -> None:
         loop = asyncio.get_running_loop()

@@ -92,7 +92,7 @@ def test_s3_store_can_be_closed_to_the_anonymous() -> None:
 def test_s3_store_starts_again_if_its_port_was_taken(
     s3_server: SeaweedServer, s3_proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even by what answers as a store does: the tests of a whole run would go there, until it ends."""
+    """Also if the server that took it answers as a store does: all later tests would use that server."""
     monkeypatch.setattr(SeaweedServer, "secret", "other")
     given: list[list[int]] = []
 

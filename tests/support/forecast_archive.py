@@ -23,7 +23,7 @@ class Published(NamedTuple):
     level: str
     mars: dict[str, str]
     process: str = ""  # wgrib2's name of the statistic
-    covers: str = ""  # "run", "last N", "bucket N": as in the document
+    covers: str = ""  # as in a cube's document: "run", "last N" or "bucket N"
 
     def begin(self, step: int) -> int:
         what, _, hours = self.covers.partition(" ")

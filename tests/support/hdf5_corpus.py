@@ -116,7 +116,7 @@ def fill_of(dtype: Any) -> Any:
 
 
 def chunked(path: Path, libver: str, index: str, options: dict[str, Any], dtypes: list[Any]) -> None:
-    """Write chunked datasets: whole, in part, not at all, and resized."""
+    """Write chunked datasets: with all chunks, with some, with none, and resized."""
     with h5py.File(path, "w", libver=LIBVERS[libver]) as file:
         kinds = itertools.cycle(dtypes)
         for number, shape in enumerate(SHAPES):

@@ -27,7 +27,7 @@ def plain_tiff(
     entries = b""
     for number, value in sorted(tags.items()):
         kind, values = 4, [value] if isinstance(value, int) else list(value)
-        if isinstance(values[0], float):  # fractions
+        if isinstance(values[0], float):  # of type RATIONAL: a numerator and a denominator
             kind = 5
             packed = b"".join(struct.pack("<iI", round(each * 10000), 10000) for each in values)
         else:

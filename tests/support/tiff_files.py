@@ -16,7 +16,7 @@ tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # of how rasterio multiplies
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # from rasterio's matrix products
 ]
 
 

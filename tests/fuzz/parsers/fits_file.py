@@ -91,5 +91,5 @@ def check_input(data: bytes) -> None:
         if isinstance(entry, Packed) and isinstance(entry.recipe, TileRecipe):
             assert all(span.stop is not None and span.stop <= len(data) for span in entry.spans)
         elif (entry.size or 0) <= _LARGEST:
-            with suppress(ValueError):  # the engine makes it an error of the key
+            with suppress(ValueError):  # the engine adds the key to this error
                 files.bytes(entry)

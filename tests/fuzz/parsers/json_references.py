@@ -95,7 +95,7 @@ def _object(data: bytes) -> dict[str, object]:
     except ValueError as e:
         raise ManifestError(str(e)) from e
     if not isinstance(document, dict):
-        raise ManifestError("no object")
+        raise ManifestError("expected an object of JSON")
     return document
 
 

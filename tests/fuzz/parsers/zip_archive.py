@@ -38,10 +38,10 @@ class _Unseekable(io.BytesIO):
         return False
 
     def seek(self, *args: object) -> int:
-        raise OSError("a pipe")
+        raise OSError("expected a file that can seek, found a pipe")
 
     def tell(self) -> int:
-        raise OSError("a pipe")
+        raise OSError("expected a file that can seek, found a pipe")
 
 
 def make_seeds() -> list[bytes]:
