@@ -99,7 +99,7 @@ def open_codec(url: str) -> Read:
 
 def open_tensorstore(url: str) -> Read:
     """Return a function that reads by tensorstore over its own HTTP client."""
-    import open_tensorstore as ts
+    import tensorstore as ts
 
     array = ts.open({"driver": "zarr3", "kvstore": {"driver": "http", "base_url": url}}, context=ts.Context()).result()
     return lambda selection: array[selection].read().result()
