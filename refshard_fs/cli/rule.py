@@ -76,7 +76,7 @@ def _rule(arguments: Namespace) -> int:
     if arguments.json:
         print_json(comparison)
         return int(not comparison.is_same)
-    print_line(f"run {rule.time_of(number):%Y-%m-%dT%H}Z: {count_text(comparison.fields, 'field')} found")
+    print_line(f"run {rule.compute_time(number):%Y-%m-%dT%H}Z: {count_text(comparison.fields, 'field')} found")
     for what, names in {
         "sidecar that does not exist": comparison.absent,
         "variable without a line": comparison.unfound,

@@ -91,4 +91,4 @@ def test_rule_without_names_or_files_is_an_error(tmp_path: Path, capsys: pytest.
     assert "needs --url and --start" in capsys.readouterr().err
     with RangeServer() as server:
         assert new(tmp_path / "a.json", server, "hrrr") == 2
-        assert "expected a file and a sidecar, found none at" in capsys.readouterr().err
+        assert "expected a file and its sidecar, found nothing at" in capsys.readouterr().err

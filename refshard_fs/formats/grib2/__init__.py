@@ -1,6 +1,6 @@
-"""GRIB files of edition 1 or 2: a zarr group with a variable for each parameter and kind of level.
+"""Recognise GRIB files of edition 1 and 2, which become groups: a variable for each parameter and kind of level.
 
-A document with a rule describes an archive of such files; its first member is ``"refshard": "rule"``.
+A rule is a document that describes an archive of such files; it begins with the member ``"refshard": "rule"``.
 """
 
 from __future__ import annotations

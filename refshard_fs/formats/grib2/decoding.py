@@ -1,4 +1,4 @@
-"""Decode the values of GRIB fields, by numpy and imagecodecs. No I/O here."""
+"""Decode the values of GRIB fields with numpy and imagecodecs. No I/O here."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from refshard_fs.core.compression import add_up, decode_by_imagecodecs, unpack_b
 from refshard_fs.formats.grib2.messages import BY_COLUMNS, SPECTRAL, TO_AND_FRO, Octets, parse_integer, parse_signed
 
 _Array = npt.NDArray[Any]
-_AT_ONCE: Final = 1 << 14  # values that are unpacked and scaled at a time: they fit into a processor's cache
-_Piece = tuple[_Array, _Array | None]  # some numbers, and which of them are missing: None if no number is
+_AT_ONCE: Final = 1 << 14  # values that are unpacked and scaled at a time, so that they stay in a processor's cache
+_Block = tuple[_Array, _Array | None]  # numbers, and a mask of the missing ones: None if no number is missing
 
 
 class _FieldValues(msgspec.Struct, frozen=True):
-    """A recipe that decodes sections of ``sizes`` bytes to 32-bit floats for ``count`` points, NaN where missing.
+    """Recipe: decode sections of ``sizes`` bytes to 32-bit floats for ``count`` points; missing values become NaN.
 
-    If the grid is scanned by columns, or in alternating directions (``flags``), the values are rearranged to rows of
-    ``across`` values in one direction.
+    If the scanning ``flags`` of the grid state columns, or alternating directions, the values are rearranged to rows of
+    ``across`` values that all run in one direction.
     """
 
     count: int
@@ -41,33 +41,36 @@ class _FieldValues(msgspec.Struct, frozen=True):
             return _arrange_rows(self._decode(memoryview(raw)), self.across, self.flags).tobytes()
 
     def _decode(self, raw: memoryview) -> _Array:
-        """Return the values in stored order."""
+        """Return the values in the order of the file."""
         raise NotImplementedError
 
-    def _place(self, values: _Array, bitmap: _Array | None) -> _Array:
-        """Return the values of all points, given the values of the points in the ``bitmap``."""
+    def _insert_missing(self, values: _Array, bitmap: _Array | None) -> _Array:
+        """Return the values of all points: ``values`` where the ``bitmap`` is true, NaN elsewhere."""
         if bitmap is None:
             return values.astype("<f4", copy=False)
         if np.count_nonzero(bitmap) != len(values):
-            raise ValueError(f"its bitmap has {np.count_nonzero(bitmap)} points: expected {len(values)}, as values")
-        out = np.full(self.count, np.nan, "<f4")
-        out[bitmap] = values
-        return out
+            raise ValueError(
+                f"its bitmap has {np.count_nonzero(bitmap)} points: expected {len(values)}, one for each value"
+            )
+        points = np.full(self.count, np.nan, "<f4")
+        points[bitmap] = values
+        return points
 
     def _read_bitmap(self, section: Octets) -> _Array:
-        """Return a mask of the points with a value: the bits of a section from octet 7 on."""
+        """Return a mask of the points that have a value: the bits of a section from octet 7 on."""
         if 8 * (len(section) - 6) < self.count:
             raise ValueError(f"its bitmap has {len(section) - 6} bytes: expected a bit for each of {self.count} points")
         return np.unpackbits(np.frombuffer(section[6:], "u1"), count=self.count).view(bool)
 
 
-def _check_size(size: int, found: int) -> None:
-    if found != size:  # the file may have been replaced since it was opened
-        raise ValueError(f"expected a section of {size} bytes, found one of {found}: was the file replaced?")
+def _check_size(size: int, stated: int) -> None:
+    """Raise ValueError if a section states another size than when the file was opened."""
+    if stated != size:
+        raise ValueError(f"expected a section of {size} bytes, found one of {stated}: was the file replaced?")
 
 
 class Values(_FieldValues, frozen=True):
-    """Decodes a field of edition 2 from its sections 5 (packing), 6 (bitmap) and 7 (data)."""
+    """Recipe: decode a field of edition 2 from its sections 5 (packing), 6 (bitmap) and 7 (data)."""
 
     def _decode(self, raw: memoryview) -> _Array:
         parts = []
@@ -76,10 +79,11 @@ class Values(_FieldValues, frozen=True):
             parts.append(raw[:size])
             raw = raw[size:]
         packing, bitmap, data = parts
-        template, stored, where = parse_integer(packing, 10, 2), parse_integer(packing, 6, 4), parse_integer(bitmap, 6)
-        if where not in (0, 255) or stored > self.count or (where == 255 and stored != self.count):
+        template, stored, kind = parse_integer(packing, 10, 2), parse_integer(packing, 6, 4), parse_integer(bitmap, 6)
+        if kind not in (0, 255) or stored > self.count or (kind == 255 and stored != self.count):
             raise ValueError(
-                f"it stores {stored} values, with bitmap number {where}: expected {self.count}, or a bitmap"
+                f"it has {stored} values, with a bitmap of kind {kind}: expected {self.count} values without a bitmap "
+                "(255), or fewer with a bitmap in the message (0)"
             )
         if not stored:
             values = np.empty(0)
@@ -88,12 +92,13 @@ class Values(_FieldValues, frozen=True):
         elif template in _SCALABLE:
             values = self._scale(template, packing, data[5:], stored)
         else:
-            raise ValueError(f"values packed by template {template} are not decoded")
-        return self._place(values, self._read_bitmap(bitmap) if where == 0 else None)
+            raise ValueError(f"its values are packed by template {template}, which is not supported")
+        return self._insert_missing(values, self._read_bitmap(bitmap) if kind == 0 else None)
 
     @staticmethod
     def _scale(template: int, packing: memoryview, data: memoryview, stored: int) -> _Array:
-        scale, bits = _Scale.of(packing), parse_integer(packing, 20)
+        """Return the ``stored`` values of a packing whose numbers are scaled."""
+        scale, bits = _Scale.parse(packing), parse_integer(packing, 20)
         if not (parse_integer(packing, 32, 4) if template in (2, 3) else bits):
             values = np.broadcast_to(scale.reference, stored)  # without groups or bits, the reference is not scaled
         else:
@@ -105,36 +110,36 @@ class Values(_FieldValues, frozen=True):
 
 
 class _Scale(NamedTuple):
-    """The value of a packed number is ``(number * factor + reference) * decimal``."""
+    """The scale of packed numbers: a value is ``(number * factor + reference) * decimal``."""
 
     reference: float
     factor: float
     decimal: float
 
     @classmethod
-    def of(cls, packing: Octets) -> _Scale:
-        """Parse section 5 of edition 2."""
+    def parse(cls, packing: Octets) -> _Scale:
+        """Parse the scale in section 5 of edition 2."""
         return cls(
             _parse_float(packing, 12),
             _raise_to_power(2, parse_signed(packing, 16, 2)),
             _raise_to_power(10, -parse_signed(packing, 18, 2)),
         )
 
-    def apply(self, pieces: Iterator[_Piece], count: int, dtype: str = "f4") -> _Array:
-        """Return the values of packed numbers, NaN for missing ones."""
-        values, done, room = np.empty(count, dtype), 0, np.empty(0)
-        for numbers, missing in pieces:
-            room = room if numbers.size <= room.size else np.empty(numbers.size)  # is used again
-            scaled, some = room[: numbers.size], values[done : done + numbers.size]
+    def apply(self, blocks: Iterator[_Block], count: int, dtype: str = "f4") -> _Array:
+        """Return the values of ``count`` packed numbers; missing ones become NaN."""
+        values, done, buffer = np.empty(count, dtype), 0, np.empty(0)
+        for numbers, missing in blocks:
+            buffer = buffer if numbers.size <= buffer.size else np.empty(numbers.size)  # one for all blocks
+            scaled, block = buffer[: numbers.size], values[done : done + numbers.size]
             scaled[:] = numbers
             if self.factor != 1:
                 scaled *= self.factor
             scaled += self.reference
             if self.decimal != 1:
                 scaled *= self.decimal
-            some[:] = scaled
+            block[:] = scaled
             if missing is not None:
-                np.copyto(some, np.nan, where=missing)
+                np.copyto(block, np.nan, where=missing)
             done += numbers.size
         return values
 
@@ -144,15 +149,15 @@ def _parse_float(packing: Octets, octet: int) -> float:
 
 
 def _raise_to_power(base: int, exponent: int) -> float:
-    """Return a power, rounded as eccodes rounds it: by repeated multiplication or division."""
-    found = 1.0
-    for _ in range(min(abs(exponent), 1100)):  # more powers of 2 are infinite, or 0
-        found = found * base if exponent > 0 else found / base
-    return found
+    """Return a power with the rounding of eccodes, which multiplies or divides again and again."""
+    power = 1.0
+    for _ in range(min(abs(exponent), 1100)):  # higher powers of 2 are infinite, or 0
+        power = power * base if exponent > 0 else power / base
+    return power
 
 
 def _arrange_rows(values: _Array, across: int, flags: int) -> _Array:
-    """Return scanned values in rows of one direction."""
+    """Return values, which are in the order of scanning ``flags``, in rows of ``across`` that run in one direction."""
     if not flags & (BY_COLUMNS | TO_AND_FRO):
         return values
     lines = values.reshape((across, -1) if flags & BY_COLUMNS else (-1, across))
@@ -161,7 +166,8 @@ def _arrange_rows(values: _Array, across: int, flags: int) -> _Array:
     return lines.T if flags & BY_COLUMNS else lines
 
 
-# Packings. Each function takes section 7 without its header, section 5, and the number of stored values.
+# Packings. Each function takes section 7 without its header, section 5, and the number of values in the message.
+# Functions with a parameter ``bits`` return packed numbers of this many bits, in blocks; the others return values.
 
 
 def _decode_ieee(data: Octets, packing: Octets, stored: int) -> _Array:
@@ -172,15 +178,18 @@ def _decode_ieee(data: Octets, packing: Octets, stored: int) -> _Array:
 
 
 def _decode_run_length(data: Octets, packing: Octets, stored: int) -> _Array:
-    """Decode numbers of levels; digits after a number state how often its level is repeated."""
+    """Decode runs: a number of a level, and the digits of the length of the run."""
     bits, highest, levels = parse_integer(packing, 12), parse_integer(packing, 13, 2), parse_integer(packing, 15, 2)
-    base = (1 << bits) - 1 - highest  # base of the digits, least significant first
+    base = (1 << bits) - 1 - highest  # of the digits, of which the least significant comes first
     if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
-        raise ValueError(f"its runs have {bits} bits, and {highest} of {levels} levels: they contradict each other")
+        raise ValueError(
+            f"its runs have {bits} bits, and use {highest} of {levels} levels in a section of {len(packing)} bytes: "
+            "expected 1 to 16 bits, numbers above those of levels, and a section with all levels"
+        )
     numbers = unpack_bits(data, bits, len(data) * 8 // bits).astype("i8")
     begins = np.flatnonzero(numbers <= highest)
     if not begins.size or begins[0]:
-        raise ValueError("its first run has no level")
+        raise ValueError("its first run has no level: expected the number of a level before digits")
     rank = np.arange(numbers.size) - np.repeat(begins, np.diff(begins, append=numbers.size)) - 1
     digits = np.where(rank < 0, 1.0, (numbers - highest - 1) * float(base) ** np.clip(rank, 0, 16))
     lengths = np.add.reduceat(digits, begins)
@@ -190,36 +199,37 @@ def _decode_run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     return np.repeat(np.concatenate([[np.nan], table])[numbers[begins]], lengths.astype("i8"))
 
 
-def _decode_simple(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+def _decode_simple(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Block]:
     for first in range(0, stored, _AT_ONCE):
         yield _unpack(data[first * bits // 8 :], bits, min(_AT_ONCE, stored - first)), None
 
 
 def _unpack(data: Octets, bits: int, count: int) -> _Array:
-    """Unpack numbers of at most 64 bits; without bits, all are 0."""
+    """Unpack ``count`` numbers of at most 64 bits; numbers of 0 bits are 0."""
     return unpack_bits(data, bits, count) if bits else np.zeros(count, "u1")
 
 
-def _cut(numbers: _Array, stored: int) -> Iterator[_Piece]:
+def _split_blocks(numbers: _Array, stored: int) -> Iterator[_Block]:
+    """Return numbers in blocks; ValueError if there are not as many as ``stored``."""
     if numbers.size != stored:
         raise ValueError(f"expected {stored} packed values, found {numbers.size}")
     return ((numbers[first : first + _AT_ONCE], None) for first in range(0, stored, _AT_ONCE))
 
 
-def _decode_jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+def _decode_jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Block]:
     right, bottom, left, top = (parse_integer(data, octet, 4) for octet in (9, 13, 17, 21))
     shape, components = (bottom - top, right - left), parse_integer(data, 41, 2)
     depth = (parse_integer(data, 43) & 127) + 1
     if math.prod(shape) != stored or components != 1:
         raise ValueError(f"expected {stored} values, found a JPEG 2000 image of {shape} with {components} components")
-    # The image may have fewer bits than the packed numbers.
+    # The image may state fewer bits than the section, so its own depth decides the type.
     out = np.zeros(shape, f"u{1 if depth <= 8 else 2 if depth <= 16 else 4}")
     decode_by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
-    return _cut(out.ravel(), stored)
+    return _split_blocks(out.ravel(), stored)
 
 
-def _decode_png(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
-    """Decode an image whose channels are the bytes of the numbers."""
+def _decode_png(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Block]:
+    """Decode an image; the channels of a point are the bytes of a number, the most significant first."""
     points, depth = parse_integer(data, 17, 4) * parse_integer(data, 21, 4), parse_integer(data, 25)
     channels = {0: 1, 2: 3, 4: 2, 6: 4}.get(parse_integer(data, 26), 0)
     if points != stored or depth * channels not in (8, 16, 24, 32):
@@ -228,25 +238,32 @@ def _decode_png(data: Octets, packing: Octets, bits: int, stored: int) -> Iterat
     numbers = np.zeros(stored, "u4")
     for channel in range(channels):
         numbers = numbers << depth | parts[:, channel]
-    return _cut(numbers, stored)
+    return _split_blocks(numbers, stored)
 
 
-def _decode_ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+def _decode_ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Block]:
     size = 1 if bits <= 8 else 2 if bits <= 16 else 4
-    flags = parse_integer(packing, 22) & ~6  # numbers of whole words, least significant byte first
+    flags = parse_integer(packing, 22) & ~6  # decode to words of 1, 2 or 4 bytes, least significant byte first
     block, interval = parse_integer(packing, 23), parse_integer(packing, 24, 2)
-    # With other blocks, libaec writes anywhere. With restricted codes of many bits, it frees its state twice.
+    # libaec writes beyond its buffers for other sizes of blocks, and frees memory twice for restricted codes of many
+    # bits.
     is_restricted = flags & 16 and 4 < bits <= 8
     if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32 or is_restricted:
-        raise ValueError(f"invalid CCSDS blocks of {block} values of {bits} bits, {interval} in an interval")
+        raise ValueError(
+            f"invalid CCSDS blocks of {block} values of {bits} bits, {interval} in an interval, with flags {flags:#x}: "
+            "expected 8, 16, 32 or 64 values of at most 32 bits, 1 to 4096 in an interval, without restricted codes"
+        )
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
-    room = size * (stored + block * interval)  # padding may follow the last value of a block
-    decoded = decode_by_imagecodecs("aec_decode", data, "grib", out=room, **options)
-    return _cut(np.frombuffer(decoded, f"<u{size}")[:stored], stored)
+    most = size * (stored + block * interval)  # bytes: padding may follow the last value
+    decoded = decode_by_imagecodecs("aec_decode", data, "grib", out=most, **options)
+    return _split_blocks(np.frombuffer(decoded, f"<u{size}")[:stored], stored)
 
 
 def _read_columns(data: Octets, at: int, sizes: Sequence[int], groups: int) -> tuple[list[_Array], int]:
-    """Return numbers of each of the ``groups``, in columns from the byte ``at`` on, and the end of the last column."""
+    """Return columns of numbers, one for each of the ``groups``, and the byte at which the last column ends.
+
+    The columns begin at byte ``at``; ``sizes`` are the bits of their numbers.
+    """
     if max(sizes) > 32:
         raise ValueError(f"its groups have numbers of {max(sizes)} bits: expected at most 32")
     columns = []
@@ -256,77 +273,82 @@ def _read_columns(data: Octets, at: int, sizes: Sequence[int], groups: int) -> t
     return columns, at
 
 
-def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None, stored: int) -> Iterator[_Piece]:
-    """Yield the numbers of groups; each group has a reference, a width and a length.
+def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None, stored: int) -> Iterator[_Block]:
+    """Yield the numbers of ``groups``: columns with the reference, the width in bits and the length of each group.
 
-    With ``limits``, a number that reaches its group's limit, before the reference is added, is missing.
+    With ``limits``, a number is missing if it reaches the limit of its group before the reference is added.
     """
     references, widths, lengths = groups
     is_whole = lengths.sum() == stored and lengths.min() >= 0 and lengths.max() <= stored  # the sum may wrap
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
-        reason = f"found {lengths.sum()} in {len(lengths)} groups, or too few bytes"
-        raise ValueError(f"expected {stored} values, {reason}")
-    # A word holds a number from any bit of its first byte. The values below fit into as many bits.
+        raise ValueError(
+            f"expected {stored} values of at most 32 bits, found {lengths.sum()} in {len(lengths)} groups, of up to "
+            f"{widths.max()} bits, in {len(data)} bytes"
+        )
+    # A word contains a whole number, whichever bit of its first byte the number begins at.
     is_small = widths.max() <= 25 and np.abs(references).max() < 1 << 30 and lengths.max() <= 1 << 26
     bits, signed_type, word = (32, "i4", "u4") if is_small else (64, "i8", "u8")
-    words = np.ndarray((len(data) + 1,), f">{word}", bytes(data) + bytes(8), strides=(1,))  # from each byte on
+    words = np.ndarray((len(data) + 1,), f">{word}", bytes(data) + bytes(8), strides=(1,))  # a word from each byte on
     references, widths = references.astype(signed_type), widths.astype(signed_type)
     limits = None if limits is None else limits.astype(word)
     ends = np.cumsum(lengths)
     first = done = begin = 0
     while first < len(lengths):
         last = max(int(np.searchsorted(ends, done + _AT_ONCE, "right")), first + 1)
-        some, done = slice(first, last), int(ends[last - 1])
-        length = lengths[some]
-        width = np.repeat(widths[some], length)
+        batch, done = slice(first, last), int(ends[last - 1])  # groups
+        length = lengths[batch]
+        width = np.repeat(widths[batch], length)
         at = width.copy()
         add_up(at)
         at += begin & 7
         stop = int(at[-1]) if at.size else begin & 7
         near = words[begin >> 3 :][: (stop >> 3) + 1].astype(word)
-        at -= width  # where each number begins
-        found = near.take(at >> 3, mode="clip")  # all are within the words; "clip" is faster than a check
+        at -= width  # the bit at which each number begins
+        packed = near.take(at >> 3, mode="clip")  # no index is too large; "clip" is faster than a check
         at &= 7
-        found <<= at.view(word)
+        packed <<= at.view(word)
         np.subtract(bits, width, out=width)
-        found >>= width.view(word)  # a shift by all bits leaves 0
-        missing = None if limits is None else found >= np.repeat(limits[some], length)
-        numbers = np.repeat(references[some], length)
-        numbers += found.view(signed_type)
+        packed >>= width.view(word)  # a shift by all bits leaves 0
+        missing = None if limits is None else packed >= np.repeat(limits[batch], length)
+        numbers = np.repeat(references[batch], length)
+        numbers += packed.view(signed_type)
         yield numbers, missing
         first, begin = last, (begin & ~7) + stop
 
 
-def _add_differences(pieces: Iterator[_Piece], firsts: Sequence[int]) -> Iterator[_Piece]:
-    """Yield numbers, given their ``firsts`` and then differences; the order of the differences is the count of the
-    firsts.
+def _add_differences(blocks: Iterator[_Block], firsts: Sequence[int]) -> Iterator[_Block]:
+    """Yield numbers, given the first ones (``firsts``), and in ``blocks`` the differences of the others.
 
-    The ``pieces`` have no values in the places of the firsts.
+    The order of the differences is the number of ``firsts``. In their places, ``blocks`` have any numbers.
     """
     order = len(firsts)
     begins = np.diff(np.array([0] * order + list(firsts), "i8"), order)  # differences of the firsts, preceded by zeros
     sums = [0] * order
-    for found, missing in pieces:
-        numbers = found.astype("i8") if order else found
+    for differences, missing in blocks:
+        numbers = differences.astype("i8") if order else differences
         if begins.size:
-            some = (np.arange(numbers.size) if missing is None else np.flatnonzero(~missing))[: begins.size]
-            numbers[some], begins = begins[: some.size], begins[some.size :]
-        for each in range(order if numbers.size else 0):
+            places = (np.arange(numbers.size) if missing is None else np.flatnonzero(~missing))[: begins.size]
+            numbers[places], begins = begins[: places.size], begins[places.size :]
+        for level in range(order if numbers.size else 0):
             if missing is not None:
                 np.copyto(numbers, 0, where=missing)  # missing numbers have no differences
-            numbers[0] += sums[each]
+            numbers[0] += sums[level]
             add_up(numbers)
-            sums[each] = numbers[-1]
+            sums[level] = numbers[-1]
         yield numbers, missing
 
 
-def _decode_complex(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
-    """Decode numbers in groups, maybe differences of numbers."""
+def _decode_complex(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Block]:
+    """Decode numbers in groups, or differences of numbers."""
     groups, missing = parse_integer(packing, 32, 4), parse_integer(packing, 23)
     has_order = parse_integer(packing, 10, 2) == 3
     order, size = (parse_integer(packing, octet) if has_order else 0 for octet in (48, 49))
     if not 0 < groups <= stored or missing > 2 or order > 2 or size > 8:
-        raise ValueError(f"invalid packing of {stored} values in {groups} groups, as differences of order {order}")
+        raise ValueError(
+            f"invalid packing of {stored} values in {groups} groups, as differences of order {order} in {size} bytes, "
+            f"with {missing} kinds of missing values: expected 1 to {stored} groups, an order and kinds of at most 2, "
+            "and at most 8 bytes"
+        )
     at = size * (order + 1) if order else 0
     firsts = [parse_integer(data, 1 + size * number, size) for number in range(order)]
     least = parse_signed(data, 1 + size * order, size) if order else 0
@@ -336,32 +358,35 @@ def _decode_complex(data: Octets, packing: Octets, bits: int, stored: int) -> It
     lengths = lengths * parse_integer(packing, 42) + parse_integer(packing, 38, 4)
     lengths[-1] = parse_integer(packing, 43, 4)
     limits = None
-    if missing:  # the highest numbers stand for missing values; in groups without bits, the highest references
+    if missing:  # the highest numbers mean missing values; in groups of 0 bits, the highest references do
         limits = np.where(widths > 0, (1 << np.minimum(widths, 32)) - missing, references < (1 << bits) - missing)
     return _add_differences(_unpack_groups(data[at:], (references + least, widths, lengths), limits, stored), firsts)
 
 
 def _decode_spectral_complex(data: Octets, packing: Octets, stored: int) -> _Array:
     if parse_integer(packing, 35) != 1 or len({parse_integer(packing, octet, 2) for octet in (25, 27, 29)}) > 1:
-        raise ValueError("its unpacked spectral coefficients are not a triangle of 32-bit numbers")
+        raise ValueError("its unpacked spectral coefficients are not supported: expected a triangle of 32-bit numbers")
     subset, power = parse_integer(packing, 25, 2), parse_signed(packing, 21, 4) / 1e6
-    return _decode_spectrum(data, subset, power, parse_integer(packing, 20), stored, _Scale.of(packing))
+    return _decode_spectrum(data, subset, power, parse_integer(packing, 20), stored, _Scale.parse(packing))
 
 
 def _decode_spectrum(
     data: Octets, subset: int, power: float, bits: int, count: int, scale: _Scale, is_edition_1: bool = False
 ) -> _Array:
-    """Decode ``count`` real and imaginary parts, ordered by zonal wave number m, then by n = m and on.
+    """Decode ``count`` real and imaginary parts, in order of the zonal wave number m, then of n from m on.
 
-    Coefficients up to n = ``subset`` are not packed. The others were multiplied by a ``power`` of n (n + 1).
+    Coefficients up to n = ``subset`` are not packed. The writer multiplied the others by a ``power`` of n (n + 1).
     """
     truncation = find_truncation(count)
     m, n = np.triu_indices(truncation + 1)
     is_plain = n <= subset
     plain = 2 * int(np.count_nonzero(is_plain))
     if subset > truncation or len(data) < 4 * plain or bits > 32:
-        raise ValueError(f"its subset {subset} of {truncation} orders takes more bytes than it has")
-    if subset == truncation:  # eccodes writes and reads these as IEEE numbers in edition 1, too
+        raise ValueError(
+            f"its unpacked coefficients up to {subset}, of {truncation}, take {4 * plain} of {len(data)} bytes, and "
+            f"others have {bits} bits: expected coefficients within the data, and at most 32 bits"
+        )
+    if subset == truncation:  # eccodes uses IEEE numbers here, in edition 1, too
         return np.frombuffer(data, ">f4", plain) * scale.decimal
     orders = np.arange(1, truncation + 1)
     try:
@@ -374,10 +399,10 @@ def _decode_spectrum(
     )
     if is_edition_1:  # GRIBEX also scaled the last order of the subset
         values[n == subset] *= scales[subset]
-    pieces = _decode_simple(data[4 * plain :], b"", bits, count - plain)
-    unscaled = scale._replace(decimal=1.0).apply(pieces, count - plain, "f8").reshape(-1, 2)
+    blocks = _decode_simple(data[4 * plain :], b"", bits, count - plain)
+    unscaled = scale._replace(decimal=1.0).apply(blocks, count - plain, "f8").reshape(-1, 2)
     values[~is_plain] = scale.decimal * unscaled * scales[n[~is_plain], None]
-    values[(m == 0) & ~is_plain, 1] = 0  # they are integers, except for rounding
+    values[(m == 0) & ~is_plain, 1] = 0  # imaginary parts are 0 for m = 0, except for rounding
     return values.ravel()
 
 
@@ -385,12 +410,12 @@ def find_truncation(count: int) -> int:
     """Return the triangular truncation with ``count`` real and imaginary parts; ValueError if there is none."""
     truncation = (math.isqrt(4 * count + 1) - 3) // 2
     if truncation < 0 or (truncation + 1) * (truncation + 2) != count:
-        raise ValueError(f"no triangular truncation has {count} coefficients")
+        raise ValueError(f"it has {count} coefficients: expected (n + 1) (n + 2), as a triangular truncation has")
     return truncation
 
 
 _LOGARITHM: Final = 61
-_SCALABLE: Final[dict[int, Callable[..., Iterator[_Piece]]]] = {  # by template: decoders
+_SCALABLE: Final[dict[int, Callable[..., Iterator[_Block]]]] = {  # template → decoder of packed numbers
     0: _decode_simple,
     2: _decode_complex,
     3: _decode_complex,
@@ -403,28 +428,30 @@ _UNSCALED: Final = {
     4: _decode_ieee,
     51: _decode_spectral_complex,
     200: _decode_run_length,
-}  # decoders by template; they give values
+}  # template → decoder of values
 
 
 # Edition 1.
 
 
 def decode_ibm_floats(data: Octets, count: int) -> npt.NDArray[np.float64]:
-    """Decode IBM's floating-point numbers: a sign, a power of 16 plus 64, and 24 bits of fraction."""
+    """Decode floating-point numbers of IBM: a sign, an exponent of 16 plus 64 (7 bits), and a fraction (24 bits)."""
     bits = np.frombuffer(data, ">u4", count).astype("i8")
     values: npt.NDArray[np.float64] = np.ldexp((bits & 0xFFFFFF).astype("f8"), 4 * ((bits >> 24 & 127) - 64) - 24)
     values[bits >> 31 == 1] *= -1
     return values
 
 
-_COMPLEX, _OTHER_TYPES = 0x40, 0x10  # flags of section 4: groups, or spectra with a subset; more flags at octet 14
-_EXTENDED, _ROWS_TURN = 0x18, 0x04  # more flags: groups have widths and lengths; rows run to and fro
+# Flags of section 4: values are in groups, or spectra with an unpacked subset; and more flags at octet 14.
+_COMPLEX, _OTHER_TYPES = 0x40, 0x10
+# Flags at octet 14: groups have widths and lengths; every second row runs backwards.
+_EXTENDED, _ROWS_TURN = 0x18, 0x04
 
 
 class Values1(_FieldValues, frozen=True):
-    """Decodes a field of edition 1 from its sections 3 (a bitmap, if there is one) and 4 (data).
+    """Recipe: decode a field of edition 1 from its sections 3 (a bitmap, if there is one) and 4 (data).
 
-    ``decimal`` is the decimal scale factor, which section 1 states.
+    ``decimal`` is the decimal scale factor in section 1.
     """
 
     decimal: int = 0
@@ -434,48 +461,51 @@ class Values1(_FieldValues, frozen=True):
         section, data = raw[:-size], raw[-size:]
         if bitmaps:
             _check_size(len(section), parse_integer(section, 1, 3))
-        if parse_integer(data, 1, 3) >= 120:  # longer ones are in messages of over 8 MB, and state other lengths
+        if parse_integer(data, 1, 3) >= 120:  # shorter lengths have another meaning: see `parse_length`
             _check_size(size, parse_integer(data, 1, 3))
         bitmap = self._read_bitmap(section) if bitmaps else None
         stored = self.count if bitmap is None else int(np.count_nonzero(bitmap))
         flags, reference = parse_integer(data, 4), float(decode_ibm_floats(data[6:], 1)[0])
         scale = _Scale(reference, _raise_to_power(2, parse_signed(data, 5, 2)), _raise_to_power(10, -self.decimal))
         if flags & SPECTRAL:
-            return self._place(self._decode_spectral(data, scale), None)
+            return self._insert_missing(self._decode_spectral(data, scale), None)
         if flags & _COMPLEX:
-            out = self._place(scale.apply(self._decode_second_order(data, stored), stored), bitmap)
-            return _arrange_rows(out, self.across, TO_AND_FRO).ravel() if parse_integer(data, 14) & _ROWS_TURN else out
+            values = self._insert_missing(scale.apply(self._decode_second_order(data, stored), stored), bitmap)
+            has_turns = parse_integer(data, 14) & _ROWS_TURN
+            return _arrange_rows(values, self.across, TO_AND_FRO).ravel() if has_turns else values
         bits, unused = parse_integer(data, 11), flags & 0xF
         if flags & _OTHER_TYPES:
-            raise ValueError(f"values packed with flags {flags:#x} are not decoded")
+            raise ValueError(f"its values are packed with flags {flags:#x}, which is not supported")
         spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are padded to an even length
         if bits > 64 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
             raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")
         if not bits or not stored:
-            return self._place(np.broadcast_to(reference, stored), bitmap)  # the reference is not scaled
-        return self._place(scale.apply(_decode_simple(data[11:], b"", bits, stored), stored), bitmap)
+            return self._insert_missing(np.broadcast_to(reference, stored), bitmap)  # the reference is not scaled
+        return self._insert_missing(scale.apply(_decode_simple(data[11:], b"", bits, stored), stored), bitmap)
 
     def _decode_spectral(self, data: memoryview, scale: _Scale) -> _Array:
-        """Decode spectral coefficients: all are packed, except the first one or a subset."""
+        """Decode spectral coefficients: all are packed, except the first one, or a subset."""
         bits = parse_integer(data, 11)
         if not parse_integer(data, 4) & _COMPLEX:
-            pieces = _decode_simple(data[15:], b"", bits, self.count - 1)
-            return np.concatenate([decode_ibm_floats(data[11:], 1), scale.apply(pieces, self.count - 1, "f8")])
+            blocks = _decode_simple(data[15:], b"", bits, self.count - 1)
+            return np.concatenate([decode_ibm_floats(data[11:], 1), scale.apply(blocks, self.count - 1, "f8")])
         if len({parse_integer(data, octet) for octet in (16, 17, 18)}) > 1:
-            raise ValueError("its unpacked spectral coefficients are not a triangle")
+            raise ValueError("its unpacked spectral coefficients are not supported: expected a triangle")
         return _decode_spectrum(
             data[18:], parse_integer(data, 16), parse_signed(data, 14, 2) / 1000, bits, self.count, scale, True
         )
 
-    def _decode_second_order(self, data: memoryview, stored: int) -> Iterator[_Piece]:
-        """Decode numbers in groups, maybe differences of numbers."""
+    def _decode_second_order(self, data: memoryview, stored: int) -> Iterator[_Block]:
+        """Decode numbers in groups, or differences of numbers."""
         flags, groups = parse_integer(data, 14), parse_integer(data, 17, 2) | parse_integer(data, 21) << 16
         order = flags & 3
         if flags & 0x78 != _EXTENDED:
-            raise ValueError(f"its second-order packing has flags {flags:#x}: only the general extended one is decoded")
+            raise ValueError(
+                f"its second-order packing has flags {flags:#x}: only the general extended one is supported"
+            )
         if flags & _ROWS_TURN and (self.count % self.across or self.across == self.count):
             raise ValueError(
-                "expected rows of equal length in its grid, since its second-order packing reverses every second row"
+                "its second-order packing reverses every second row: expected rows of equal length in its grid"
             )
         width = parse_integer(data, 26) if order else 1
         if not 0 < groups <= stored - order or not 0 < width <= 32:
@@ -490,7 +520,7 @@ class Values1(_FieldValues, frozen=True):
         sizes = tuple(parse_integer(data, octet) for octet in (22, 23, 11))
         (widths, lengths, references), at = _read_columns(data, at, sizes, groups)
         references += bias
-        if order:  # a group without bits keeps the place of the first values
-            begin = (0, references), (0, widths), (order, lengths)
-            references, widths, lengths = (np.concatenate([[one], others]) for one, others in begin)
+        if order:  # a group of 0 bits takes the places of the first values
+            columns = (0, references), (0, widths), (order, lengths)
+            references, widths, lengths = (np.concatenate([[first], others]) for first, others in columns)
         return _add_differences(_unpack_groups(data[at:], (references, widths, lengths), None, stored), firsts)

@@ -1,7 +1,7 @@
-"""Parse messages of GRIB edition 1, with the terms of edition 2. No I/O here.
+"""Parse messages of GRIB edition 1 to the `Field` and `Grid` of edition 2. No I/O here.
 
 A message has sections 0 (8 bytes, with its length), 1 (product), 2 (grid), 3 (bitmap) and 4 (data). Sections 1 to 4
-begin with their length, of three octets.
+begin with their own length, of three octets.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ from refshard_fs.formats.grib2.messages import (
     parse_signed,
 )
 
-LEAST: Final = 47  # bytes of a message: of sections 0, 1 and 4
+LEAST: Final = 47  # the least bytes of a message, which has sections 0, 1 and 4
 PRODUCT: Final = 60  # octets of section 1 that are parsed: local definitions may be longer
-ECMWF: Final = 98
+ECMWF: Final = 98  # the number of the centre
 # ECMWF's local definitions with the number of a member, a cluster or a component at octet 50, in one octet or two
 _MEMBERS: Final = {
     **dict.fromkeys([1, 2, 5, 7, 10, 13, 14, *range(17, 20), *range(25, 33), 36, 37, 39, 40, 49, 50, 218, 244, 245], 1),
     **dict.fromkeys([12, 15, 16, 23], 2),
 }
-_WAVES: Final = 13  # the definition of wave spectra; direction and frequency follow
+_WAVES: Final = 13  # ECMWF's local definition of wave spectra, with direction and frequency
 # Kinds of level (code table 3) that have two values of one octet; all others have one value of two octets.
 _LAYERS: Final = frozenset([101, 104, 106, 108, 110, 112, 114, 116, 120, 121, 128, 141])
 _FACTORS: Final = {100: -2, 101: -3, 117: 9}  # units of levels by kind, as powers of ten: hPa, kPa, 1e-9
-_INSTANTS: Final = frozenset([0, 1, 10])  # time range indicators (code table 5) of values at one time,
-_BEGINNINGS: Final = frozenset([113, 123, 124])  # of averages over fields at P1 after their reference times,
-_RANGES: Final = frozenset([2, 3, 4, 5, 118, 119, 120, 128])  # time range indicators of values from P1 to P2
+# Time range indicators (code table 5) of values at one time, of averages over fields at P1 after their reference times,
+# and of values from P1 to P2. P1 and P2 are octets of section 1.
+_INSTANTS: Final = frozenset([0, 1, 10])
+_BEGINNINGS: Final = frozenset([113, 123, 124])
+_RANGES: Final = frozenset([2, 3, 4, 5, 118, 119, 120, 128])
 _UNITS: Final = {**UNITS, 13: 900, 14: 1800, 254: 1}  # units of time in seconds; some numbers differ from edition 2
 # Templates of edition 2, by kind of grid (code table 6).
 _TEMPLATES: Final = {0: 0, 1: 10, 3: 30, 4: 40, 5: 20, 10: 1, 14: 41, 50: 50, 90: 90}
@@ -50,40 +52,44 @@ _REFUSED_GRIDS: Final = {60: "rotated", 70: "stretched", 80: "stretched and rota
 
 
 def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
-    """Return the field of a message, or the reason why it is not shown; ManifestError if its sections are damaged."""
-    window = grib.read_window(at)
+    """Return the field of a message of ``length`` bytes at byte ``at``, or the reason why it is not shown.
+
+    Raises ManifestError if the sections are damaged.
+    """
+    window = grib.get_window(at)
     end = length - 4
 
-    def damaged(reason: str) -> ManifestError:
+    def make_error(reason: str) -> ManifestError:
         return ManifestError(f"{grib.url}: the message at byte {at} {reason}: it is damaged")
 
     def read(begin: int, size: int) -> Steps[bytes]:
+        """Return bytes of the message."""
         if begin + size > end:
-            raise damaged(f"has {length} bytes, and a section at byte {at + begin}")
+            raise make_error(f"has {length} bytes, and a section at byte {at + begin}")
         if begin + size <= len(window):
             return window[begin : begin + size]
-        found: bytes = yield Load(grib.part(at + begin, size), Raw())
-        return found
+        data: bytes = yield Load(grib.part(at + begin, size), Raw())
+        return data
 
-    def section(number: int, begin: int, least: int) -> Steps[int]:
-        """Return the length of a section."""
+    def read_size(number: int, begin: int, least: int) -> Steps[int]:
+        """Return the length of a section, which must have at least ``least`` bytes."""
         size = parse_integer((yield from read(begin, 3)), 1, 3)
         if size < least or begin + size > end or (number == 2 and size > SECTION):
-            raise damaged(f"has a section {number} of {size} bytes at byte {at + begin}")
+            raise make_error(f"has a section {number} of {size} bytes at byte {at + begin}")
         return size
 
-    size_1 = yield from section(1, 8, 28)
+    size_1 = yield from read_size(1, 8, 28)
     product = yield from read(8, min(size_1, PRODUCT))
     begin, flags = 8 + size_1, parse_integer(product, 8)
     grid, grid_at = b"", (at, 0)
     if flags & 0x80:
-        size = yield from section(2, begin, 28)
+        size = yield from read_size(2, begin, 28)
         grid, grid_at = (yield from read(begin, size)), (at + begin, size)
         begin += size
     parts: list[tuple[int, int]] = []
     predefined = 0
     if flags & 0x40:
-        size = yield from section(3, begin, 6)
+        size = yield from read_size(3, begin, 6)
         predefined = parse_integer((yield from read(begin, 6)), 5, 2)
         parts.append((at + begin, size))
         begin += size
@@ -92,44 +98,44 @@ def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown
     if window[4] & 0x80 and size < 120:  # see `parse_length`
         size = end - begin
     if size < 11 or begin + size > end:
-        raise damaged(f"has a section 4 of {size} bytes at byte {at + begin}")
+        raise make_error(f"has a section 4 of {size} bytes at byte {at + begin}")
     parts.append((at + begin, size))
-    found: list[Field | Unshown] = []
-    if begin + size + LEAST <= end:  # its length is too large, and other messages may lie there
-        found.append(Unshown(at + begin + size, f"these {end - begin - size} bytes of a message are in no section"))
+    fields: list[Field | Unshown] = []
+    if begin + size + LEAST <= end:  # the length of the message may be too large, and include the next message
+        fields.append(Unshown(at + begin + size, f"the {end - begin - size} bytes from here on are in no section"))
     try:
-        found.append(_parse(product, grid, grid_at, predefined, tuple(parts), parse_integer(header, 4)))
+        fields.append(_parse_field(product, grid, grid_at, predefined, tuple(parts), parse_integer(header, 4)))
     except (ValueError, OverflowError) as e:
-        found.append(Unshown(at, str(e)))
-    return found
+        fields.append(Unshown(at, str(e)))
+    return fields
 
 
-def _parse(
+def _parse_field(
     product: bytes, grid: bytes, grid_at: tuple[int, int], predefined: int,
     parts: tuple[tuple[int, int], ...], packing: int,
 ) -> Field:  # fmt: skip
     """Parse the sections of a field; ValueError if they are invalid or the field is not supported."""
     if not grid:
         raise ValueError(
-            f"its grid has number {parse_integer(product, 7)} of its centre, and no description: it is not shown"
+            f"its grid has only its centre's number, {parse_integer(product, 7)}: expected a description in section 2"
         )
     kind = parse_integer(grid, 6)
     if kind in _REFUSED_GRIDS:
-        raise ValueError(f"its harmonics are {_REFUSED_GRIDS[kind]} (grid {kind}): they are not shown")
+        raise ValueError(f"its harmonics are {_REFUSED_GRIDS[kind]} (grid {kind}), which is not supported")
     if (kind == HARMONICS) != bool(packing & SPECTRAL):
-        raise ValueError(f"its grid is of kind {kind}, which its values contradict by the flags {packing:#x}")
+        raise ValueError(f"its grid is of kind {kind}, which contradicts the flags of its values, {packing:#x}")
     if kind not in _TEMPLATES:
-        raise ValueError(f"its grid is of kind {kind}: it is not shown")
+        raise ValueError(f"its grid is of kind {kind}, which is not supported")
     if packing & 0x50 == 0x10:
-        raise ValueError("its values are matrices: they are not shown")
+        raise ValueError("its values are matrices, which are not supported")
     if predefined:
-        raise ValueError(f"its bitmap has number {predefined} of its centre, and is not in the file: it is not shown")
+        raise ValueError(f"its bitmap is number {predefined} of its centre: expected a bitmap in the file")
     century, year = parse_integer(product, 25), parse_integer(product, 13)
     month, day, hour, minute = (parse_integer(product, octet) for octet in range(14, 18))
     time = datetime.datetime(100 * (century - 1) + year, month, day, hour, minute, tzinfo=datetime.UTC)
     unit, indicator = parse_integer(product, 18), parse_integer(product, 21)
     if unit not in _UNITS:
-        raise ValueError(f"its unit of time is number {unit}: only those of fixed length are known")
+        raise ValueError(f"its unit of time is number {unit}: expected a unit of fixed length, one of {sorted(_UNITS)}")
     first, last = parse_integer(product, 19), parse_integer(product, 20)
     if indicator == 10:
         step = parse_integer(product, 19, 2)
@@ -138,7 +144,7 @@ def _parse(
     elif indicator in _RANGES:
         step = last
     else:
-        raise ValueError(f"fields of the time range indicator {indicator} are not shown")
+        raise ValueError(f"its time range indicator is {indicator}, which is not supported")
     level, centre = parse_integer(product, 10), parse_integer(product, 5)
     is_layer, factor = level in _LAYERS, _FACTORS.get(level, 0)
     surfaces = (
@@ -156,32 +162,34 @@ def _parse(
     )  # fmt: skip
     return Field(
         grid_at, parts, parameter, int(time.timestamp()), step * _UNITS[unit],
-        member, _drop_levels(grid), _count(grid), parse_signed(product, 27, 2),
+        member, _drop_levels(grid), _count_points(grid), parse_signed(product, 27, 2),
     )  # fmt: skip
 
 
 def _drop_levels(grid: bytes) -> bytes:
-    """Return section 2 without the coordinates of hybrid levels, which may differ between fields of one grid."""
+    """Return section 2 without the coordinates of hybrid levels: fields with the same grid may differ in them."""
     at, values = parse_integer(grid, 5), parse_integer(grid, 4)
     if values and at <= 28:
-        raise ValueError(f"its levels begin at octet {at} of section 2, within the description of its grid")
-    return (
-        grid if at == 255 or not values else b"\0\0\0\0" + bytes([at]) + grid[5 : at - 1] + grid[at - 1 + 4 * values :]
-    )
+        raise ValueError(f"its levels begin at octet {at} of section 2: expected them after octet 28")
+    if at == 255 or not values:
+        return grid
+    return b"\0\0\0\0" + bytes([at]) + grid[5 : at - 1] + grid[at - 1 + 4 * values :]
 
 
-def _count(grid: bytes) -> int:
-    """Return the number of points."""
+def _count_points(grid: bytes) -> int:
+    """Return the number of points of the grid in section 2; ValueError if the section contradicts itself."""
     across, down = parse_integer(grid, 7, 2), parse_integer(grid, 9, 2)
     if parse_integer(grid, 6) == HARMONICS:
         if len({across, down, parse_integer(grid, 11, 2)}) > 1:
-            raise ValueError("its spectral truncation is not triangular")
+            raise ValueError(
+                "its spectral truncation is not supported: expected a triangular one, with equal J, K and M"
+            )
         return (across + 1) * (across + 2)
     if across != 0xFFFF:
         return across * down
-    at = parse_integer(grid, 5) + 4 * parse_integer(grid, 4)  # position of the list of points in each row
+    at = parse_integer(grid, 5) + 4 * parse_integer(grid, 4)  # the octet at which the numbers of points in rows begin
     if parse_integer(grid, 5) == 255 or down == 0xFFFF:
-        raise ValueError("its grid has no number of points in a row")
+        raise ValueError("its grid lacks the number of points in a row, and a list of these numbers: expected either")
     rows = [parse_integer(grid, at + 2 * row, 2) for row in range(down)]
     if parse_integer(grid, 6) not in (4, 14):
         return sum(rows)
@@ -190,7 +198,7 @@ def _count(grid: bytes) -> int:
 
 
 def describe_grid(grid: bytes) -> Grid:
-    """Parse section 2."""
+    """Parse the grid in section 2."""
     kind = parse_integer(grid, 6)
     if kind == HARMONICS:
         return Grid(HARMONICS, 0, 0, 0, 0, 0, ())

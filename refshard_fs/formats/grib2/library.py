@@ -1,4 +1,4 @@
-"""Names of parameters and points of grids, by eccodes. No I/O here."""
+"""Ask eccodes for the names of parameters and the points of grids. No I/O here."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from refshard_fs.formats.grib2.messages import (
     parse_signed,
 )
 
-_LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
+_LOCK: Final = threading.Lock()  # eccodes has global state
 
 
 def import_eccodes() -> Any:
-    """Import the library."""
+    """Import eccodes. ValueError, with the command that installs it, if it is missing."""
     try:
         return importlib.import_module("eccodes")
-    except Exception as e:  # it raises errors of its own where its library is not found
+    except Exception as e:  # eccodes raises various errors if its C library is not found
         raise ValueError(f'reading GRIB needs eccodes: pip install "refshard_fs[grib]" ({e})') from e
 
 
 class Points(msgspec.Struct, frozen=True):
-    """A recipe that computes ``count`` latitudes or longitudes from the section of a grid: of each ``every``-th point.
+    """Recipe: compute ``count`` latitudes or longitudes (``key``) from the section of a grid.
 
-    Rows all run one way, whatever the flags at octet ``scanned`` say.
+    They are those of every point, or of one in ``every`` points. The scanning flags at octet ``scanned`` are changed,
+    so that all rows run in one direction; 0: the grid has no flags.
     """
 
     key: str
@@ -78,9 +79,9 @@ class Points(msgspec.Struct, frozen=True):
         return bytes(np.asarray(values, "<f8").tobytes())
 
     def _check_rows(self, grid: bytes) -> None:
-        """Raise ValueError if a grid contradicts itself, or is reduced in a strange way.
+        """Raise ValueError if a grid contradicts itself, or is reduced to an impossible number of points.
 
-        eccodes damages the memory of the process where its sizes differ, and aborts over rows that cannot be.
+        eccodes writes beyond its buffers if sizes contradict each other, and ends the process over impossible rows.
         """
         kind = parse_integer(grid, 6) if self.edition == 1 else parse_integer(grid, 13, 2)
         if self.edition == 2 and kind in (*range(4), *_ROWS):
@@ -100,9 +101,8 @@ class Points(msgspec.Struct, frozen=True):
             has_rows = size > 0
             corners, degree = [parse_signed(grid, octet, 4) for octet in (47, 51, 56, 60)], 1_000_000
             if len(grid) != begin - 1 + size * rows * has_rows:
-                raise ValueError(
-                    f"the section of its grid has {len(grid)} bytes: expected another size for {rows} rows"
-                )
+                expected = begin - 1 + size * rows * has_rows
+                raise ValueError(f"the section of its grid has {len(grid)} bytes: expected {expected} for {rows} rows")
         else:
             return
         missing = 0xFFFF if self.edition == 1 else 0xFFFFFFFF
@@ -110,50 +110,56 @@ class Points(msgspec.Struct, frozen=True):
         if across != missing and not has_rows and points == across * rows:
             return
         if not has_rows or across != missing or begin + rows * size - 1 > len(grid):
-            raise ValueError(f"its grid of {points} points has {rows} rows of {across}, and no number for each row")
+            raise ValueError(
+                f"its grid of {points} points has {rows} rows of {across}: expected as many points, or a number for "
+                "each row"
+            )
         counts = [parse_integer(grid, begin + row * size, size) for row in range(rows)] or [0]
         limits = (2, 8 * parallels + 16) if is_gaussian else (0, points)
         north, west, south, east = corners
         is_possible = basic == 0 and max(-north, north, -south, south) <= 90 * degree
         is_possible = is_possible and max(-west, west, -east, east) <= 720 * degree
-        found = count_points(counts, parallels, west, east, degree) if is_gaussian and is_possible else sum(counts)
-        if not is_possible or found != self.count or min(counts) < limits[0] or max(counts) > limits[1]:
+        total = count_points(counts, parallels, west, east, degree) if is_gaussian and is_possible else sum(counts)
+        if not is_possible or total != self.count or min(counts) < limits[0] or max(counts) > limits[1]:
             degrees = tuple(corner / degree for corner in corners)
             reason = f"{min(counts)} to {max(counts)} points in a row, corners {degrees}, basic angle {basic}"
-            raise ValueError(f"expected a reduced grid of {self.count} points, found {reason}")
+            raise ValueError(f"expected a reduced grid of {self.count} points, found {total} points: {reason}")
 
 
-_LEAST_PARTS: Final = 1000  # of a degree, as a unit of corners: eccodes takes a turn off each angle again and again
-# Templates of edition 2 whose rows may have a number of points each, and the octet from which these are listed.
+# Corners may be multiples of a thousandth of a degree, or of less: eccodes subtracts 360 degrees from an angle again
+# and again, which takes hours for large units.
+_LEAST_PARTS: Final = 1000
+# Templates of edition 2 with a list of the number of points in each row, and the octet at which the list begins.
 _ROWS: Final = {0: 73, 40: 73, 41: 85, 42: 85, 43: 97}
 
 
 class ParameterName(NamedTuple):
-    """The names of a variable and of its kind of level, and the variable's attributes."""
+    """The name of a parameter, the name of its kind of level, and the attributes of its variable."""
 
     name: str
     level: str
     attributes: dict[str, Any]
 
 
-# eccodes keeps its tables for ever: some 50 MB for each centre, 30 MB for each project with a production status of its
-# own, 5 MB for each version of WMO's tables. It ends the process over too many, and takes minutes over unknown
-# disciplines. So it is asked only about these.
-_DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20, 192])  # 192: ECMWF's own
-_CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # with local parameters; others have WMO's alone
-_TABLES: Final = 28
-# In these classes of ECMWF (of Copernicus' atmosphere service), and from this version of WMO's tables on, eccodes names
-# fields of chemistry by their quantity, whatever the constituent.
+# eccodes never frees the tables that it loads: about 50 MB for each centre, 30 MB for each production status with
+# separate names, and 5 MB for each version of WMO's tables. It ends the process if it loads too many, and takes minutes
+# for unknown disciplines. So eccodes is called only for the following numbers.
+_DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20, 192])  # 192 is ECMWF's
+_CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # centres with local parameters
+_TABLES: Final = 28  # the version of WMO's tables
+# In these classes of ECMWF (of the atmosphere service of Copernicus), and from this version of WMO's tables on, eccodes
+# names fields of chemistry by their quantity, whatever the constituent.
 _CLASSES: Final = frozenset([19, 36, 44, 55])
 _CHEMICAL_TABLES: Final = 34
 _NO_CENTRE: Final = 255
-# eccodes has these names for fields with a list of coordinates of levels, as ICON's; it is asked without this list.
+# Names of levels of ICON. eccodes has them only for fields with a list of coordinates of levels, and gets no such list.
 _GENERAL: Final = {(150, 255): "generalVertical", (150, 150): "generalVerticalLayer"}
 
 _KEYS: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")
 _CF: Final = {"long_name": "name", "units": "units", "standard_name": "cfName"}
-_NUMBERS: Final = {"constituent": "constituentType", RELATION: RELATION}  # keys of axes that are a part of a name
-_LIMITS: Final = {  # the names of limits in eccodes, for axes that are a part of a parameter's name
+# Keys in eccodes of the axes on which a parameter's name depends: of numbers, and of limits.
+_NUMBERS: Final = {"constituent": "constituentType", RELATION: RELATION}
+_LIMITS: Final = {
     "size": ("FirstSize", "SecondSize"),
     "wavelength": ("FirstWavelength", "SecondWavelength"),
     "wave_period": ("LowerWavePeriodLimit", "UpperWavePeriodLimit"),
@@ -161,7 +167,7 @@ _LIMITS: Final = {  # the names of limits in eccodes, for axes that are a part o
 
 
 def name_parameter(parameter: Parameter) -> ParameterName:
-    """Return eccodes' name of a parameter, or a name made of its numbers, without eccodes or if eccodes has no name."""
+    """Name a parameter and its level as eccodes does; by their numbers if eccodes is missing, or has no names."""
     kind = (parameter.discipline,) if parameter.edition == 2 else ()
     numbers = "_".join(map(str, (*kind, parameter.category, parameter.number)))
     kinds = parameter.surfaces[0].kind, parameter.surfaces[1].kind
@@ -177,10 +183,10 @@ def name_parameter(parameter: Parameter) -> ParameterName:
 
 @lru_cache(1 << 12)
 def _ask_library(library: Any, parameter: Parameter, name: str, level: str) -> ParameterName:
-    """Return the names that eccodes has for a parameter and its level, or else ``name`` and ``level``.
+    """Return eccodes' names of a parameter and its level; ``name`` and ``level`` if it has none.
 
-    The numbers are put into a sample message of eccodes, which never reads a header that may be damaged. Answers
-    are remembered, and names that are made without eccodes are not: it may be installed later.
+    The numbers are put into a sample message of eccodes, so that eccodes never parses a header that may be damaged. The
+    cache has only answers of eccodes: names that are made without it may change when it is installed.
     """
     with _LOCK:
         handle = library.codes_grib_new_from_samples(f"GRIB{parameter.edition}")
@@ -189,7 +195,7 @@ def _ask_library(library: Any, parameter: Parameter, name: str, level: str) -> P
                 clone = library.codes_new_from_message(_put_parameter_1(library.codes_get_message(handle), parameter))
             else:
                 _set_parameter(library, handle, parameter)
-                clone = library.codes_clone(handle)  # eccodes finds some kinds of level only in a new message
+                clone = library.codes_clone(handle)  # eccodes names some kinds of level only in a new message
             library.codes_release(handle)
             handle = clone
             by_key = {key: library.codes_get(handle, key) for key in _KEYS}
@@ -207,7 +213,7 @@ def _ask_library(library: Any, parameter: Parameter, name: str, level: str) -> P
 
 
 def _put_parameter_1(sample: bytes, parameter: Parameter) -> bytes:
-    """Put the numbers of a parameter of edition 1 into section 1 of a ``sample``."""
+    """Return the message ``sample`` with the numbers of a parameter of edition 1 in its section 1."""
     first, second = parameter.surfaces
     is_layer = second.kind != 255
     centre = parameter.centre if parameter.centre in _CENTRES else _NO_CENTRE
@@ -228,7 +234,7 @@ def _put_parameter_1(sample: bytes, parameter: Parameter) -> bytes:
 
 
 def _set_parameter(library: Any, handle: Any, parameter: Parameter) -> None:
-    """Put the numbers of a parameter of edition 2 into a message."""
+    """Set the numbers of a parameter of edition 2 in the message of ``handle``."""
     first, second = parameter.surfaces
     keys = {
         "discipline": parameter.discipline,

@@ -1,12 +1,13 @@
-"""Archives of GRIB files by rule: a document of a few kB shows all runs, and lists no file. No I/O here.
+"""Open a rule: a document of a few kB that shows an archive of GRIB files without listing them. No I/O here.
 
-The document (``FORMATS.md`` specifies it) gives patterns of URLs, the runs, steps and members, and the line of a
-sidecar for each variable. A chunk is a field: its look-up reads the sidecar of its file, and the message must be the
-requested field. New runs change no document.
+The document (``FORMATS.md`` specifies it) contains templates of URLs, the runs, steps and members, and for each
+variable the line of a sidecar. A chunk is a field: its offset comes from the sidecar of its file, and the message at
+this offset must contain the field. The document stays the same when runs are added to the archive.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -39,30 +40,30 @@ from refshard_fs.formats.grib2.source import (
     ATTRIBUTES,
     LEVEL_UNITS,
     FieldGroup,
+    get_scan_flags,
     make_recipe,
     parse_message,
-    scan_flags,
 )
 from refshard_fs.references.values import decode_base64, make_resolver
 from refshard_fs.security.policy import directory_of
 
 HOUR: Final = timedelta(hours=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST: Final = 1 << 20  # runs, steps, members or levels of a document
-_LATE: Final = 128  # runs that may be missing at the end of an archive: each is requested when the document is opened
-_RUNS: Final = 1 << 31  # the last date of keys in an archive without an end
-_LISTED: Final = 1 << 14  # files whose sidecars are read to list fields
+_MOST: Final = 1 << 20  # limit of the runs, and of the steps or members, in a document
+_LATE: Final = 128  # limit of the runs that may be incomplete: one sidecar of each is requested to open the document
+_RUNS: Final = 1 << 31  # limit of the runs in the keys of an archive without an end
+_LISTED: Final = 1 << 14  # limit of the files whose sidecars are read to list fields
 _BLOCK: Final = 1 << 10  # most runs in a chunk of `valid_time`
 _LINE_BYTES: Final = 400  # bytes of a line of a sidecar in memory
 
 
-# Sidecars: their lines, and the places of messages.
+# Sidecars, whose lines locate messages.
 
 
 class Sidecar(NamedTuple):
-    """Begin and end of messages by the members that distinguish lines; None is the end of the file.
+    """The messages of a file: begin and end in bytes, by the members of a line; an end None is the end of the file.
 
-    The first of equal lines wins: NOAA writes sums twice if two ranges are equal.
+    Of equal lines, the first counts: NOAA writes a sum twice if two of its time ranges are equal.
     """
 
     lines: dict[tuple[str, ...], tuple[int, int | None]]
@@ -73,14 +74,16 @@ class Sidecar(NamedTuple):
 
 
 class Dialect(NamedTuple):
-    """A kind of sidecar: the members of a line, and the templates of some of them (a variable has the others).
+    """A format of sidecars.
 
-    A line without a member has the one in ``default``, or "". ``parse`` returns the members of a line, and the offset
-    and the length of its message; the length is None if the next line determines it.
+    ``members`` are the members of a line that identify a field, ``templates`` those that are the same for all
+    variables, as templates; the document has the others. A member that a line lacks has its value in ``default``, or
+    "". ``parse`` returns the members of a line, and the offset and the length of the message; the length is None if
+    the message ends where the next one begins.
     """
 
     members: tuple[str, ...]
-    given: Mapping[str, str]
+    templates: Mapping[str, str]
     default: Mapping[str, str]
     parse: Callable[[str], tuple[Mapping[str, str], int, int | None]]
 
@@ -93,27 +96,27 @@ def _parse_wgrib2(line: str) -> tuple[dict[str, str], int, None]:
     """Return the members of ``12:34567:d=2026112806:APCP:surface:0-1 day acc fcst:``."""
     _, offset, date, name, level, forecast, *rest = line.split(":")
     more = ":".join(part for part in rest if part and not part.startswith("ENS="))
-    found = {"date": date.removeprefix("d="), "name": name, "level": level, "more": more}
+    members = {"date": date.removeprefix("d="), "name": name, "level": level, "more": more}
     if forecast == "anl":
-        return {**found, "process": "", "from": "0", "to": "0"}, int(offset), None
+        return {**members, "process": "", "from": "0", "to": "0"}, int(offset), None
     matched = _FORECAST.fullmatch(forecast)
     if matched is None:
-        return {**found, "process": forecast}, int(offset), None
+        return {**members, "process": forecast}, int(offset), None
     first, last, unit, process = matched.groups()
     begin, end = (f"{int(number) * _HOURS[unit]:g}" for number in (first, last or first))
-    return {**found, "process": process or "", "from": begin, "to": end}, int(offset), None
+    return {**members, "process": process or "", "from": begin, "to": end}, int(offset), None
 
 
-_FORECASTS: Final = frozenset(["an", "fc", "cf", "pf"])  # steps and members identify these fields
+_FORECASTS: Final = frozenset(["an", "fc", "cf", "pf"])  # types of fields that step and member identify already
 
 
 def _parse_ecmwf(line: str) -> tuple[dict[str, str], int, int]:
     """Return the members of a JSON object with ``param``, ``levtype``, ... and ``_offset`` and ``_length``."""
-    found = json.loads(line)
-    members = {name: str(value) for name, value in found.items()}
+    parsed = json.loads(line)
+    members = {name: str(value) for name, value in parsed.items()}
     if members.get("type") in _FORECASTS:
         del members["type"]
-    return members, int(found["_offset"]), int(found["_length"])
+    return members, int(parsed["_offset"]), int(parsed["_length"])
 
 
 DIALECTS: Final = {
@@ -133,9 +136,9 @@ DIALECTS: Final = {
 
 
 def parse_lines(data: bytes, name: str) -> Sidecar:
-    """Return the lines of a sidecar in the dialect ``name``; ValueError if a line has another form."""
+    """Parse a sidecar in the dialect ``name``; ValueError if a line has another form."""
     dialect = DIALECTS[name]
-    found: list[tuple[tuple[str, ...], int, int | None]] = []
+    messages: list[tuple[tuple[str, ...], int, int | None]] = []
     for line in data.decode("utf-8", "replace").splitlines():
         if not line.strip():
             continue
@@ -144,14 +147,14 @@ def parse_lines(data: bytes, name: str) -> Sidecar:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"expected a line of {name}, found {line[:80]!r}") from None
         if offset < 0 or (length is not None and length <= 0):
-            raise ValueError(f"expected an offset and a length, found {line[:80]!r}")
+            raise ValueError(f"expected an offset of at least 0 and a positive length, found {line[:80]!r}")
         key = tuple(members.get(member, dialect.default.get(member, "")) for member in dialect.members)
-        found.append((key, offset, length))
-    offsets = sorted({offset for _, offset, _ in found})
-    follows = dict(zip(offsets, [*offsets[1:], None], strict=True))
+        messages.append((key, offset, length))
+    offsets = sorted({offset for _, offset, _ in messages})
+    next_offsets = dict(zip(offsets, [*offsets[1:], None], strict=True))
     lines: dict[tuple[str, ...], tuple[int, int | None]] = {}
-    for key, offset, length in found:
-        lines.setdefault(key, (offset, follows[offset] if length is None else offset + length))
+    for key, offset, length in messages:
+        lines.setdefault(key, (offset, next_offsets[offset] if length is None else offset + length))
     return Sidecar(lines)
 
 
@@ -159,11 +162,11 @@ def parse_lines(data: bytes, name: str) -> Sidecar:
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
-_Numbers = list[_Natural | list[_Natural]]  # numbers, and [first, last, step] of several
+_Numbers = list[_Natural | list[_Natural]]  # an item is a number, or [first, last, step] of several numbers
 
 
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The runs: one each ``every`` hours from ``start`` to ``stop``, or without an end.
+    """The runs: one every ``every`` hours from ``start`` to ``stop``; without ``stop``, the archive has no end.
 
     All files of a run exist ``due`` hours after its time.
     """
@@ -175,23 +178,24 @@ class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Forecasts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The steps, in hours. ``last`` is the last step of runs, by their hour of the day."""
+    """The steps, in hours. ``last`` is the last step of shorter runs, by their hour of the day as two digits."""
 
     values: _Numbers
     last: dict[str, int] = {}
 
 
 class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The members of an ensemble, by number, and their texts in the names of files, if these differ."""
+    """The numbers of the members of an ensemble, and their ``names`` in URLs, if these are not the numbers."""
 
     values: _Numbers
     names: list[str] = []
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The field of a message: discipline, category and number, and [kind, value] of its surfaces.
+    """The kind of field that the messages of a variable contain; a member of the document.
 
-    A surface without a value has the value of the variable's level.
+    ``parameter`` is discipline, category and number, a surface is [kind, value]. A surface [kind] has the value of the
+    level that is read.
     """
 
     parameter: tuple[int, int, int]
@@ -201,9 +205,11 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     axes: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, parameter: Parameter) -> Kind:
-        """Return the kind of a field."""
-        surfaces = tuple((one.kind, one.value()) for one in parameter.surfaces if one.kind != NO_SURFACE.kind)
+    def make(cls, parameter: Parameter) -> Kind:
+        """Return the kind of a field that has this parameter."""
+        surfaces = tuple(
+            (surface.kind, surface.compute_value()) for surface in parameter.surfaces if surface.kind != NO_SURFACE.kind
+        )
         numbers = parameter.discipline, parameter.category, parameter.number
         return cls(numbers, surfaces, parameter.statistic, parameter.kind, parameter.axes)
 
@@ -212,13 +218,15 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         surfaces = " and ".join(f"{value:g} of kind {kind:g}" for kind, value in self.surfaces)
         return f"{numbers} at {surfaces or 'no level'} (statistic {self.statistic}, {self.number}, {list(self.axes)})"
 
-    def at(self, level: float | None, unit: int) -> Kind:
-        """Return the kind at a ``level``, in a unit that is a power of ten of SI's."""
-        surfaces = tuple(one if len(one) == 2 else (one[0], (level or 0) * 10.0**unit) for one in self.surfaces)
+    def fill_level(self, level: float | None, unit: int) -> Kind:
+        """Return the kind with ``level`` as the value of surfaces without one, where ``unit`` is a power of ten."""
+        surfaces = tuple(
+            surface if len(surface) == 2 else (surface[0], (level or 0) * 10.0**unit) for surface in self.surfaces
+        )
         return msgspec.structs.replace(self, surfaces=surfaces)
 
     def is_like(self, other: Kind) -> bool:
-        """Return whether both are equal, except for the rounding of levels."""
+        """Return whether ``other`` is equal, except for the rounding of levels."""
         pairs = list(zip(self.surfaces, other.surfaces, strict=False))
         return (
             len(self.surfaces) == len(other.surfaces)
@@ -228,10 +236,11 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A variable: the members of its ``line``, the content of its messages, and the name and values of its levels.
+    """A variable: members of its lines in sidecars, the kind of its messages, and the name and values of its levels.
 
-    ``covers``: the hours that a value covers, up to its step: "run" (from the beginning), "last N", or "bucket N" (from
-    the last multiple of N hours).
+    ``covers`` is the time range of its sums or means, which ends at the step. It begins with the run ("run"), N hours
+    before the step ("last N"), or at the last multiple of N hours before the step ("bucket N"). ``grid`` is an index
+    into the grids of the document.
     """
 
     line: dict[str, str]
@@ -242,10 +251,10 @@ class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     grid: _Natural = 0
     attributes: dict[str, Any] = {}
 
-    def begin(self, step: int) -> int:
-        """Return the hour at which the values of a step begin."""
-        what, _, hours = self.covers.partition(" ")
-        match what:
+    def compute_begin(self, step: int) -> int:
+        """Return the step, in hours, at which the time range of the values at ``step`` begins."""
+        kind, _, hours = self.covers.partition(" ")
+        match kind:
             case "run":
                 return 0
             case "last":
@@ -256,7 +265,7 @@ class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The document. ``url`` and ``sidecar`` name the file of a run, a step and a member; ``grids`` are sections 3."""
+    """The document. ``url`` and ``sidecar`` are templates of URLs; ``grids`` are sections 3 of messages in base64."""
 
     refshard: Literal["rule"]
     url: str
@@ -270,7 +279,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @classmethod
     def read(cls, data: bytes, where: str) -> Rule:
-        """Parse the document in ``data``; ManifestError, which begins with ``where``, if it breaks the format."""
+        """Parse the document in ``data``; ManifestError, whose text begins with ``where``, if it is invalid."""
         try:
             rule = msgspec.convert(zarrmeta.loads(data), cls)
             rule.check()
@@ -279,9 +288,12 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return rule
 
     def dumps(self) -> bytes:
-        """Return the document as JSON, a line for each variable."""
+        """Return the document as JSON, in which each variable is one line."""
         head = {name: value for name, value in msgspec.to_builtins(self).items() if name != "variables"}
-        lines = [b"%b:%b" % (zarrmeta.dumps(name), msgspec.json.encode(one)) for name, one in self.variables.items()]
+        lines = [
+            b"%b:%b" % (zarrmeta.dumps(name), msgspec.json.encode(variable))
+            for name, variable in self.variables.items()
+        ]
         return zarrmeta.dumps(head)[:-1] + b',"variables":{\n' + b",\n".join(lines) + b"\n}}\n"
 
     def check(self) -> None:
@@ -290,37 +302,58 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         for template in (self.url, self.sidecar):
             check_template(template, names)
         dialect = DIALECTS[self.dialect]
-        taken = {"time", "step", "number", "valid_time", *(one.level for one in self.variables.values())}
+        taken = {"time", "step", "number", "valid_time", *(variable.level for variable in self.variables.values())}
         for name, variable in self.variables.items():
             if not is_key(name) or "/" in name or name in taken:
-                raise ValueError(f"{name!r} cannot be the name of a variable: it is empty, a path or a coordinate's")
-            strange = variable.line.keys() - set(dialect.members)
-            if strange:
-                raise ValueError(f"the line of {name!r} has {min(strange)!r}: expected one of {dialect.members}")
+                raise ValueError(
+                    f"{name!r} cannot be the name of a variable: expected a name that is not empty, not a path, and "
+                    "not the name of a coordinate"
+                )
+            unknown = variable.line.keys() - set(dialect.members)
+            if unknown:
+                raise ValueError(
+                    f"the line of {name!r} has a member {min(unknown)!r}: expected one of {', '.join(dialect.members)}"
+                )
             for text in variable.line.values():
                 check_template(text, names | {"begin"} | ({"level"} if variable.levels else set()))
             if variable.covers and not re.fullmatch(r"run|(?:last|bucket) [1-9]\d{0,3}", variable.covers):
                 raise ValueError(f"{name!r} covers {variable.covers!r}: expected 'run', 'last N' or 'bucket N'")
             if variable.grid >= len(self.grids):
-                raise ValueError(f"{name!r} has grid {variable.grid}, of {len(self.grids)}")
-            numbers = [*variable.levels, *(number for one in variable.message.surfaces for number in one)]
-            if not all(map(math.isfinite, numbers)) or not {len(one) for one in variable.message.surfaces} <= {1, 2}:
-                raise ValueError(f"{name!r} has levels or surfaces that are not numbers")
+                raise ValueError(
+                    f"{name!r} has grid {variable.grid}: expected less than {len(self.grids)}, the number of grids"
+                )
+            surfaces = variable.message.surfaces
+            numbers = [*variable.levels, *(number for surface in surfaces for number in surface)]
+            if not all(map(math.isfinite, numbers)) or not {len(surface) for surface in surfaces} <= {1, 2}:
+                raise ValueError(
+                    f"{name!r} has levels {variable.levels} and surfaces {list(surfaces)}: expected finite numbers as "
+                    "levels, and surfaces [kind] or [kind, value]"
+                )
             if bool(variable.levels) != bool(variable.level):
-                raise ValueError(f"{name!r} has levels without a name, or a name without levels")
+                raise ValueError(
+                    f"{name!r} has levels {variable.levels} and their name is {variable.level!r}: expected a name with "
+                    "levels, or none of them"
+                )
         if self.number and self.number.names and len(self.number.names) != len(self.members):
-            raise ValueError(f"its {len(self.members)} members have {len(self.number.names)} names")
+            raise ValueError(
+                f"it has {len(self.number.names)} names of members: expected {len(self.members)}, one for each member"
+            )
         if self.time.stop is None and self.time.due > _LATE * self.time.every:
-            raise ValueError(f"its runs are due after {self.time.due} hours, in which there are more than {_LATE}")
-        if not self.steps or self.start > parse_time(self.time.stop or self.time.start):
-            raise ValueError("it has no steps, or no runs")
+            raise ValueError(
+                f"its runs are due after {self.time.due} hours: expected at most {_LATE * self.time.every} hours, the "
+                f"time of {_LATE} runs"
+            )
+        if not self.steps:
+            raise ValueError("it has no steps: expected at least one in ['step']['values']")
+        if self.start > parse_time(self.time.stop or self.time.start):
+            raise ValueError(f"it has no runs: its start {self.time.start} is after its stop {self.time.stop}")
 
     @property
     def start(self) -> datetime:
         return parse_time(self.time.start)
 
-    def time_of(self, number: int) -> datetime:
-        """Return the time of a run."""
+    def compute_time(self, number: int) -> datetime:
+        """Return the time of the run with this number; run 0 is at ``start``."""
         return self.start + number * self.time.every * HOUR
 
     @property
@@ -333,63 +366,70 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 def parse_time(text: str) -> datetime:
-    """Return a time in UTC; ValueError unless ``text`` is one as in ISO 8601."""
-    found = datetime.fromisoformat(text)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    """Parse a time in ISO 8601, which is in UTC if it has no time zone; ValueError if ``text`` has another form."""
+    parsed = datetime.fromisoformat(text)
+    return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
 
 
 def _list_numbers(values: _Numbers) -> list[int]:
-    found: list[int] = []
+    """Return all steps or members; ValueError if there are more than `_MOST`, or they do not ascend."""
+    numbers: list[int] = []
     for value in values:
         first, last, step = (value, value, 1) if isinstance(value, int) else value
-        some = range(first, last + 1, step)
-        if len(found) + len(some) > _MOST:
+        series = range(first, last + 1, step)
+        if len(numbers) + len(series) > _MOST:
             raise ValueError(f"it has more than {_MOST} steps or members")
-        found += some
-    if sorted(set(found)) != found:
-        raise ValueError("its steps or members do not ascend")
-    return found
+        numbers += series
+    if wrong := next((pair for pair in itertools.pairwise(numbers) if pair[0] >= pair[1]), None):
+        raise ValueError(f"its steps or members do not ascend: found {wrong[1]} after {wrong[0]}")
+    return numbers
 
 
 _FIELD: Final = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 
 
 def check_template(template: str, names: set[str]) -> None:
-    """Raise ValueError unless the fields of a ``template`` are known: {time:%Y%m%d%H}, {step:03}, {level}."""
+    """Raise ValueError unless the placeholders of ``template``, such as {time:%Y%m%d%H} or {step:03}, are valid.
+
+    ``names`` are the names that they may have.
+    """
     for name, form in _FIELD.findall(template):
-        fits = r"(?:[^%]|%[YmdHMj])+" if name == "time" else r"(?:0?[1-9])?"
-        if name not in names or not re.fullmatch(fits, form):
-            raise ValueError(f"{template!r} has {{{name}:{form}}}: expected one of {sorted(names)}, as {{step:03}}")
+        valid = r"(?:[^%]|%[YmdHMj])+" if name == "time" else r"(?:0?[1-9])?"
+        if name not in names or not re.fullmatch(valid, form):
+            raise ValueError(
+                f"{template!r} has {{{name}:{form}}}: expected one of {', '.join(sorted(names))}, as in {{step:03}} or "
+                "{time:%Y%m%d%H}"
+            )
     if re.search("[{}]", _FIELD.sub("", template)):
-        raise ValueError(f"{template!r} has a brace that belongs to no field")
+        raise ValueError(f"{template!r} has a brace outside of placeholders such as {{step:03}}")
 
 
 def fill_template(template: str, values: Mapping[str, Any]) -> str:
-    """Return a checked ``template`` with its fields filled in."""
+    """Return ``template``, which was checked, with ``values`` in place of its placeholders."""
 
-    def text(match: re.Match[str]) -> str:
+    def format_value(match: re.Match[str]) -> str:
         value, form = values[match[1]], match[2] or ""
         if isinstance(value, str):
             return value
         return format(value, form if isinstance(value, int | datetime) else form or "g")
 
-    return _FIELD.sub(text, template)
+    return _FIELD.sub(format_value, template)
 
 
-# A message, read and compared.
+# Messages, which are compared with the expected field before they are decoded.
 
 
 class MessageValues(msgspec.Struct, frozen=True):
-    """The values of the field in a message of this ``kind``, time, step (seconds), member and ``grid``."""
+    """Recipe: decode the field of a message; ValueError if the message has no field with these properties."""
 
     kind: Kind
-    time: int
-    step: int
-    length: int | None  # hours that a value covers
+    time: int  # seconds since 1970
+    step: int  # seconds
+    length: int | None  # of the time range in hours; None if the values have no time range
     member: int | None
     grid: bytes
-    across: int
-    flags: int
+    across: int  # values in a row
+    flags: int  # of scanning
 
     @property
     def size(self) -> int:
@@ -407,7 +447,7 @@ class MessageValues(msgspec.Struct, frozen=True):
         return make_recipe(field, self.across, self.flags).make(data)
 
     def find(self, fields: Sequence[Field | Unshown]) -> Field:
-        """Return the requested field; ValueError, which describes the found fields, if it is missing."""
+        """Return the expected field; ValueError, which describes each of the ``fields``, if it is missing."""
         reasons = []
         for field in fields:
             if isinstance(field, Unshown):
@@ -416,12 +456,12 @@ class MessageValues(msgspec.Struct, frozen=True):
                 return field
             else:
                 reasons.append(differences[0])
-        raise ValueError(f"the message is of another field than its line in the sidecar: {'; '.join(reasons)}")
+        raise ValueError(f"the message has another field than its line in the sidecar states: {'; '.join(reasons)}")
 
     def compare(self, field: Field) -> list[str]:
-        """Return the differences of a field from the requested one."""
+        """Return texts that describe how a field differs from the expected one; none if it does not."""
         parameter = field.parameter
-        kind = Kind.of(parameter)
+        kind = Kind.make(parameter)
         pairs: list[tuple[str, Any, Any]] = [("time", self.time, field.time), ("step", self.step, field.step)]
         if not self.kind.is_like(kind):
             pairs.insert(0, ("parameter", self.kind, kind))
@@ -431,17 +471,17 @@ class MessageValues(msgspec.Struct, frozen=True):
             pairs.append(("length in hours", self.length, parameter.length))
         if field.grid != self.grid:
             pairs.append(("grid", self.grid.hex(), field.grid.hex()))
-        return [f"expected {name} {wanted}, found {found}" for name, wanted, found in pairs if wanted != found]
+        return [f"expected {name} {expected}, found {found}" for name, expected, found in pairs if expected != found]
 
 
-_STALE: Final = "one of them was replaced"
+_STALE: Final = "the file and its sidecar do not fit: if one was replaced, open the document again"
 
 
 # The key space.
 
 
 class FieldPlace(NamedTuple):
-    """The place of a field: its file, its sidecar, and the members of its line."""
+    """The place of a field: the URLs of its file and its sidecar, and the members of its line in the sidecar."""
 
     time: datetime
     step: int
@@ -451,13 +491,17 @@ class FieldPlace(NamedTuple):
     sidecar: str
     line: tuple[str, ...]
 
-    def load(self, rule: Rule) -> Load:
-        """Return the need for the sidecar; the answer is None if the sidecar does not exist."""
+    def load_sidecar(self, rule: Rule) -> Load:
+        """Return the need for the sidecar, whose answer is a `Sidecar`, or None if no sidecar exists."""
         return Load(Span(self.sidecar, optional=True), Parsed(parse_lines, (rule.dialect,)))
 
 
 class FieldChunks(Chunks):
-    """The fields of a variable: one for each run, step, member and level."""
+    """The chunks of a variable: a field for each run, step, member and level.
+
+    ``grid`` may count more runs than the ``runs`` that are shown. ``scan`` is the number of values in a row of the
+    variable's grid, and its scanning flags.
+    """
 
     def __init__(
         self, rule: Rule, name: str, grid: ChunkGrid, resolve: Callable[[str | None], str], grids: Sequence[bytes],
@@ -472,93 +516,93 @@ class FieldChunks(Chunks):
         self._scan = scan
         self._runs = runs
         dialect = DIALECTS[rule.dialect]
-        given = dialect.given if rule.number else {k: v for k, v in dialect.given.items() if k != "number"}
-        line = {**dialect.default, **given, **self._variable.line}
-        self._line = [line.get(member, "") for member in dialect.members]
+        templates = {name: text for name, text in dialect.templates.items() if rule.number or name != "number"}
+        line = {**dialect.default, **templates, **self._variable.line}
+        self._line_templates = [line.get(member, "") for member in dialect.members]
 
     @classmethod
-    def of_rule(cls, rule: Rule, name: str, resolve: Callable[[str | None], str]) -> Self:
-        """Return the fields of a rule without grids; they are not decoded."""
+    def make_for_comparison(cls, rule: Rule, name: str, resolve: Callable[[str | None], str]) -> Self:
+        """Return the chunks of the variable ``name``, which can be located and compared, but not decoded."""
         counts = [_RUNS, len(rule.steps), len(rule.members), len(rule.variables[name].levels)]
         grid = ChunkGrid(tuple(filter(None, counts)), ENCODINGS[2])
         return cls(rule, name, grid, resolve, [decode_base64(text) for text in rule.grids], (0, 0))
 
-    def places_of(self, run: int) -> Iterator[FieldPlace]:
+    def list_places(self, run: int) -> Iterator[FieldPlace]:
         """Yield the place of each field of a run."""
         size = math.prod(self._grid.counts[1:])
-        found = map(self.locate, range(run * size, (run + 1) * size))
-        return (place for place in found if place is not None)
+        places = map(self.locate, range(run * size, (run + 1) * size))
+        return (place for place in places if place is not None)
 
     def locate(self, number: int) -> FieldPlace | None:
         """Return the place of chunk ``number``; None if its run has no such step."""
-        run, place, *others = self._grid.coords(number)
-        rule, variable, step = self._rule, self._variable, self._steps[place]
-        at = rule.time_of(run)
-        if step > rule.step.last.get(f"{at:%H}", step):
+        run, step_number, *others = self._grid.coords(number)
+        rule, variable, step = self._rule, self._variable, self._steps[step_number]
+        run_time = rule.compute_time(run)
+        if step > rule.step.last.get(f"{run_time:%H}", step):
             return None
-        values: dict[str, Any] = {"time": at, "step": step, "begin": variable.begin(step)}
+        values: dict[str, Any] = {"time": run_time, "step": step, "begin": variable.compute_begin(step)}
         member = level = None
         if rule.number is not None:
             rank = others.pop(0)
             member = values["number"] = self._members[rank]
         if variable.levels:
             level = values["level"] = variable.levels[others[0]]
-        line = tuple(fill_template(text, values) for text in self._line)
+        line = tuple(fill_template(text, values) for text in self._line_templates)
         if rule.number is not None and rule.number.names:
             values["number"] = rule.number.names[rank]
         url, sidecar = (self._resolve(fill_template(text, values)) for text in (rule.url, rule.sidecar))
-        return FieldPlace(at, step, member, level, url, sidecar, line)
+        return FieldPlace(run_time, step, member, level, url, sidecar, line)
 
-    def recipe(self, found: FieldPlace) -> MessageValues:
-        """Return the recipe that decodes the field and compares its message."""
+    def make_recipe(self, place: FieldPlace) -> MessageValues:
+        """Return the recipe that compares the message at ``place`` with the expected field, and decodes the field."""
         variable = self._variable
-        kind = variable.message.at(found.level, LEVEL_UNITS.get(variable.level, 0))
-        seconds = int((found.time - _EPOCH).total_seconds())
-        length = found.step - variable.begin(found.step) if variable.covers else None
-        return MessageValues(kind, seconds, 3600 * found.step, length, found.member, self._section, *self._scan)
+        kind = variable.message.fill_level(place.level, LEVEL_UNITS.get(variable.level, 0))
+        seconds = int((place.time - _EPOCH).total_seconds())
+        length = place.step - variable.compute_begin(place.step) if variable.covers else None
+        return MessageValues(kind, seconds, 3600 * place.step, length, place.member, self._section, *self._scan)
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        found = self.locate(number)
-        if found is None:
+        place = self.locate(number)
+        if place is None:
             return None
-        lines: Sidecar | None = yield found.load(self._rule)
-        if lines is None:
-            yield from self._check_absent(found)
+        sidecar: Sidecar | None = yield place.load_sidecar(self._rule)
+        if sidecar is None:
+            yield from self._check_absent(place)
             return None
-        if found.line not in lines.lines:
+        if place.line not in sidecar.lines:
             return None
-        recipe = self.recipe(found)
-        return Packed(Span(found.url, *lines.lines[found.line]), recipe, recipe.size)
+        recipe = self.make_recipe(place)
+        return Packed(Span(place.url, *sidecar.lines[place.line]), recipe, recipe.size)
 
     def list_existing(self) -> Steps[list[Listed] | None]:
-        """Return the fields that exist. NotListable if they are too many, NotYetThere if one of them is late.
+        """Return the fields that exist. Raises NotListable if the sidecars of too many files would be read.
 
-        So a copy of the archive never lacks a late field.
+        Raises NotYetThere if a field is late, so that a copy of the archive never lacks a field that comes later.
         """
         size = self._runs * math.prod(self._grid.counts[1:])
         files = self._runs * len(self._steps) * max(len(self._members), 1)
         if files > _LISTED:
             raise NotListable(
-                f"the fields of {files} files are too many to list; each can still be read by its key. To copy some "
-                "runs, give the document their start and stop"
+                f"the fields of {files} files are too many to list: expected at most {_LISTED} files. Each field can "
+                "still be read by its key. To copy some runs, give the document their start and stop"
             )
-        found = yield from run_together([self.entry(number) for number in range(size)])
-        return [Listed(self._grid.tail(number), None) for number in range(size) if found[number] is not None]
+        entries = yield from run_together([self.entry(number) for number in range(size)])
+        return [Listed(self._grid.tail(number), None) for number in range(size) if entries[number] is not None]
 
-    def _check_absent(self, found: FieldPlace) -> Steps[None]:
-        """Raise an error if a file without a sidecar exists, or is only late."""
-        facts: Facts | None = yield Stat(found.url, fresh=True)
+    def _check_absent(self, place: FieldPlace) -> Steps[None]:
+        """Raise an error if a sidecar is missing although the file exists, or although the run is not yet due."""
+        facts: Facts | None = yield Stat(place.url, fresh=True)
         if facts is not None:
-            reason = f"it does not exist, but the file {found.url} does: its fields are found only by this sidecar"
-            raise ReferenceNotReachable("", found.sidecar, reason)
-        due = found.time + self._rule.time.due * HOUR
+            reason = f"it does not exist, but the file {place.url} does: its fields are found only by this sidecar"
+            raise ReferenceNotReachable("", place.sidecar, reason)
+        due = place.time + self._rule.time.due * HOUR
         if due.timestamp() > time.time():
-            run = f"the run of {found.time:%Y-%m-%dT%H}Z is due by {due:%Y-%m-%dT%H}Z"
-            raise NotYetThere("", found.url, f"{run}, and this file does not exist yet")
+            run = f"the run of {place.time:%Y-%m-%dT%H}Z is due by {due:%Y-%m-%dT%H}Z"
+            raise NotYetThere("", place.url, f"{run}, and this file does not exist yet")
 
 
 class ValidTimes(Chunks):
-    """The sum of time and step, computed for a block of runs."""
+    """The chunks of `valid_time`, the sum of time and step: each covers a block of runs."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
@@ -566,22 +610,20 @@ class ValidTimes(Chunks):
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         block = _choose_block(self._rule)
-        first = int((self._rule.time_of(number * block) - _EPOCH).total_seconds())
+        first = int((self._rule.compute_time(number * block) - _EPOCH).total_seconds())
         runs = first + 3600 * self._rule.time.every * np.arange(block, dtype="<i8")
         return Inline(np.add.outer(runs, 3600 * np.array(self._rule.steps, "<i8")).tobytes())
 
 
 def _choose_block(rule: Rule) -> int:
-    """Return the number of runs in a chunk of `valid_time`: fewer if there are many steps."""
+    """Return the number of runs in a chunk of `valid_time`: the more steps there are, the fewer runs."""
     return min(_BLOCK, max(_MOST // len(rule.steps), 1))
 
 
 class RuleKeySpace(ArrayGroup):
-    """The keys of an archive. Later runs than the last shown one have keys, too, which are looked up when they are
-    read.
-    """
+    """The keys of an archive, also of runs that became complete after the document was opened."""
 
-    fields: Mapping[str, ChunkGrid] = {}  # grids of the variables, without an end in time
+    fields: Mapping[str, ChunkGrid] = {}  # chunk grids of the variables, which include later runs
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         at = find_chunk(self.fields, key)
@@ -591,18 +633,18 @@ class RuleKeySpace(ArrayGroup):
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a document. It shows the runs that are due, and later runs up to the last one whose file exists."""
+    """Return the keys of an archive. It shows the runs up to the last that is due, or whose first sidecar exists."""
     rule: Rule = yield Load(probe.document(options.max_manifest_bytes), Parsed(Rule.read, (probe.url,)))
     resolve = make_resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     try:
         runs = yield from count_runs(rule, resolve)
-        return _keyspace(rule, probe.url, options, resolve, runs)
+        return _make_keyspace(rule, probe.url, options, resolve, runs)
     except (ValueError, OverflowError) as e:
         raise ManifestError(f"{probe.url}: {e}") from e
 
 
 def count_runs(rule: Rule, resolve: Callable[[str | None], str]) -> Steps[int]:
-    """Return the number of shown runs."""
+    """Return the number of runs that are shown: up to the last one that is due, or whose first sidecar exists."""
     every = rule.time.every * HOUR
     now = datetime.fromtimestamp(time.time(), UTC)
     count = max(((now if rule.time.stop is None else parse_time(rule.time.stop)) - rule.start) // every + 1, 0)
@@ -613,18 +655,20 @@ def count_runs(rule: Rule, resolve: Callable[[str | None], str]) -> Steps[int]:
     due = min(max((now - rule.time.due * HOUR - rule.start) // every + 1, 0), count)
     names = rule.number.names[:1] if rule.number and rule.number.names else rule.members[:1]
     values = {"step": rule.steps[0], **({"number": names[0]} if names else {})}
-    urls = [resolve(fill_template(rule.sidecar, {"time": rule.time_of(run), **values})) for run in range(due, count)]
-    found: Sequence[Facts | None] = (yield tuple(Stat(url, fresh=True) for url in urls)) if urls else ()
-    return due + max([place + 1 for place, facts in enumerate(found) if facts is not None], default=0)
+    urls = [
+        resolve(fill_template(rule.sidecar, {"time": rule.compute_time(run), **values})) for run in range(due, count)
+    ]
+    answers: Sequence[Facts | None] = (yield tuple(Stat(url, fresh=True) for url in urls)) if urls else ()
+    return due + max([number + 1 for number, facts in enumerate(answers) if facts is not None], default=0)
 
 
-def _keyspace(
+def _make_keyspace(
     rule: Rule, url: str, options: OpenOptions, resolve: Callable[[str | None], str], runs: int
 ) -> RuleKeySpace:
     grids = [decode_base64(text) for text in rule.grids]
     group = FieldGroup(url, Inline(b"".join(grids)), options.zarr_format)
-    holders = _make_fields(grids)
-    drawn = [group.add_grid(field) for field in holders]
+    grid_fields = _make_fields(grids)
+    added_grids = [group.add_grid(field) for field in grid_fields]
     first = int((rule.start - _EPOCH).total_seconds())
     axes = {
         "time": first + 3600 * rule.time.every * np.arange(runs, dtype="<i8"),
@@ -635,18 +679,20 @@ def _keyspace(
     shape = [len(values) for values in axes.values()]
     fields: dict[str, ChunkGrid] = {}
     for name, variable in rule.variables.items():
-        within, places, inner = drawn[variable.grid]
+        grid_dimensions, grid_coordinates, inner = added_grids[variable.grid]
         levels = np.array(variable.levels, "<f8")
         along = [*dims, *([group.add_coordinate(variable.level, levels)] if variable.levels else [])]
         outer = [*shape, *([len(levels)] if variable.levels else [])]
-        described = ArrayDescription(
-            f"{url}: {name}", (*outer, *inner), (*(1 for _ in outer), *inner), np.dtype("<f4"), [*along, *within],
-            {**variable.attributes, "coordinates": " ".join(["valid_time", *places])}, fill_value="NaN", is_masked=True,
+        description = ArrayDescription(
+            f"{url}: {name}", (*outer, *inner), (*(1 for _ in outer), *inner), np.dtype("<f4"),
+            [*along, *grid_dimensions],
+            {**variable.attributes, "coordinates": " ".join(["valid_time", *grid_coordinates])}, fill_value="NaN",
+            is_masked=True,
         )  # fmt: skip
-        grid = described.grid(options.zarr_format)
+        grid = description.grid(options.zarr_format)
         fields[name] = ChunkGrid((_RUNS if rule.time.stop is None else runs, *grid.counts[1:]), grid.encoding)
-        scan = inner[-1], scan_flags(holders[variable.grid], inner)
-        group.add(name, described, FieldChunks(rule, name, fields[name], resolve, grids, scan, runs))
+        scan = inner[-1], get_scan_flags(grid_fields[variable.grid], inner)
+        group.add(name, description, FieldChunks(rule, name, fields[name], resolve, grids, scan, runs))
     valid = ArrayDescription(
         f"{url}: valid_time", tuple(shape[:2]), (_choose_block(rule), shape[1]), np.dtype("<i8"), dims[:2],
         ATTRIBUTES["valid_time"],
@@ -659,10 +705,10 @@ def _keyspace(
 
 
 def _make_fields(grids: Sequence[bytes]) -> list[Field]:
-    """Return fields that have only these sections 3, which lie one after the other."""
+    """Return a field without values for each of the ``grids``, which follow each other in the source of the group."""
     parameter = Parameter(0, 0, 0, 0, (0, 0), 0, 0, 255, 0, (NO_SURFACE, NO_SURFACE))
-    found, at = [], 0
+    fields, at = [], 0
     for grid in grids:
-        found.append(Field((at, len(grid)), (), parameter, 0, 0, 0, grid, parse_integer(grid, 7, 4)))
+        fields.append(Field((at, len(grid)), (), parameter, 0, 0, 0, grid, parse_integer(grid, 7, 4)))
         at += len(grid)
-    return found
+    return fields

@@ -1,4 +1,4 @@
-"""GRIB files as a zarr group: a variable for each parameter and kind of level, a chunk for each field. No I/O here."""
+"""Show a GRIB file as a group: a variable for each parameter and kind of level, a chunk for each field. No I/O here."""
 
 from __future__ import annotations
 
@@ -40,38 +40,45 @@ from refshard_fs.formats.grib2.messages import (
     parse_sidecar,
 )
 
-SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's name, or in place of its last part
-# A file of up to this size is read in one request if its first message is short. Two rounds of 20 ms take as long as
-# these bytes at 60 MB/s, and windows and sidecars take a request each.
+# Ends of the names of sidecars that wgrib2 and ECMWF write. They follow the file's name, or replace its extension.
+SIDECARS: Final = (".idx", ".index")
+# A file of up to this many bytes is read in one request if its first message is short. At 60 MB/s, these bytes take as
+# long as two rounds of 20 ms, and sidecars and windows would take a request each.
 WHOLE: Final = 2 << 20
-SHORT: Final = 64 << 10  # bytes of a short message: the windows of few long messages are far smaller than the file
-VERSION: Final = 6  # version of scans in the index cache: increased whenever a file would have other fields
+SHORT: Final = 64 << 10  # bytes of a short message: the windows of long messages are far smaller than the file
+VERSION: Final = 6  # of scans in the index cache: it is increased with each change of the fields that a file has
 FIELD_BYTES: Final = 1 << 10  # bytes of a field in memory, without its grid
-LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
-SMALL: Final = 1 << 23  # and of a grid in a small file, of which
-RATIO: Final = 1 << 10  # points may be for each byte: fields of one value take no more bytes than their header
-COORDINATES: Final = 1 << 24  # bytes of all coordinates of a file, or as many as the file has
-_SPARSE: Final = 16  # pairs of time and step for each field: with more, valid_time might take gigabytes
-LONGEST: Final = 1 << 17  # points along a side of a grid with computed coordinates: 1 MiB
-_UNSTRUCTURED: Final = 101  # a list of points that a number and a UUID name, as ICON's
-# Templates of grids whose points eccodes computes. Other grids have their points in another file (`_UNSTRUCTURED`),
-# have none (spectra), or have a projection that eccodes does not know: cfgrib, too, then shows dimensions without
-# coordinates.
+# Limits of the points of a grid. A field of one value is a header only, so a small file could state a huge grid: the
+# limit is `RATIO` points for each byte of the file, but at least `SMALL` and at most `LARGEST` (512 MiB of values).
+# Grids in use have up to 30 million points.
+LARGEST: Final = 1 << 27
+SMALL: Final = 1 << 23
+RATIO: Final = 1 << 10
+COORDINATES: Final = 1 << 24  # limit of the bytes of all coordinates of a file that has fewer bytes
+_SPARSE: Final = 16  # most pairs of time and step for each field: with more, `valid_time` might take gigabytes
+LONGEST: Final = 1 << 17  # most points along a side of a grid: their coordinates take 1 MiB
+_UNSTRUCTURED: Final = 101  # template of a list of points, which a number and a UUID identify, such as ICON grids
+# Templates of grids whose coordinates eccodes computes. Other grids have no coordinates, as in cfgrib: another file
+# lists the points (`_UNSTRUCTURED`), there are no points (spectra), or eccodes does not support the projection.
 _LOCATED: Final = frozenset([*range(4), 10, 13, 20, 23, 30, 33, *range(40, 44), 90, 140, 150])
-_FLAT: Final = frozenset([0, *range(40, 44), 150])  # for lists of points eccodes may abort
-_REGULAR: Final = (0, 40)  # grids with the dimensions latitude and longitude
-_FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
+# Templates of reduced grids whose coordinates are computed. For reduced grids of other templates, eccodes may end the
+# process.
+_FLAT: Final = frozenset([0, *range(40, 44), 150])
+_REGULAR: Final = (0, 40)  # templates of grids with the dimensions latitude and longitude
+# Most latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to compute so many.
+_FINEST: Final = 1 << 13
 
 
 def _make_cf_attributes(units: str, standard_name: str, long_name: str, **others: str) -> dict[str, str]:
-    found = {"units": units, "standard_name": standard_name, "long_name": long_name, **others}
-    return {key: value for key, value in found.items() if value}
+    """Return the attributes of the CF conventions whose texts are not empty."""
+    attributes = {"units": units, "standard_name": standard_name, "long_name": long_name, **others}
+    return {key: value for key, value in attributes.items() if value}
 
 
 _SINCE: Final = "seconds since 1970-01-01"
 _CALENDAR: Final = "proleptic_gregorian"
 _DOWN: Final = {"positive": "down", "stored_direction": "decreasing"}
-# Attributes of coordinates, those that cfgrib gives them. All others are levels of a kind without CF's names.
+# Attributes of coordinates, as in cfgrib. Coordinates that are missing here are kinds of levels without a CF name.
 ATTRIBUTES: Final = {
     "latitude": _make_cf_attributes("degrees_north", "latitude", "latitude"),
     "longitude": _make_cf_attributes("degrees_east", "longitude", "longitude"),
@@ -107,68 +114,75 @@ ATTRIBUTES: Final = {
 }
 
 
-LEVEL_UNITS: Final = {"isobaricInhPa": 2, "potentialVorticity": -9}  # powers of ten: hPa, and 1e-9 of SI's unit
-_Key = tuple[str, str, int, int, tuple[str, ...], bytes]  # the properties that all fields of a variable share
+LEVEL_UNITS: Final = {"isobaricInhPa": 2, "potentialVorticity": -9}  # units of levels, as powers of ten of the SI unit
+# What all fields of a variable share: the names of parameter and level, the numbers of the statistic and of the kind of
+# product, the names of further axes, and the grid.
+_Key = tuple[str, str, int, int, tuple[str, ...], bytes]
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a GRIB file, of messages of edition 1 or 2."""
+    """Return the keys of a GRIB file; its messages may be of edition 1 and 2."""
     source, size = probe.file("GRIB2")
     if size == len(probe.head):
         scan = _scan_in_memory(b"", probe.head, probe.url)
     else:
-        assert probe.facts is not None, "a file whose size is known"
+        assert probe.facts is not None, "the size of the file is known"
         scan = yield Load(Span(probe.url, pin=probe.facts.pin), FileScan(probe.head, size))
     group = FieldGroup(probe.url, source, options.zarr_format)
-    group.show(scan)
+    group.add_variables(scan)
     return group.keyspace(options.zarr_format, {"Conventions": "CF-1.7"})
 
 
 class Scan(NamedTuple):
-    """The fields of a file, the reasons why others are not shown, and the names of the parameters."""
+    """The fields of a file, `Unshown` for messages that are not shown, and the names of the parameters."""
 
-    found: tuple[Field | Unshown, ...]
+    fields: tuple[Field | Unshown, ...]
     names: Mapping[Parameter, ParameterName]
 
     @classmethod
-    def of(cls, found: Sequence[Field | Unshown]) -> Scan:
-        """Return the scan that found these fields."""
-        grids: dict[bytes, bytes] = {}  # most fields of a file have the same one
-        fields = tuple(
-            msgspec.structs.replace(one, grid=grids.setdefault(one.grid, one.grid)) if isinstance(one, Field) else one
-            for one in found
+    def make(cls, fields: Sequence[Field | Unshown]) -> Scan:
+        """Return a scan of these fields; equal grids become one object in memory."""
+        grids: dict[bytes, bytes] = {}
+        shared = tuple(
+            msgspec.structs.replace(field, grid=grids.setdefault(field.grid, field.grid))
+            if isinstance(field, Field)
+            else field
+            for field in fields
         )
-        return cls(fields, {one.parameter: name_parameter(one.parameter) for one in fields if isinstance(one, Field)})
+        parameters = [field.parameter for field in shared if isinstance(field, Field)]
+        return cls(shared, {parameter: name_parameter(parameter) for parameter in parameters})
 
     @property
     def nbytes(self) -> int:
-        grids = {id(one.grid): len(one.grid) for one in self.found if isinstance(one, Field)}
-        return FIELD_BYTES * len(self.found) + sum(grids.values())
+        grids = {id(field.grid): len(field.grid) for field in self.fields if isinstance(field, Field)}
+        return FIELD_BYTES * len(self.fields) + sum(grids.values())
 
 
-class _Kept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A field in the index cache, with the number of its grid; or the byte and the reason of `Unshown`."""
+class _StoredField(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A field in the index cache and the number of its grid, or the byte and the reason of an `Unshown`."""
 
     number: int
     reason: str = ""
     field: Field | None = None
 
 
-class _KeptScan(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _StoredScan(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A scan in the index cache: each distinct grid once, and fields whose ``grid`` is empty."""
+
     grids: list[bytes]
-    found: list[_Kept]
+    fields: list[_StoredField]
     names: list[tuple[Parameter, ParameterName]]
 
 
 class FileScan(msgspec.Struct, frozen=True):
-    """Finds the fields of a file of ``size`` bytes that begins with ``head``. The index cache keeps the result."""
+    """Index for a GRIB file of ``size`` bytes that begins with ``head``: find its fields."""
 
     head: bytes
     size: int
 
     def scan(self, source: Span) -> Steps[Scan]:
-        """Return the fields: a small file of short messages takes one read, others a sidecar or windows."""
-        if self.size <= WHOLE and self._begins_with_short():
+        """Return the fields. A small file of short messages is read whole, of others a sidecar, or windows."""
+        if self.size <= WHOLE and self._begins_with_short_message():
             rest = source.resolve_end(self.size).part(len(self.head), self.size - len(self.head))
             scan: Scan = yield Load(rest, Parsed(_scan_in_memory, (self.head, source.url)))
         else:
@@ -178,79 +192,78 @@ class FileScan(msgspec.Struct, frozen=True):
             )
         return scan
 
-    def _begins_with_short(self) -> bool:
-        """Return whether the first message of the file is short."""
+    def _begins_with_short_message(self) -> bool:
         at = find_message(self.head)
         return 0 <= at <= len(self.head) - 16 and parse_length(self.head[at : at + 16]) <= SHORT
 
     def decode(self, data: bytes) -> Scan:
-        """Return the fields of a file that was read whole."""
+        """Return the fields of a file whose bytes are ``data``."""
         return _scan_in_memory(data, b"", "the file")
 
     def identity(self) -> bytes:
         return repr((VERSION, TEMPLATES, PACKINGS, _get_versions(), sha256(self.head).digest())).encode()
 
     def pack(self, value: Scan) -> list[bytes | memoryview]:
-        import_eccodes()  # without eccodes, parameters are named by numbers until it is installed
+        import_eccodes()  # raises ValueError without eccodes: names that are only numbers must not be cached
         grids: dict[bytes, int] = {}
-        found = [
-            _Kept(one.at, one.reason) if isinstance(one, Unshown) else
-            _Kept(grids.setdefault(one.grid, len(grids)), field=msgspec.structs.replace(one, grid=b""))
-            for one in value.found
+        stored = [
+            _StoredField(field.at, field.reason) if isinstance(field, Unshown) else
+            _StoredField(grids.setdefault(field.grid, len(grids)), field=msgspec.structs.replace(field, grid=b""))
+            for field in value.fields
         ]  # fmt: skip
-        return [msgspec.msgpack.encode(_KeptScan(list(grids), found, list(value.names.items())))]
+        return [msgspec.msgpack.encode(_StoredScan(list(grids), stored, list(value.names.items())))]
 
     def unpack(self, data: memoryview) -> Scan:
         try:
-            kept = msgspec.msgpack.decode(data, type=_KeptScan)
-            found = tuple(
-                Unshown(one.number, one.reason) if one.field is None else
-                msgspec.structs.replace(one.field, grid=kept.grids[one.number])
-                for one in kept.found
+            stored = msgspec.msgpack.decode(data, type=_StoredScan)
+            fields = tuple(
+                Unshown(item.number, item.reason) if item.field is None else
+                msgspec.structs.replace(item.field, grid=stored.grids[item.number])
+                for item in stored.fields
             )  # fmt: skip
-            return Scan(found, dict(kept.names))
+            return Scan(fields, dict(stored.names))
         except (msgspec.DecodeError, IndexError) as e:
             raise ValueError(f"expected the scan of a GRIB file: {e}") from e
 
 
 @cache
 def _get_versions() -> list[str]:
-    """Return the versions of the packages that name parameters."""
-    found = []
+    """Return the versions of the packages that name parameters; "" for one that is not installed."""
+    versions = []
     for package in ("eccodes", "eccodeslib"):
         try:
-            found.append(version(package))
+            versions.append(version(package))
         except PackageNotFoundError:
-            found.append("")
-    return found
+            versions.append("")
+    return versions
 
 
 def scan_messages(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
-    """Return the fields of the messages; ``offsets`` come from a sidecar."""
+    """Return the fields of all messages; ``offsets`` of messages in a sidecar save requests."""
     messages = yield from grib.find_messages(offsets)
-    found = yield from run_together([_read_fields(grib, *message) for message in messages])
-    return Scan.of((*grib.unshown, *itertools.chain.from_iterable(found)))
+    fields = yield from run_together([_read_fields(grib, *message) for message in messages])
+    return Scan.make((*grib.unshown, *itertools.chain.from_iterable(fields)))
 
 
 def _scan_in_memory(rest: bytes, head: bytes, url: str) -> Scan:
-    """Return the scan of a file whose bytes are ``head`` and ``rest``."""
+    """Return the fields of a file whose bytes are ``head`` followed by ``rest``."""
     data = head + rest
     return _run_in_memory(scan_messages(Grib(url, Inline(data), len(data), data)))
 
 
 def parse_message(data: bytes) -> list[Field | Unshown]:
-    """Return the fields of a message of edition 2; ManifestError if its sections do not fit it."""
+    """Return the fields of a message of edition 2; ManifestError if its sections do not fit the message."""
     grib = Grib("the message", Inline(data), len(data), data)
 
-    def steps() -> Steps[list[Field | Unshown]]:
-        yield from grib.read([0])
+    def read_fields() -> Steps[list[Field | Unshown]]:
+        yield from grib.read_windows([0])
         return (yield from grib.read_fields(0, parse_length(data[:16])))
 
-    return _run_in_memory(steps())
+    return _run_in_memory(read_fields())
 
 
 def _run_in_memory(steps: Steps[T]) -> T:
-    """Run ``steps``, which need only bytes in memory, and return their result."""
+    """Run ``steps``, all of whose needs are for bytes in memory, and return their result."""
     answer: Any = None
     while True:
         try:
@@ -269,9 +282,9 @@ def _answer_in_memory(need: Need) -> Any:
 
 
 def _read_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
-    """Return the fields of a message, or the reason why none is shown, if its sections are damaged."""
+    """Return the fields of the message of ``length`` bytes at byte ``at``; a damaged one is an `Unshown`."""
     try:
-        if grib.read_window(at)[7] == 1:
+        if grib.get_window(at)[7] == 1:  # the edition
             return (yield from edition_1.parse_fields(grib, at, length))
         return (yield from grib.read_fields(at, length))
     except ManifestError as e:
@@ -279,112 +292,125 @@ def _read_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown
 
 
 def _read_sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
-    """Return the offsets of messages in a sidecar; None without a sidecar."""
+    """Return the offsets of messages in the first sidecar that exists; None without a sidecar."""
     url = source.url
-    if "?" in url:  # signed, for instance: another name would not be allowed
+    if "?" in url:  # a signature in the query is not valid for another name
         return None
     stem = url.rpartition(".")[0] if "." in url.rpartition("/")[2] else url
     names = dict.fromkeys(base + end for base in (url, stem) for end in SIDECARS)
-    found = yield tuple(Load(Span(name, optional=True, origin=source.origin), Parsed(parse_sidecar)) for name in names)
-    return next((offsets for offsets in found if offsets), None)
+    loads = tuple(Load(Span(name, optional=True, origin=source.origin), Parsed(parse_sidecar)) for name in names)
+    sidecars = yield loads
+    return next((offsets for offsets in sidecars if offsets), None)
 
 
-Made = tuple[
+DecodedParts = tuple[
     Sequence[tuple[int, int]], Values | Values1 | Points
-]  # (offset, size) of parts of the file, and the recipe that joins them
+]  # (offset, size) of parts of the file, and the recipe that decodes their bytes
 
 
 class FieldGroup(ArrayGroupBuilder):
-    """Collects the variables of a file, and coordinates of grids, whose sections 3 lie in ``source``."""
+    """Build the group of a GRIB file, whose fields and grids are parts of ``source``."""
 
     def __init__(self, url: str, source: Span | Inline, zarr_format: int) -> None:
         super().__init__(url)
         self._source = source
         self._zarr_format = zarr_format
-        self._most = min(LARGEST, max(SMALL, RATIO * (source.size or 0)))  # points of a grid
-        self._left = max(COORDINATES, source.size or 0)  # bytes that further coordinates may have
-        self._known: dict[str, dict[Hashable, int]] = {}  # the number of each object with a name
+        self._most_points = min(LARGEST, max(SMALL, RATIO * (source.size or 0)))
+        self._most_bytes = max(COORDINATES, source.size or 0)
+        self._bytes_left = self._most_bytes  # for further coordinates
+        self._numbers: dict[str, dict[Hashable, int]] = {}  # by name: a number for each object with this name
 
-    def show(self, scan: Scan) -> None:
-        """Show all supported fields."""
+    def add_variables(self, scan: Scan) -> None:
+        """Add a variable for each group of fields, and report the fields that are not shown."""
         variables: dict[_Key, list[Field]] = {}
-        for field in scan.found:
+        for field in scan.fields:
             if isinstance(field, Unshown):
                 self.reports[f"the message at byte {field.at}"] = field.reason
                 continue
-            text = scan.names[field.parameter]
+            parameter_name = scan.names[field.parameter]
             axes = tuple(name for name, *_ in TEMPLATES[field.parameter.template].axes)
-            key = (text.name, text.level, field.parameter.statistic, field.parameter.kind, axes, field.grid)
+            key = (
+                parameter_name.name, parameter_name.level, field.parameter.statistic, field.parameter.kind, axes,
+                field.grid,
+            )  # fmt: skip
             variables.setdefault(key, []).append(field)
-        alike: dict[str, list[_Key]] = {}
+        namesakes: dict[str, list[_Key]] = {}
         for key in variables:
-            alike.setdefault(key[0], []).append(key)
+            namesakes.setdefault(key[0], []).append(key)
         for key, fields in variables.items():
-            name = self._choose_name(key, alike[key[0]])
+            name = self._choose_name(key, namesakes[key[0]])
             try:
                 self._add_variable(name, scan.names[fields[0].parameter], fields)
             except ValueError as e:
                 self.reports[name] = str(e)
 
     @staticmethod
-    def _choose_name(key: _Key, alike: Sequence[_Key]) -> str:
-        """Return an unused name for a variable, with its kind of level or a number if others are ``alike``."""
-        name, level, *_ = key
-        if len(alike) == 1:
-            return name
-        same = [other for other in alike if other[1] == level]
-        return f"{name}_{level}" if len(same) == 1 else f"{name}_{level}_{same.index(key)}"
+    def _choose_name(key: _Key, namesakes: Sequence[_Key]) -> str:
+        """Return a distinct name for a variable, where ``namesakes`` are the variables of the same parameter.
 
-    def _add_variable(self, name: str, text: ParameterName, fields: Sequence[Field]) -> None:
-        within, places, inner = self.add_grid(fields[0])
+        If there are several, the kind of level is appended, and if this is the same, too, a number.
+        """
+        name, level, *_ = key
+        if len(namesakes) == 1:
+            return name
+        same_level = [other for other in namesakes if other[1] == level]
+        return f"{name}_{level}" if len(same_level) == 1 else f"{name}_{level}_{same_level.index(key)}"
+
+    def _add_variable(self, name: str, parameter_name: ParameterName, fields: Sequence[Field]) -> None:
+        """Add a variable with a chunk for each of the ``fields``; ValueError if its grid is too large."""
+        grid_dimensions, grid_coordinates, inner = self.add_grid(fields[0])
         product = TEMPLATES[fields[0].parameter.template]
         axes: dict[str, list[Any]] = {
             "number": [field.member for field in fields],
             "time": [field.time for field in fields],
             "step": [field.step for field in fields],
-            text.level: _list_levels(fields, text.level),
+            parameter_name.level: _list_levels(fields, parameter_name.level),
         }
         for place, (axis, *_) in enumerate(product.axes):
             axes[axis] = _list_coordinates([field.parameter.axes[place] for field in fields])
         ordered = {axis: sorted(set(values)) for axis, values in axes.items()}
-        if ATTRIBUTES.get(text.level, {}).get("stored_direction"):
-            ordered[text.level].reverse()
+        if ATTRIBUTES.get(parameter_name.level, {}).get("stored_direction"):
+            ordered[parameter_name.level].reverse()
         if not any(TEMPLATES[field.parameter.template].member for field in fields):
             del ordered["number"]
         names = {}
         for axis, values in ordered.items():
             dtype = "<i8" if type(values[0]) is int else "<f8"
             names[axis] = self.add_coordinate(axis, np.array(values if len(values) > 1 else values[0], dtype))
-        dimensions = {axis: own for axis, own in names.items() if len(ordered[axis]) > 1}
+        dimensions = {axis: coordinate for axis, coordinate in names.items() if len(ordered[axis]) > 1}
         valid = self._add_valid_time(ordered, dimensions, len(fields))
         attributes = {
-            **text.attributes,
+            **parameter_name.attributes,
             **({f"GRIB_{product.kind[0]}": fields[0].parameter.kind} if product.kind[0] else {}),
             **_name_grid(fields[0]),
-            "coordinates": " ".join([*names.values(), *valid, *places]),
+            "coordinates": " ".join([*names.values(), *valid, *grid_coordinates]),
         }
         shape = [len(ordered[axis]) for axis in dimensions]
-        described = ArrayDescription(
+        description = ArrayDescription(
             f"{self.url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"),
-            [*dimensions.values(), *within], attributes, fill_value="NaN", is_masked=True,
+            [*dimensions.values(), *grid_dimensions], attributes, fill_value="NaN", is_masked=True,
         )  # fmt: skip
-        flags = scan_flags(fields[0], inner)
-        chunks: dict[int, Made] = {}
+        flags = get_scan_flags(fields[0], inner)
+        chunks: dict[int, DecodedParts] = {}
         ranks = {axis: {value: rank for rank, value in enumerate(values)} for axis, values in ordered.items()}
         for place, field in enumerate(fields):
             number = 0
             for axis, rank in ranks.items():
                 number = number * len(rank) + rank[axes[axis][place]]
             if number in chunks:
-                self.reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
+                reason = "an earlier field has the same coordinates: this one is not shown"
+                self.reports[f"{name} at byte {field.parts[0][0]}"] = reason
             else:
                 chunks[number] = field.parts, make_recipe(field, inner[-1], flags)
-        self.add(name, described, RecipeChunks(self._source, described.grid(self._zarr_format), chunks))
+        self.add(name, description, RecipeChunks(self._source, description.grid(self._zarr_format), chunks))
 
     def _add_valid_time(
         self, ordered: Mapping[str, list[int]], dimensions: Mapping[str, str], fields: int
     ) -> list[str]:
-        """Return the name of the coordinate `time` + `step`; none if few of many pairs have fields."""
+        """Add a coordinate `valid_time`, the sum of time and step, and return its name in a list.
+
+        The list is empty, and no coordinate is added, if most pairs of time and step have no field.
+        """
         if len(ordered["time"]) * len(ordered["step"]) > _SPARSE * fields:
             return []
         valid = np.add.outer(np.array(ordered["time"], "<i8"), np.array(ordered["step"], "<i8"))
@@ -394,46 +420,60 @@ class FieldGroup(ArrayGroupBuilder):
         ]
 
     def add_coordinate(self, name: str, values: Any, dimensions: Sequence[str] | None = None) -> str:
-        """Return the name of a coordinate with these ``values``: with a number if another one has ``name``.
+        """Add a coordinate ``name``, unless it exists with the same ``values``, and return the name of its array.
 
-        It has the named ``dimensions``, or its own one.
+        If coordinates ``name`` have several values, a number is appended to the names of all but the first. Without
+        ``dimensions``, its dimension has the same name as the array.
         """
         data = values.tobytes()
-        own = _append_number(name, self._number(name, (values.shape, data, tuple(dimensions or ()))))
-        along = [own] * values.ndim if dimensions is None else dimensions
-        self._add(own, name, values.shape, along, data, values.dtype.str)
-        return own
+        path = _append_number(name, self._assign_number(name, (values.shape, data, tuple(dimensions or ()))))
+        along = [path] * values.ndim if dimensions is None else dimensions
+        self._add_array(path, name, values.shape, along, data, values.dtype.str)
+        return path
 
-    def _number(self, name: str, one: Hashable) -> int:
-        """Return the number of ``one`` among the objects that share ``name``, in order of first use."""
-        known = self._known.setdefault(name, {})
-        return known.setdefault(one, len(known))
+    def _assign_number(self, name: str, item: Hashable) -> int:
+        """Return the number of ``item`` among the items that share ``name``: 0 for the first one."""
+        numbers = self._numbers.setdefault(name, {})
+        return numbers.setdefault(item, len(numbers))
 
-    def _add(
-        self, own: str, name: str, shape: tuple[int, ...], along: Sequence[str], data: bytes | Made, dtype: str = "<f8"
-    ) -> None:
-        """Add the coordinate ``name``, in one chunk, as ``own``, if it is not there yet."""
-        if own in self.arrays:
+    def _add_array(
+        self, path: str, name: str, shape: tuple[int, ...], along: Sequence[str], data: bytes | DecodedParts,
+        dtype: str = "<f8",
+    ) -> None:  # fmt: skip
+        """Add the coordinate ``name`` as an array of one chunk at ``path``, unless this array exists.
+
+        ``data`` are the values or a recipe for them, ``along`` the names of the dimensions.
+        """
+        if path in self.arrays:
             return
-        self._left -= len(data) if isinstance(data, bytes) else 0
-        if self._left < 0:
-            raise ValueError("its coordinates, and those of the fields before it, have too many values")
-        unnamed = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
-        array = ArrayDescription(own, shape, shape, np.dtype(dtype), along, ATTRIBUTES.get(name, unnamed))
+        self._bytes_left -= len(data) if isinstance(data, bytes) else 0
+        if self._bytes_left < 0:
+            raise ValueError(
+                f"its coordinates and those of earlier fields have more bytes than the limit, {self._most_bytes}"
+            )
+        level_attributes = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
+        array = ArrayDescription(path, shape, shape, np.dtype(dtype), along, ATTRIBUTES.get(name, level_attributes))
         grid = array.grid(self._zarr_format)
         chunks = SingleChunk(data) if isinstance(data, bytes) else RecipeChunks(self._source, grid, {0: data})
-        self.add(own, array, chunks)
+        self.add(path, array, chunks)
 
     def add_grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
-        """Return the names of a grid's dimensions, the names of its other coordinates, and its shape."""
-        grid = _describe(field)
+        """Add the coordinates of a field's grid.
+
+        Return the names of the grid's dimensions, the names of coordinates that are not dimensions, and the shape of
+        the grid. Raises ValueError if the grid is too large.
+        """
+        grid = _describe_grid(field)
         template, across, down = grid.template, grid.across, grid.down
         is_flat = across * down != field.count
-        if not 0 < field.count <= self._most or (not is_flat and max(across, down) > LONGEST):
-            raise ValueError(f"its grid has {field.count} points, {down} rows of {across}: too many")
+        if not 0 < field.count <= self._most_points or (not is_flat and max(across, down) > LONGEST):
+            raise ValueError(
+                f"its grid has {field.count} points, in {down} rows of {across}: none or too many. Expected at most "
+                f"{self._most_points} points in a file of this size, and {LONGEST} along a side"
+            )
         if grid.parallels > _FINEST:
             raise ValueError(f"its Gaussian grid has N={grid.parallels}: expected at most {_FINEST}")
-        number = self._number("grid", field.grid)
+        number = self._assign_number("grid", field.grid)
         if template not in (_FLAT if is_flat else _LOCATED):
             names = [_append_number(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
             return names, [], (field.count,) if is_flat else (down, across)
@@ -442,30 +482,30 @@ class FieldGroup(ArrayGroupBuilder):
         plain = [_append_number(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
         inner: tuple[int, ...] = (field.count,) if is_flat else (down, across)
         for axis, name in enumerate(("latitude", "longitude")):
-            data: bytes | Made
-            own = slice(axis, axis + 1) if is_regular else slice(None)
+            data: bytes | DecodedParts
+            along = slice(axis, axis + 1) if is_regular else slice(None)  # the dimensions of the coordinate
             if is_regular and template == 0:
                 data = _compute_axis(grid, axis, inner[axis])
             else:
                 every = across if is_regular and not axis else 1  # all rows have the same longitudes
                 scanned = 0 if is_flat else grid.scanned
                 edition = field.parameter.edition
-                data = [field.grid_at], Points(f"{name}s", math.prod(inner[own]), every, scanned, edition)
-            self._add(names[axis], name, inner[own], (names if is_regular else plain)[own], data)
+                data = [field.grid_at], Points(f"{name}s", math.prod(inner[along]), every, scanned, edition)
+            self._add_array(names[axis], name, inner[along], (names if is_regular else plain)[along], data)
         return (names, [], inner) if is_regular else (plain, names, inner)
 
 
-def _describe(field: Field) -> Grid:
+def _describe_grid(field: Field) -> Grid:
     return edition_1.describe_grid(field.grid) if field.parameter.edition == 1 else describe_grid(field.grid)
 
 
-def scan_flags(field: Field, shape: Sequence[int]) -> int:
-    """Return the scanning flags of a grid; 0 for a list of points."""
-    return _describe(field).flags if len(shape) > 1 else 0
+def get_scan_flags(field: Field, shape: Sequence[int]) -> int:
+    """Return the scanning flags of a field's grid of this ``shape``; 0 for a list of points."""
+    return _describe_grid(field).flags if len(shape) > 1 else 0
 
 
 def make_recipe(field: Field, across: int, flags: int) -> Values | Values1:
-    """Return the recipe that decodes a field from its parts."""
+    """Return the recipe that decodes a field from its parts, where a row has ``across`` values."""
     sizes = tuple(size for _, size in field.parts)
     if field.parameter.edition == 1:
         return Values1(field.count, sizes, across, flags, field.decimal)
@@ -473,12 +513,12 @@ def make_recipe(field: Field, across: int, flags: int) -> Values | Values1:
 
 
 def _name_grid(field: Field) -> dict[str, Any]:
-    """Return the attributes that identify an unstructured grid; none for other grids, which are fully described."""
+    """Return the attributes that identify the grid of a list of points, or of harmonics; none for other grids."""
     grid = field.grid
-    if _describe(field).template == HARMONICS:
+    if _describe_grid(field).template == HARMONICS:
         truncation = find_truncation(field.count)
         return {"GRIB_gridType": "sh", "GRIB_J": truncation, "GRIB_K": truncation, "GRIB_M": truncation}
-    if _describe(field).template != _UNSTRUCTURED:
+    if _describe_grid(field).template != _UNSTRUCTURED:
         return {}
     numbers = {
         "GRIB_numberOfGridUsed": parse_integer(grid, 16, 3),
@@ -488,39 +528,50 @@ def _name_grid(field: Field) -> dict[str, Any]:
 
 
 def _append_number(name: str, number: int) -> str:
+    """Return ``name`` with a number; the first ``name``, number 0, stays as it is."""
     return f"{name}_{number}" if number else name
 
 
 def _list_levels(fields: Sequence[Field], kind: str) -> list[float]:
-    """Return the level of each field: the value of the first surface, or a number if these values are not distinct."""
-    unit = LEVEL_UNITS.get(kind, 0)
-    found = [field.parameter.surfaces for field in fields]
-    return _choose_distinct(found, [[pair[0].value(unit) for pair in found]])
+    """Return the level of each field.
 
-
-def _list_coordinates(found: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Return the coordinates of fields along an axis: their numbers, or the first of two limits that exists and
-    differs.
+    This is the value of the first surface. If different pairs of surfaces have equal values, it is the number of the
+    pair.
     """
-    if len(found[0]) == 1:
-        return [number for (number,) in found]
+    unit = LEVEL_UNITS.get(kind, 0)
+    pairs = [field.parameter.surfaces for field in fields]
+    return _choose_distinct(pairs, [[first.compute_value(unit) for first, _ in pairs]])
+
+
+def _list_coordinates(properties: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Return the coordinate of each field along an axis, from the numbers in its section 4.
+
+    This is the number if there is one for each field. Otherwise, the numbers are scale factors and scaled values of a
+    lower and an upper limit: the coordinate is the lower limit, or the upper one if the lower one is missing or equal
+    for different fields.
+    """
+    if len(properties[0]) == 1:
+        return [number for (number,) in properties]
     limits = [
-        [Surface(0, *one[at : at + 2]).value() for one in found]
-        for at in range(0, len(found[0]), 2)
-        if any(one[at + 1] != MISSING for one in found)
+        [Surface(0, *numbers[at : at + 2]).compute_value() for numbers in properties]
+        for at in range(0, len(properties[0]), 2)
+        if any(numbers[at + 1] != MISSING for numbers in properties)
     ]
-    return _choose_distinct(found, limits)
+    return _choose_distinct(properties, limits)
 
 
-def _choose_distinct(found: Sequence[Any], choices: Sequence[list[float]]) -> list[float]:
-    """Return the first of the ``choices`` with distinct values for all places in ``found``; else their numbers."""
-    numbers = {place: float(number) for number, place in enumerate(sorted(set(found)))}
-    choice = next((values for values in choices if len(set(values)) == len(numbers)), None)
-    return [numbers[place] for place in found] if choice is None else choice
+def _choose_distinct(properties: Sequence[Any], choices: Sequence[list[float]]) -> list[float]:
+    """Return the first of the ``choices`` that has a distinct value for each distinct item of ``properties``.
+
+    Without such a choice, return the rank of each item in ascending order.
+    """
+    ranks = {item: float(rank) for rank, item in enumerate(sorted(set(properties)))}
+    choice = next((values for values in choices if len(set(values)) == len(ranks)), None)
+    return [ranks[item] for item in properties] if choice is None else choice
 
 
 def _compute_axis(grid: Grid, axis: int, count: int) -> bytes:
-    """Return the latitudes, or the longitudes (``axis`` 1), of a regular grid."""
+    """Return the bytes of the latitudes (``axis`` 0) or the longitudes (``axis`` 1) of a regular grid."""
     north, west, south, east = grid.corners
     if grid.flags & 0x80:
         west += 360 if west < east else 0

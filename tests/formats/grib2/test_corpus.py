@@ -1,5 +1,6 @@
-"""A corpus that eccodes writes: edition x grid x packing x product x scan. Values are those of eccodes bit for bit, and
-a dataset is the one that cfgrib shows, or `DIFFERENCES` says why it is not.
+"""Compare files that eccodes writes, for all editions, grids, packings, products and scan directions.
+
+Values equal those of eccodes bit for bit, and datasets equal those of cfgrib; `DIFFERENCES` lists the exceptions.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PACKINGS = {
         "grid_run_length",
     ],
 }
-SCANS = [(0, 0), (1, 0), (0, 1), (1, 1)]  # by columns, to and fro
+SCANS = [(0, 0), (1, 0), (0, 1), (1, 1)]  # by columns, in alternating directions
 KINDS = ["smooth", "with holes", "noise", "one value"]
 
 
@@ -50,7 +51,7 @@ class Case(NamedTuple):
     edition: int
     grid: str
     packing: str = "grid_simple"
-    product: int | str = 0  # the number of its template; in edition 1, eccodes' kind of step
+    product: int | str = 0  # number of its template; in edition 1, the `stepType` of eccodes
     scan: str = ""
 
     def __str__(self) -> str:
@@ -63,10 +64,8 @@ PRODUCTS: dict[int, list[int | str]] = {
     2: [1, 2, 5, 6, 8, 9, 10, 11, 12, 15, 40, 41, 42, 43, 44, 45, 46, 47, 48, 60, 61, 70, 71, 72, 73, 103, 107],
 }
 SCANNED = {"columns": "jPointsAreConsecutive", "north": "jScansPositively", "west": "iScansNegatively"}
-CORNERS = {
-    "north": "latitudeOf{}GridPointInDegrees",
-    "west": "longitudeOf{}GridPointInDegrees",
-}  # which then change places
+# Keys of the first and the last point, whose values are exchanged for scans to the north and to the west.
+CORNERS = {"north": "latitudeOf{}GridPointInDegrees", "west": "longitudeOf{}GridPointInDegrees"}
 # Coordinates of products that cfgrib does not show.
 MORE: dict[int | str, frozenset[str]] = {
     **dict.fromkeys([5, 9], frozenset(["threshold"])),
@@ -77,15 +76,15 @@ MORE: dict[int | str, frozenset[str]] = {
     103: frozenset(["wave_period"]),
     107: frozenset(["typeOfRelationToReferenceDataset"]),
 }
-# Scans that cfgrib shows otherwise.
+# Scans for which the dataset of cfgrib differs.
 DIFFERENCES = {
-    "columns": "cfgrib takes columns for rows; on Gaussian and polar grids eccodes does so, too, for its coordinates",
-    "west": "cfgrib sorts the longitudes, and leaves the values in the order of the file, from east to west",
+    "columns": "cfgrib reads columns as rows; for the coordinates of Gaussian and polar grids, eccodes does this, too",
+    "west": "cfgrib sorts the longitudes, but not the values, which go from east to west as in the file",
 }
 
 
-def cases() -> Iterator[Case]:
-    """Yield each packing and each product on each grid, and each scan in each packing of a regular one."""
+def list_cases() -> Iterator[Case]:
+    """Yield each packing and each product on each grid, and each scan of each packing on each regular grid."""
     for edition in (1, 2):
         grids = [*GRIDS, *MORE_GRIDS]
         yield from (Case(edition, *pair) for pair in itertools.product(grids, PACKINGS[edition]))
@@ -95,8 +94,11 @@ def cases() -> Iterator[Case]:
         yield from (Case(edition, grid, packing, scan=scan) for grid, packing, scan in triples)
 
 
-def written(case: Case) -> bytes:
-    """Return the file of a case, by columns the one of its rows. A ValueError if eccodes does not write it."""
+def write_case(case: Case) -> bytes:
+    """Return the file of a case; ValueError if eccodes does not write it.
+
+    A file with columns has the same values at each point as the file with rows.
+    """
     keys: dict[str, Any] = {"bitsPerValue": 12} | ({SCANNED[case.scan]: 1} if case.scan else {})
     if case.product:
         keys |= {"productDefinitionTemplateNumber": case.product} if case.edition == 2 else {"stepType": case.product}
@@ -120,8 +122,8 @@ def written(case: Case) -> bytes:
     return data
 
 
-ALL = list(cases())
-QUICK = {*ALL[::20], Case(2, "regular_gg_ml", product=44)}  # in the ordinary suite
+ALL = list(list_cases())
+QUICK = {*ALL[::20], Case(2, "regular_gg_ml", product=44)}  # cases that are not marked as slow
 
 
 @pytest.mark.parametrize(
@@ -129,10 +131,10 @@ QUICK = {*ALL[::20], Case(2, "regular_gg_ml", product=44)}  # in the ordinary su
     [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in ALL],
     ids=str,
 )
-def test_dataset_of_a_corpus_is_that_of_cfgrib(case: Case, tmp_path: Path) -> None:
+def test_datasets_equal_those_of_cfgrib(case: Case, tmp_path: Path) -> None:
     path = tmp_path / "a.grib"
     try:
-        path.write_bytes(written(case))
+        path.write_bytes(write_case(case))
     except (eccodes.CodesInternalError, ValueError) as e:
         pytest.skip(f"eccodes does not write it: {e}")
     if case.scan not in DIFFERENCES:
@@ -141,7 +143,7 @@ def test_dataset_of_a_corpus_is_that_of_cfgrib(case: Case, tmp_path: Path) -> No
     found = xr.open_dataset(path, engine="refshard")
     if case.scan == "columns":
         rows = tmp_path / "rows.grib"
-        rows.write_bytes(written(case._replace(scan="")))
+        rows.write_bytes(write_case(case._replace(scan="")))
         xr.testing.assert_identical(found, xr.open_dataset(rows, engine="refshard"))
         return
     handle = eccodes.codes_new_from_message(path.read_bytes())
@@ -153,14 +155,15 @@ def test_dataset_of_a_corpus_is_that_of_cfgrib(case: Case, tmp_path: Path) -> No
     eccodes.codes_release(handle)
 
 
-def values_of(kind: str, count: int) -> np.ndarray:
+def make_values(kind: str, count: int) -> np.ndarray:
     if kind == "one value":
         return np.full(count, 3.25)
     values = RNG.normal(280, 9, count) if kind == "noise" else 280 + np.cumsum(RNG.normal(size=count)) / 10
     return np.where(RNG.random(count) < 0.3, np.nan, values) if kind == "with holes" else values
 
 
-def decoded(data: bytes) -> np.ndarray:
+def decode_by_eccodes(data: bytes) -> np.ndarray:
+    """Return the values of a message as 32-bit floats, NaN where missing."""
     handle = eccodes.codes_new_from_message(data)
     try:
         eccodes.codes_set(handle, "missingValue", 1e300)
@@ -173,16 +176,16 @@ def decoded(data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("edition", [1, 2])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_corpus_has_the_values_of_eccodes(edition: int, grid: str) -> None:
+def test_values_of_all_packings_equal_those_of_eccodes(edition: int, grid: str) -> None:
     compared = 0
     sample = f"{grid}_grib{edition}"
     for packing, kind in itertools.product(PACKINGS[edition], KINDS):
-        for by_columns, to_and_fro in SCANS if packing == "grid_simple" and "reduced" not in grid else SCANS[:1]:
+        for by_columns, alternates in SCANS if packing == "grid_simple" and "reduced" not in grid else SCANS[:1]:
             handle = eccodes.codes_grib_new_from_samples(sample)
-            values = values_of(kind, eccodes.codes_get(handle, "numberOfDataPoints"))
+            values = make_values(kind, eccodes.codes_get(handle, "numberOfDataPoints"))
             eccodes.codes_release(handle)
             scans = {"jPointsAreConsecutive": by_columns} | (
-                {"alternativeRowScanning": to_and_fro} if to_and_fro else {}
+                {"alternativeRowScanning": alternates} if alternates else {}
             )
             try:
                 plain = message(values, sample, bitsPerValue=12, **scans)
@@ -190,28 +193,28 @@ def test_corpus_has_the_values_of_eccodes(edition: int, grid: str) -> None:
                 eccodes.codes_set(handle, "packingType", packing)
                 data = bytes(eccodes.codes_get_message(handle))
                 eccodes.codes_release(handle)
-                want = decoded(data)
+                want = decode_by_eccodes(data)
             except (eccodes.CodesInternalError, ValueError):
                 continue  # eccodes does not write it
-            name = eccodes_name(data)
+            name = get_name_by_eccodes(data)
             found = array(data, name)[...]
-            if by_columns or to_and_fro:
-                want = in_rows(want, found.shape, by_columns, to_and_fro)
-            np.testing.assert_array_equal(found.ravel(), want.ravel(), f"{packing}, {kind}, {by_columns}{to_and_fro}")
+            if by_columns or alternates:
+                want = arrange_in_rows(want, found.shape, by_columns, alternates)
+            np.testing.assert_array_equal(found.ravel(), want.ravel(), f"{packing}, {kind}, {by_columns}{alternates}")
             compared += 1
-    assert compared >= 4 * (5 if edition == 2 else 1), "most can be written"
+    assert compared >= 4 * (5 if edition == 2 else 1), "eccodes writes most packings"
 
 
-def eccodes_name(data: bytes) -> str:
+def get_name_by_eccodes(data: bytes) -> str:
     handle = eccodes.codes_new_from_message(data)
     name = eccodes.codes_get(handle, "cfVarName")
     eccodes.codes_release(handle)
     return str(name)
 
 
-def in_rows(values: np.ndarray, shape: tuple[int, ...], by_columns: int, to_and_fro: int) -> np.ndarray:
-    """Return scanned values as they lie in the grid, of rows and columns."""
+def arrange_in_rows(values: np.ndarray, shape: tuple[int, ...], by_columns: int, alternates: int) -> np.ndarray:
+    """Return scanned values as an array of rows and columns of the grid."""
     lines = values.reshape(shape[::-1] if by_columns else shape).copy()
-    if to_and_fro:
+    if alternates:
         lines[1::2] = lines[1::2, ::-1].copy()
     return lines.T if by_columns else lines

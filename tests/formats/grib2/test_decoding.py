@@ -1,4 +1,4 @@
-"""Fields of GRIB2 are decoded as eccodes decodes them, in every packing."""
+"""Values of GRIB2 fields equal those of eccodes in every packing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ xr = pytest.importorskip("xarray")
     ],
 )
 @pytest.mark.parametrize("bits", [8, 11, 16, 24])
-def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
+def test_values_of_every_packing_equal_those_of_eccodes(packing: str, bits: int) -> None:
     try:
         data = message(packingType=packing, bitsPerValue=bits)
     except eccodes.CodesInternalError as e:
@@ -42,7 +42,7 @@ def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [33, 48, 56])
-def test_numbers_of_more_than_32_bits_are_decoded(bits: int) -> None:
+def test_numbers_of_more_than_32_bits_equal_those_of_eccodes(bits: int) -> None:
     data = message(packingType="grid_simple", bitsPerValue=bits)
     handle = eccodes.codes_new_from_message(data)
     want = eccodes.codes_get_values(handle).astype("f4")
@@ -55,7 +55,7 @@ def test_numbers_of_more_than_32_bits_are_decoded(bits: int) -> None:
     ("sample", "packing"),
     [("sh_ml_grib1", "spectral_complex"), ("sh_ml_grib1", "spectral_simple"), ("sh_ml_grib2", "spectral_complex")],
 )
-def test_spectral_coefficients_equal_eccodes(sample: str, packing: str, truncation: int) -> None:
+def test_spectral_coefficients_equal_those_of_eccodes(sample: str, packing: str, truncation: int) -> None:
     m, n = np.triu_indices(truncation + 1)
     values = RNG.normal(size=(len(m), 2)) / (1 + n[:, None]) ** 1.5
     values[m == 0, 1] = 0
@@ -77,9 +77,9 @@ def test_spectral_coefficients_equal_eccodes(sample: str, packing: str, truncati
 def test_extreme_spectral_power_is_an_error(power: int) -> None:
     data = message(np.linspace(-1, 1, 506), sample="sh_ml_grib2", J=21, K=21, M=21, packingType="spectral_complex")
     at = data.index(b"\x05", data.index((35).to_bytes(4) + b"\x05")) - 4  # section 5 has 35 bytes
-    wild = data[: at + 20] + power.to_bytes(4) + data[at + 24 :]
+    changed = data[: at + 20] + power.to_bytes(4) + data[at + 24 :]
     with pytest.raises(Exception, match="cannot be scaled by the power"):
-        array(wild, "t")[...]
+        array(changed, "t")[...]
 
 
 @pytest.mark.parametrize("precision", [1, 2])
@@ -91,8 +91,8 @@ def test_ieee_numbers_are_read_unchanged(precision: int) -> None:
     np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
 
 
-def test_run_lengths_give_levels_and_missing_values() -> None:
-    levels = [0, 15, 25]  # of tenths, and number 0 stands for a missing value
+def test_run_lengths_are_decoded_to_levels_and_missing_values() -> None:
+    levels = [0, 15, 25]  # in tenths; number 0 stands for a missing value
     runs = [(1, 1), (2, 300), (0, 5), (2, 1), (1, 189)]
     highest, digits = 2, []
     for level, length in runs:
@@ -119,10 +119,14 @@ def test_points_without_a_value_are_nan(packing: str) -> None:
     np.testing.assert_allclose(found, values, atol=1e-3)
 
 
-def in_groups(order: int, missing: int, widest: int) -> bytes:
-    """Return a message of 496 numbers in groups, some of which have no numbers, or no bits."""
+def write_groups(order: int, missing: int, widest: int) -> bytes:
+    """Return a message of 496 numbers in groups of random lengths; some groups are empty, or have numbers of 0 bits.
 
-    def packed(numbers: np.ndarray, widths: int | np.ndarray) -> str:
+    ``order`` is that of the spatial differences, ``missing`` the number of values that stand for missing ones, and
+    ``widest`` the most bits of a number.
+    """
+
+    def pack(numbers: np.ndarray, widths: int | np.ndarray) -> str:
         pairs = zip(numbers, np.broadcast_to(widths, len(numbers)), strict=True)
         return "".join(f"{number:0{width}b}" for number, width in pairs if width)
 
@@ -132,16 +136,16 @@ def in_groups(order: int, missing: int, widest: int) -> bytes:
     numbers = np.where(RNG.random(496) < 0.3, (1 << each) - 1 - RNG.integers(0, 2, 496), RNG.integers(0, 1 << each))
     begin = [*RNG.integers(0, 1000, order).tolist(), 0x80000007] if order else []
     data = struct.pack(f">{len(begin)}I", *begin)
-    for text in (packed(RNG.integers(0, 1 << 11, 30), 11), packed(widths, 5), packed(lengths, 9)):
+    for text in (pack(RNG.integers(0, 1 << 11, 30), 11), pack(widths, 5), pack(lengths, 9)):
         data += int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8))
-    text = packed(np.maximum(numbers, 0), each) + "0" * 8
+    text = pack(np.maximum(numbers, 0), each) + "0" * 8
     data += int(text[: len(text) // 8 * 8], 2).to_bytes(len(text) // 8)
     head = struct.pack(">IHfHHBBBBff", 496, 3 if order else 2, 1.25, 1, 1, 11, 0, 1, missing, 9999.0, 8888.0)
     head += struct.pack(">IBBIBIB", 30, 0, 5, 0, 1, lengths[-1], 9) + (bytes([order, 4]) if order else b"")
     plain = message()
     parts = [
         *sections(plain)[:-3],
-        *(struct.pack(">IB", len(one) + 5, n) + one for n, one in ((5, head), (6, b"\xff"), (7, data))),
+        *(struct.pack(">IB", len(body) + 5, n) + body for n, body in ((5, head), (6, b"\xff"), (7, data))),
     ]
     return plain[:8] + (20 + sum(map(len, parts))).to_bytes(8) + b"".join(parts) + b"7777"
 
@@ -149,13 +153,13 @@ def in_groups(order: int, missing: int, widest: int) -> bytes:
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("missing", [0, 1, 2])
 @pytest.mark.parametrize("at_once", [1, 50, 1 << 15])
-def test_groups_of_any_width_and_length_are_unpacked(
+def test_groups_of_any_width_and_length_are_decoded(
     order: int, missing: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However few values are unpacked at a time, also if the first values are not unpacked together."""
+    """The number of values that are unpacked at a time does not change the values."""
     monkeypatch.setattr(decoding, "_AT_ONCE", at_once)
     for widest in (3, 8, 20, 30):
-        data = in_groups(order, missing, widest)
+        data = write_groups(order, missing, widest)
         handle = eccodes.codes_new_from_message(data)
         eccodes.codes_set(handle, "missingValue", 1e300)
         want = eccodes.codes_get_values(handle)
@@ -168,7 +172,7 @@ def test_groups_of_any_width_and_length_are_unpacked(
 
 @pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_ccsds", "grid_jpeg"])
 @pytest.mark.parametrize("points", [496, 400, 0])
-def test_fields_of_one_value_or_none_equal_eccodes(packing: str, points: int) -> None:
+def test_constant_and_empty_fields_equal_those_of_eccodes(packing: str, points: int) -> None:
     values = np.where(np.arange(496) < points, 4.0, np.nan)
     for keys in ({}, {"decimalScaleFactor": 2}, {"bitsPerValue": 0, "decimalPrecision": 1}):
         data = message(values, packingType=packing, **keys)
@@ -178,7 +182,7 @@ def test_fields_of_one_value_or_none_equal_eccodes(packing: str, points: int) ->
 @pytest.mark.parametrize(("bits", "points", "most"), [(0, 1 << 22, 40 << 20), (12, 1 << 20, 40 << 20)])
 def test_decoding_memory_is_a_small_multiple_of_the_field(bits: int, points: int, most: int) -> None:
     packing = struct.pack(">IBIHfHHBB", 21, 5, points, 0, 1.5, 0, 0, bits, 0)
-    data = bytes([0, 0x10, 0x02] * (points * bits // 24))  # 1 and 2, by turns
+    data = bytes([0, 0x10, 0x02] * (points * bits // 24))  # 1, 2, 1, 2, ... in 12 bits each
     raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5 + len(data), 7) + data
     with taking(most):
         values = np.frombuffer(Values(points, (21, 6, 5 + len(data))).make(raw), "<f4")
@@ -191,8 +195,8 @@ def test_fields_without_groups_have_one_value() -> None:
     assert np.frombuffer(Values(6, (49, 6, 5)).make(raw), "<f4").tolist() == [1.5] * 6
 
 
-def test_jpeg_2000_image_of_fewer_bits_than_its_numbers_is_read() -> None:
-    """Before it was mended: a field of 24 bits with an image of 8 bits was an error."""
+def test_jpeg_2000_image_of_fewer_bits_than_its_numbers() -> None:
+    """Section 5 states numbers of 24 bits, and the image has 8 bits: its values are decoded."""
     imagecodecs = pytest.importorskip("imagecodecs")
     image = np.arange(496, dtype="u1").reshape(31, 16)
     data = bytes(imagecodecs.jpeg2k_encode(image, codecformat="j2k", reversible=True, level=0))
@@ -204,7 +208,7 @@ def test_jpeg_2000_image_of_fewer_bits_than_its_numbers_is_read() -> None:
 
 @pytest.mark.parametrize("bits", [5, 8])
 def test_restricted_ccsds_codes_of_many_bits_are_refused(bits: int) -> None:
-    """Before it was mended: libaec freed its state twice, and the process ended."""
+    """For these, libaec frees memory twice, which ends the process."""
     packing = struct.pack(">IBIHfHHBBBBH", 25, 5, 496, 42, 1.5, 0, 0, bits, 0, 0x3F, 32, 128)
     raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 105, 7) + bytes(100)
     with pytest.raises(ValueError, match=f"invalid CCSDS blocks of 32 values of {bits} bits"):

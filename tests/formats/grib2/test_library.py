@@ -1,4 +1,4 @@
-"""Parameters have eccodes' names, and grids eccodes' points."""
+"""Parameters have the names that eccodes gives them, and grids the coordinates that eccodes computes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_names_depend_on_the_production_status(tmp_path: Path) -> None:
 
 
 def test_names_depend_on_the_relation_to_a_reference_dataset() -> None:
-    """Before it was mended: an anomaly had the name, and the place, of the field that it is the anomaly of."""
+    """An anomaly and the field itself differ only in this relation, and are two variables."""
     keys = {"tablesVersion": 34, "productDefinitionTemplateNumber": 107, "typeOfFirstFixedSurface": 103}
     keys |= {"scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2, "typeOfStatisticalProcessing": 2}
     plain, anomaly = (message(**keys, typeOfRelationToReferenceDataset=relation) for relation in (20, 0))
@@ -37,20 +37,20 @@ def test_names_depend_on_the_relation_to_a_reference_dataset() -> None:
     assert {"mx2t", "t2a"} <= opened.grids.keys()
 
 
-def test_invalid_centre_numbers_never_reach_eccodes() -> None:
+def test_unknown_disciplines_and_centres_do_not_reach_eccodes() -> None:
     data = on_level(500, shortName="t")
-    strange = data[:6] + b"\xb3" + data[7:]  # a discipline that there is not: eccodes takes minutes over some
-    assert set(Files({ROOT: strange}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
+    unknown = data[:6] + b"\xb3" + data[7:]  # no discipline has this number; eccodes takes minutes for some of these
+    assert set(Files({ROOT: unknown}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
         "parameter_179_0_0",
         "level_100",
     }
     at = data.index(b"\0\0\0\x15\1") + 5
     files = (data[:at] + centre.to_bytes(2) + data[at + 2 :] for centre in range(1000, 1060))
-    assert all("t" in Files({ROOT: one}).open().grids for one in files)
+    assert all("t" in Files({ROOT: file}).open().grids for file in files)
 
 
 def test_names_without_eccodes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it was mended: Parameters that were read before eccodes was there had numbers for names ever after."""
+    """A parameter that is read without eccodes has numbers as its name, until eccodes is installed."""
     data = on_level(437, shortName="sst")
     with monkeypatch.context() as without_eccodes:
         without_eccodes.setitem(sys.modules, "eccodes", None)
@@ -60,9 +60,9 @@ def test_names_without_eccodes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("project", ["mc", "od"])
 @pytest.mark.parametrize("tables", [28, 35])
-@pytest.mark.parametrize("quantity", [1, 2])  # columns, ratios of mixture
+@pytest.mark.parametrize("quantity", [1, 2])  # column densities, mixing ratios
 def test_names_of_chemistry_depend_on_the_class(project: str, tables: int, quantity: int) -> None:
-    """Before it was mended: CAMS' columns had numbers as names, and its ratios the name of one constituent."""
+    """In the local section, ECMWF states the class, which distinguishes the products of CAMS from others."""
     local = {"setLocalDefinition": 1, "localDefinitionNumber": 1, "class": project}
     chemical = {"productDefinitionTemplateNumber": 40, "parameterCategory": 20, "parameterNumber": quantity}
     surface = {"typeOfFirstFixedSurface": 1, "typeOfSecondFixedSurface": 8} if quantity == 1 else {}
@@ -73,7 +73,7 @@ def test_names_of_chemistry_depend_on_the_class(project: str, tables: int, quant
     assert (f"parameter_0_20_{quantity}" if name == "unknown" else name) in Files({ROOT: data}).open().grids
 
 
-def test_levels_of_icon_have_their_names() -> None:
+def test_levels_of_icon_are_named() -> None:
     for second, name in ((255, "generalVertical"), (150, "generalVerticalLayer")):
         assert name in Files({ROOT: message(typeOfFirstFixedSurface=150, typeOfSecondFixedSurface=second)}).open().grids
 
@@ -88,8 +88,8 @@ def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:
 
 @pytest.mark.parametrize("edition", [1, 2])
 @pytest.mark.parametrize("points", [0, 1])
-def test_rows_of_one_point_never_reach_eccodes(edition: int, points: int) -> None:
-    """They end the process."""
+def test_rows_of_one_point_do_not_reach_eccodes(edition: int, points: int) -> None:
+    """Such rows, and rows without points, would make eccodes end the process."""
     handle = eccodes.codes_grib_new_from_samples(f"reduced_gg_pl_32_grib{edition}")
     data = bytes(eccodes.codes_get_message(handle))
     eccodes.codes_release(handle)
@@ -97,9 +97,9 @@ def test_rows_of_one_point_never_reach_eccodes(edition: int, points: int) -> Non
     grid = data[at : at + (200 if edition == 2 else 160)]
     recipe = Points("latitudes", 6114, edition=edition)
     assert len(recipe.make(grid)) == recipe.size
-    with pytest.raises(ValueError, match=f"expected a reduced grid of 6114 points, found {points} to"):
+    with pytest.raises(ValueError, match=rf"expected a reduced grid of 6114 points.*found \d+ points: {points} to"):
         recipe.make(grid[:-128] + points.to_bytes(2) + grid[-126:])
-    if edition == 2:  # a basic angle, octets 39 to 42
+    if edition == 2:  # octets 39 to 42 are the basic angle
         with pytest.raises(ValueError, match="basic angle 4294967295"):
             recipe.make(grid[:38] + b"\xff" * 4 + grid[42:])
 
@@ -123,8 +123,8 @@ def write_area(sample: str, first: int, rows: int, west: float, east: float) -> 
 
 
 @pytest.mark.parametrize("sample", ["reduced_gg_pl_32_grib1", "reduced_gg_pl_32_grib2", "reduced_gg_pl_80_grib2"])
-def test_area_of_a_reduced_grid_is_that_of_cfgrib(tmp_path: Path, sample: str) -> None:
-    """Before it was mended: edition 1 refused it, and in edition 2 its coordinates could not be read."""
+def test_areas_of_reduced_grids_equal_those_of_cfgrib(tmp_path: Path, sample: str) -> None:
+    """An area has a part of the points of each row."""
     for number, (first, rows, west, east) in enumerate([(20, 15, 0, 39.375), (0, 40, -20.5, 33.3), (3, 9, 90, 400)]):
         path = tmp_path / f"{number}.grib"
         path.write_bytes(write_area(sample, first, rows, west, east))
@@ -134,8 +134,8 @@ def test_area_of_a_reduced_grid_is_that_of_cfgrib(tmp_path: Path, sample: str) -
             np.testing.assert_array_equal(got[name], eccodes.codes_get_array(handle, f"{name}s"))
 
 
-def test_corners_in_units_of_many_degrees_never_reach_eccodes() -> None:
-    """Before it was mended: it subtracted 360 degrees for seconds, or for hours."""
+def test_corners_in_large_units_do_not_reach_eccodes() -> None:
+    """From an angle of many degrees, eccodes subtracts 360 degrees again and again, which may take hours."""
     data = bytearray(message(sample="rotated_ll_sfc_grib2"))
     at = data.index(b"\0\0\0\x54\3")
     data[at + 38 : at + 46] = b"GRIB\0\0\x6c\1"

@@ -1,4 +1,4 @@
-"""Messages of GRIB files are found in every framing, and by their sidecars."""
+"""Messages of GRIB files are found between any other bytes, and by sidecars."""
 
 from __future__ import annotations
 
@@ -22,89 +22,94 @@ eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 xr = pytest.importorskip("xarray")
 
 
-def bulletin(data: bytes) -> bytes:
+def add_header(data: bytes) -> bytes:
+    """Return a message after the header of a bulletin."""
     return b"****%010d****\nYEUZ98 KWBN 010000\r\r\n" % len(data) + data
 
 
-def padded(data: bytes) -> bytes:
+def pad(data: bytes) -> bytes:
     return data + bytes(-len(data) % 120)
 
 
-def message_1() -> bytes:
+def write_edition_1() -> bytes:
+    """Return a message of edition 1 whose variable is `t2m`."""
     return message(sample="regular_ll_sfc_grib1")
 
 
-# How centres put messages into files, and whether messages of edition 1 are among them: with `t2m`.
+# How messages are joined to a file, and whether some of these messages have edition 1.
 FRAMINGS = {
-    "a header before each": (lambda some: b"".join(map(bulletin, some)), False),
-    "a header between": (lambda some: some[0] + b"".join(map(bulletin, some[1:])), False),
-    "control characters": (lambda some: b"".join(b"\x01\r\r\n" + one + b"\r\r\n\x03" for one in some), False),
-    "zeros": (lambda some: b"".join(map(padded, some)), False),
-    "zeros in front": (lambda some: bytes(40) + b"".join(some), False),
-    "newlines": (lambda some: b"\n".join(some) + b"\n", False),
-    "text at the end": (lambda some: b"".join(some) + b"written by a test, GRIB or not\n" * 100, False),
-    "a text that ends as a message begins": (lambda some: b"".join(some) + b"\nwritten by G", False),
-    "long gaps": (lambda some: bytes(70_000).join(some), False),
-    "edition 1 in front": (lambda some: message_1() + b"".join(some), True),
-    "edition 1 between": (lambda some: message_1().join(some), True),
-    "edition 1 at the end": (lambda some: b"".join(some) + padded(message_1()), True),
-}
+    "a header before each": (lambda messages: b"".join(map(add_header, messages)), False),
+    "a header between": (lambda messages: messages[0] + b"".join(map(add_header, messages[1:])), False),
+    "control characters": (
+        lambda messages: b"".join(b"\x01\r\r\n" + data + b"\r\r\n\x03" for data in messages), False,
+    ),
+    "zeros": (lambda messages: b"".join(map(pad, messages)), False),
+    "zeros in front": (lambda messages: bytes(40) + b"".join(messages), False),
+    "newlines": (lambda messages: b"\n".join(messages) + b"\n", False),
+    "text at the end": (lambda messages: b"".join(messages) + b"written by a test, GRIB or not\n" * 100, False),
+    "text that ends with the first letter of GRIB": (lambda messages: b"".join(messages) + b"\nwritten by G", False),
+    "long gaps": (lambda messages: bytes(70_000).join(messages), False),
+    "edition 1 in front": (lambda messages: write_edition_1() + b"".join(messages), True),
+    "edition 1 between": (lambda messages: write_edition_1().join(messages), True),
+    "edition 1 at the end": (lambda messages: b"".join(messages) + pad(write_edition_1()), True),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("framing", FRAMINGS)
 def test_messages_are_found_in_every_framing(framing: str) -> None:
-    some = [on_level(level, shortName="t") for level in (1000, 850, 700, 500)]
-    frame, has_edition_1 = FRAMINGS[framing]
-    data = frame(some)
+    fields = [on_level(level, shortName="t") for level in (1000, 850, 700, 500)]
+    join, has_edition_1 = FRAMINGS[framing]
+    data = join(fields)
     keyspace = Files({ROOT: data}).open()
     assert len(keyspace.reports) == (2 if framing == "edition 1 between" else 0), "three messages of one field"
     assert ("t2m" in keyspace.grids) == has_edition_1
-    np.testing.assert_array_equal(array(data, "t")[...], array(b"".join(some), "t")[...])
-    index = "".join(f"{n}:{data.index(one)}:d\n" for n, one in enumerate(some, 1)).encode()
-    beside = Files({ROOT: data, ROOT + ".idx": index})
-    assert beside.open().grids.keys() == keyspace.grids.keys()
-    assert beside.rounds <= 5 or has_edition_1 or framing == "long gaps"
+    np.testing.assert_array_equal(array(data, "t")[...], array(b"".join(fields), "t")[...])
+    index = "".join(f"{n}:{data.index(field)}:d\n" for n, field in enumerate(fields, 1)).encode()
+    files = Files({ROOT: data, ROOT + ".idx": index})
+    assert files.open().grids.keys() == keyspace.grids.keys()
+    assert files.rounds <= 5 or has_edition_1 or framing == "long gaps"
 
 
-def test_bytes_between_messages_are_reported() -> None:
-    some = [on_level(level, shortName="t") for level in (1000, 850, 500)]
-    damaged = b"GRIX" + some[1][4:]
-    keyspace = Files({ROOT: some[0] + damaged + some[2]}).open()
-    assert list(keyspace.reports) == [f"the message at byte {len(some[0])}"]
-    at = some[1].index(b"\0\0\0\x48\3")
-    damaged = some[1][:at] + b"\0\0\0\x47" + some[1][at + 4 :]  # a section that is one byte shorter than it is
-    assert list(Files({ROOT: some[0] + damaged + some[2]}).open().reports) == [f"the message at byte {len(some[0])}"]
+def test_damaged_messages_between_others_are_reported() -> None:
+    fields = [on_level(level, shortName="t") for level in (1000, 850, 500)]
+    report = f"the message at byte {len(fields[0])}"
+    damaged = b"GRIX" + fields[1][4:]
+    assert list(Files({ROOT: fields[0] + damaged + fields[2]}).open().reports) == [report]
+    at = fields[1].index(b"\0\0\0\x48\3")
+    damaged = fields[1][:at] + b"\0\0\0\x47" + fields[1][at + 4 :]  # the stated size of a section is one byte too small
+    assert list(Files({ROOT: fields[0] + damaged + fields[2]}).open().reports) == [report]
 
 
 @pytest.mark.parametrize("number", range(7))
 def test_unexpected_section_number_is_reported(number: int) -> None:
-    """Before it was mended: A message whose section 7 had another number was left out without a report."""
-    some = [on_level(level, shortName="t") for level in (1000, 850)]
-    at = some[0].index(b"\6\6\xff") + 7  # section 6 has 6 bytes, as there is no bitmap; a length of 4 bytes follows
-    assert some[0][at] == 7
-    damaged = some[0][:at] + bytes([number]) + some[0][at + 1 :]
-    assert list(Files({ROOT: damaged + some[1]}).open().reports) == ["the message at byte 0"]
-    empty = some[0][:8] + (20).to_bytes(8) + b"7777"
-    assert list(Files({ROOT: empty + some[1]}).open().reports) == ["the message at byte 0"]
+    """Section 7 has another number, or a message has no sections."""
+    fields = [on_level(level, shortName="t") for level in (1000, 850)]
+    at = fields[0].index(b"\6\6\xff") + 7  # a section 6 without a bitmap has 6 bytes, and the next length has 4
+    assert fields[0][at] == 7
+    damaged = fields[0][:at] + bytes([number]) + fields[0][at + 1 :]
+    assert list(Files({ROOT: damaged + fields[1]}).open().reports) == ["the message at byte 0"]
+    empty = fields[0][:8] + (20).to_bytes(8) + b"7777"
+    assert list(Files({ROOT: empty + fields[1]}).open().reports) == ["the message at byte 0"]
 
 
-def test_damaged_ascii_message_is_reported() -> None:
-    """Before it was mended: If a message began with a damaged sign, and had only ASCII, it counted as text."""
-    some = [on_level(level, shortName="t") for level in (1000, 850)]
-    text = b"GRIX" + bytes(60) + b"7777"
-    assert list(Files({ROOT: some[0] + text + some[1]}).open().reports) == [f"the message at byte {len(some[0])}"]
+def test_damaged_message_of_ascii_bytes_is_reported() -> None:
+    """It is not mistaken for a text between messages, although it does not begin with GRIB."""
+    fields = [on_level(level, shortName="t") for level in (1000, 850)]
+    damaged = b"GRIX" + bytes(60) + b"7777"
+    reports = Files({ROOT: fields[0] + damaged + fields[1]}).open().reports
+    assert list(reports) == [f"the message at byte {len(fields[0])}"]
 
 
 def test_padded_messages_take_few_rounds() -> None:
     values = np.arange(90000) % 255 + 0.0
-    some = (on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))
-    files = Files({ROOT: b"".join(map(padded, some))})
+    fields = (on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))
+    files = Files({ROOT: b"".join(map(pad, fields))})
     files.open()
     assert files.rounds <= 12
 
 
 @pytest.mark.parametrize("pitch", [4_000, 100_000])
-def test_messages_of_various_lengths_are_read_through(pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_various_lengths_take_few_rounds(pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
     keys = {"shortName": "t", "Nj": 300, "bitsPerValue": 8}
     wide = [on_level(500, Ni=points, values=np.resize(POINTS, 300 * points), **keys) for points in range(300, 324)]
@@ -133,13 +138,13 @@ def test_sidecar_replaces_the_scan_of_the_file(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(module, name, 0)
     data = many()
     (tmp_path / "a.grib2").write_bytes(data)
-    walked = Files({ROOT: data})
-    keys = walked.open().grids.keys()
-    assert 20 < walked.rounds < 40, "a round for each message behind the first bytes of the file"
+    alone = Files({ROOT: data})
+    keys = alone.open().grids.keys()
+    assert 20 < alone.rounds < 40, "a round for each message after the first bytes of the file"
     for kind in (".idx", ".index"):
-        beside = Files({ROOT: data, ROOT + kind: sidecar(data, kind)})
-        assert beside.open().grids.keys() == keys
-        assert beside.rounds == 3, "the head of the file, sidecars, and a window of each message"
+        with_sidecar = Files({ROOT: data, ROOT + kind: sidecar(data, kind)})
+        assert with_sidecar.open().grids.keys() == keys
+        assert with_sidecar.rounds == 3, "the head of the file, sidecars, and a window of each message"
     with RangeServer(directory=tmp_path) as server:
         for name in ("a.grib2.idx", "a.grib2.index", "a.index", "a.idx"):
             path = tmp_path / name
@@ -155,7 +160,7 @@ def test_sidecar_replaces_the_scan_of_the_file(tmp_path: Path, monkeypatch: pyte
             path.unlink()
 
 
-def test_messages_of_equal_length_are_found_many_at_a_time() -> None:
+def test_messages_of_equal_length_take_few_rounds() -> None:
     values = np.arange(90000) % 255
     keys = {"Ni": 300, "Nj": 300, "bitsPerValue": 8}
     files = Files({ROOT: b"".join(on_level(500, values=values + 0.0, **keys, step=n) for n in range(60))})
@@ -164,49 +169,49 @@ def test_messages_of_equal_length_are_found_many_at_a_time() -> None:
     assert sum(stop - start for _, start, stop in files.wanted) < len(files.files[ROOT]) / 25
 
 
-def scan(data: bytes) -> Files:
-    """Find the messages of ``data``, of which the first 64 KiB are in memory."""
+def find_messages(data: bytes) -> Files:
+    """Find the messages of ``data``, of which the first 64 KiB are in memory; the result counts the requests."""
     files = Files({ROOT: data})
     begins = files.run(messages.Grib(ROOT, Span(ROOT, 0, len(data)), len(data), data[: 64 << 10]).find_messages())
     assert [at for at, _ in begins] == offsets_of(data)
     return files
 
 
-def on_grid(points: int, step: int) -> bytes:
-    """Return a message with a byte for each point."""
+def write_message(points: int, step: int) -> bytes:
+    """Return a message of 100 rows of ``points`` values, each of a byte."""
     keys = {"Ni": points, "Nj": 100, "bitsPerValue": 8, "values": np.resize(POINTS, 100 * points)}
     return on_level(500, step=step, **keys)
 
 
-def test_scan_of_messages_of_equal_length() -> None:
-    """Twice as many windows are read in each round."""
-    data = b"".join(on_grid(900, step) for step in range(10)) * 40
-    files = scan(data)
+def test_windows_of_messages_of_equal_length_are_read_together() -> None:
+    """Each round reads twice as many windows as the round before."""
+    data = b"".join(write_message(900, step) for step in range(10)) * 40
+    files = find_messages(data)
     assert files.rounds <= 9
     assert len(files.wanted) <= 400
     assert sum(stop - start for _, start, stop in files.wanted) <= 400 * messages.WINDOW
 
 
-def test_scan_of_short_messages_of_equal_length() -> None:
-    """Blocks with many messages are read, twice as long each time."""
-    data = b"".join(on_grid(400, step) for step in range(10)) * 100
-    files = scan(data)
+def test_short_messages_are_read_in_blocks() -> None:
+    """Each block is twice as long as the block before."""
+    data = b"".join(write_message(400, step) for step in range(10)) * 100
+    files = find_messages(data)
     assert len(files.wanted) <= 10
     assert sum(stop - start for _, start, stop in files.wanted) < 1.1 * len(data)
 
 
-def test_scan_of_messages_whose_lengths_repeat() -> None:
-    """Fields of a time step have various lengths, and those of the next step have the same again."""
-    data = b"".join(on_grid(points, 0) for points in (900, 2000, 1500, 900, 900, 1700, 3000)) * 40
-    files = scan(data)
+def test_messages_whose_lengths_repeat_take_few_rounds() -> None:
+    """The fields of a step have various lengths, and those of the next step have the same lengths in the same order."""
+    data = b"".join(write_message(points, 0) for points in (900, 2000, 1500, 900, 900, 1700, 3000)) * 40
+    files = find_messages(data)
     assert files.rounds <= 24
     assert len(files.wanted) <= 310
 
 
-def test_scan_after_a_message_of_another_length() -> None:
-    """At most as many windows are read in vain as were right before."""
-    one, other = on_grid(900, 0), on_grid(901, 0)
-    files = scan(one * 60 + other + one * 60)
+def test_message_of_another_length_costs_few_requests() -> None:
+    """The windows that are read in vain are at most as many as the windows before them."""
+    data, other = write_message(900, 0), write_message(901, 0)
+    files = find_messages(data * 60 + other + data * 60)
     assert len(files.wanted) <= 121 + 64
     assert files.rounds <= 16
 
@@ -238,18 +243,18 @@ def test_subset_with_the_first_byte_of_a_message_is_read(is_small: bool, monkeyp
     ("before", "left"),
     [
         (before, left)
-        for before in (b"", bulletin(b""), bytes(40), bytes(70_000), b"\x01\r\r\n")
+        for before in (b"", add_header(b""), bytes(40), bytes(70_000), b"\x01\r\r\n")
         for left in (1, 2, 3, 4, 7, 15)
         if before or left > 1
     ],
 )
-def test_file_truncated_in_its_magic_bytes_is_an_error(before: bytes, left: int) -> None:
+def test_file_that_ends_within_a_message_header_is_an_error(before: bytes, left: int) -> None:
     whole = on_level(500, shortName="t")
     with pytest.raises(ManifestError, match=f"byte {len(whole + before)} has only {left} bytes: the file is cut short"):
         Files({ROOT: whole + before + whole[:left]}).open()
 
 
-# eccodes' keys of the octets at which axes begin.
+# Keys of eccodes for the first octet of each axis.
 AXES = {
     "threshold": "scaleFactorOfLowerLimit",
     "percentile": "percentileValue",
@@ -267,7 +272,7 @@ AXES = {
 
 
 @pytest.mark.parametrize("template", messages.TEMPLATES)
-def test_product_octets_equal_eccodes(template: int) -> None:
+def test_octets_of_products_equal_those_of_eccodes(template: int) -> None:
     layout = messages.TEMPLATES[template]
     handle = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
     eccodes.codes_set(handle, "tablesVersion", 34)
@@ -284,7 +289,7 @@ def test_product_octets_equal_eccodes(template: int) -> None:
         **{AXES[name]: octet for name, octet, _ in layout.axes},
     }
     begin = eccodes.codes_get(handle, "offsetSection4") - 1
-    if template == 44:  # eccodes has the short forecast time of the manual
+    if template == 44:  # eccodes writes an older form, with a forecast time of 2 octets
         wanted["typeOfFirstFixedSurface"] = 34
     for key, octet in wanted.items():
         if octet:
@@ -310,7 +315,7 @@ def test_product_octets_equal_eccodes(template: int) -> None:
 )  # fmt: skip
 def test_product_properties_become_dimensions(template: int, keys: dict[str, list[dict[str, Any]]]) -> None:
     found = {}
-    base = {"tablesVersion": 34, "parameterCategory": 220, "parameterNumber": 200}  # without a name of its own
+    base = {"tablesVersion": 34, "parameterCategory": 220, "parameterNumber": 200}  # a parameter without a name
     for places in itertools.product(*keys.values()):
         merged = {key: value for place in places for key, value in place.items()}
         found[tuple(map(repr, places))] = message(productDefinitionTemplateNumber=template, **base, **merged)
@@ -331,7 +336,7 @@ def test_product_properties_become_dimensions(template: int, keys: dict[str, lis
         np.testing.assert_allclose(array(data, axis)[...], np.squeeze(values) / 10.0**factor)
 
 
-def test_probabilities_of_two_kinds_are_two_variables() -> None:
+def test_two_types_of_probability_are_two_variables() -> None:
     keys = {"productDefinitionTemplateNumber": 5, "typeOfLevel": "surface"}
     data = b"".join(message(**keys, probabilityType=kind) for kind in (0, 1))
     group = Files({ROOT: data}).open()

@@ -1,4 +1,4 @@
-"""Variables of a rule are derived from the fields of some files; `tests/cli/test_rule.py` has whole archives."""
+"""Variables of a rule are derived from sample files; `tests/cli/test_rule.py` does this for whole archives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from refshard_fs.formats.grib2.rule_samples import choose_samples
     [("", 7, 7), ("run", 7, 0), ("last 1", 7, 6), ("last 3", 1, 0), ("bucket 6", 7, 6), ("bucket 6", 12, 6),
      ("bucket 6", 0, 0)],
 )  # fmt: skip
-def test_first_values_follow_the_range(covers: str, step: int, begin: int) -> None:
-    variable = Variable({}, None, covers=covers)  # type: ignore[arg-type]  # the message does not matter
-    assert variable.begin(step) == begin
+def test_time_range_begins_as_covers_states(covers: str, step: int, begin: int) -> None:
+    variable = Variable({}, None, covers=covers)  # type: ignore[arg-type]  # the message is not used
+    assert variable.compute_begin(step) == begin
 
 
-def test_samples_are_existing_steps() -> None:
+def test_samples_have_steps_of_the_run() -> None:
     document = {
         "refshard": "rule", "url": "{time:%H}{step}{number}", "sidecar": "", "dialect": "wgrib2",
         "time": {"start": "2026-11-01", "every": 6}, "step": {"values": [[0, 48, 1]], "last": {"06": 12}},

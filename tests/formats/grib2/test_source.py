@@ -1,4 +1,4 @@
-"""GRIB2 files: variables equal cfgrib's, with one request for a field; damage never gives wrong data."""
+"""GRIB2 files: datasets equal those of cfgrib, few requests are made, and damaged files are errors or reports."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ xr = pytest.importorskip("xarray")
 ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
 
 
-def cube() -> bytes:
-    """Return temperatures on levels at steps, wind at 10 m, rain that fell, and a field with holes."""
-    found = [on_level(level, shortName="t", step=step) for step in (0, 6) for level in (1000, 850, 500)]
-    found += [on_level(500, shortName="z", step=6)]
-    found += [message(shortName="10u", typeOfLevel="heightAboveGround", level=10, step=step) for step in (0, 6)]
+def write_file() -> bytes:
+    """Return a file with temperatures, a geopotential, winds, sums of rain, and a field with missing values."""
+    fields = [on_level(level, shortName="t", step=step) for step in (0, 6) for level in (1000, 850, 500)]
+    fields += [on_level(500, shortName="z", step=6)]
+    fields += [message(shortName="10u", typeOfLevel="heightAboveGround", level=10, step=step) for step in (0, 6)]
     rain = {"productDefinitionTemplateNumber": 8, "shortName": "tp", "stepType": "accum"}
-    found += [message(**rain, stepRange=range_) for range_ in ("0-6", "0-12")]
-    holes = np.where(RNG.random(496) > 0.5, np.nan, 3.5)
-    return b"".join([*found, message(holes, shortName="sst")])
+    fields += [message(**rain, stepRange=range_) for range_ in ("0-6", "0-12")]
+    with_holes = np.where(RNG.random(496) > 0.5, np.nan, 3.5)
+    return b"".join([*fields, message(with_holes, shortName="sst")])
 
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
-def test_xarray_shows_what_cfgrib_shows(tmp_path: Path, zarr_format: int) -> None:
+def test_dataset_equals_that_of_cfgrib(tmp_path: Path, zarr_format: int) -> None:
     path = tmp_path / "a.grib2"
-    path.write_bytes(cube())
+    path.write_bytes(write_file())
     got = xr.open_dataset(path, engine="refshard", storage_options={"zarr_format": zarr_format})
     assert set(got.data_vars) == {"t", "z", "u10", "tp", "sst"}
     for name, keys in {
@@ -69,9 +69,9 @@ def test_xarray_shows_what_cfgrib_shows(tmp_path: Path, zarr_format: int) -> Non
         found = got[name]
         assert [d.partition("_")[0] for d in found.dims] == list(want.dims), name
         np.testing.assert_array_equal(found.values, want.values)
-        for dimension, own in zip(want.dims, found.dims, strict=True):
+        for expected, dimension in zip(want.dims, found.dims, strict=True):
             np.testing.assert_allclose(
-                got[own].values.astype(want[dimension].dtype).astype("f8"), want[dimension].values.astype("f8")
+                got[dimension].values.astype(want[expected].dtype).astype("f8"), want[expected].values.astype("f8")
             )
         assert found.attrs["long_name"] == want.attrs["long_name"]
         assert found.attrs["units"] == want.attrs["units"]
@@ -80,7 +80,7 @@ def test_xarray_shows_what_cfgrib_shows(tmp_path: Path, zarr_format: int) -> Non
     assert set(xr.open_datatree(path, engine="refshard")["/"].data_vars) == set(got.data_vars)
 
 
-def test_members_are_a_dimension_with_missing_fields(tmp_path: Path) -> None:
+def test_missing_fields_of_members_are_nan(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
     keys = {"productDefinitionTemplateNumber": 1, "shortName": "t"}
     fields = {
@@ -107,13 +107,13 @@ def test_members_are_a_dimension_with_missing_fields(tmp_path: Path) -> None:
         "polar_stereographic_pl_grib2",
     ],
 )
-def test_grids_of_every_kind_are_as_cfgrib_shows_them(tmp_path: Path, sample: str) -> None:
+def test_datasets_of_all_grids_equal_those_of_cfgrib(tmp_path: Path, sample: str) -> None:
     path = tmp_path / "a.grib2"
     path.write_bytes(message(sample=sample))
     check_same_as_cfgrib(path)
 
 
-def test_valid_time_has_dimensions_time_and_step(tmp_path: Path) -> None:
+def test_valid_time_has_the_dimensions_of_time_and_step(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
     fields = {(day, step): on_level(500, dataDate=20240100 + day, step=step) for day in (1, 2) for step in (0, 6, 12)}
     path.write_bytes(b"".join(fields.values()))
@@ -127,10 +127,7 @@ def test_valid_time_has_dimensions_time_and_step(tmp_path: Path) -> None:
     assert "valid_time" not in xr.open_dataset(path, engine="refshard"), "400 sums for 20 fields"
 
 
-def test_single_member_and_pascal_levels_equal_cfgrib(tmp_path: Path) -> None:
-    """Before it was mended: Levels of a GRIB2 file in Pa were shown a hundred times too small, as if they were in hPa,
-    and those of potential vorticity in another unit than their name has.
-    """
+def test_single_member_and_levels_in_pascal_equal_cfgrib(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
     path.write_bytes(on_level(500, productDefinitionTemplateNumber=1, number=0))
     assert check_same_as_cfgrib(path)["number"].item() == 0
@@ -142,7 +139,7 @@ def test_single_member_and_pascal_levels_equal_cfgrib(tmp_path: Path) -> None:
     ("sample", "north", "south", "east"),
     [("regular_ll_pl_grib2", 60, 0, 30), ("regular_gg_pl_grib2", 87.863799, -87.863799, 357.1875)],
 )
-def test_scan_directions_put_each_value_in_its_place(sample: str, north: float, south: float, east: float) -> None:
+def test_coordinates_follow_the_scan_directions(sample: str, north: float, south: float, east: float) -> None:
     upwards = {"latitudeOfFirstGridPointInDegrees": south, "latitudeOfLastGridPointInDegrees": north}
     westwards = {"longitudeOfFirstGridPointInDegrees": east, "longitudeOfLastGridPointInDegrees": 0}
     for keys in ({"jScansPositively": 1, **upwards}, {"iScansNegatively": 1, **westwards}):
@@ -151,8 +148,8 @@ def test_scan_directions_put_each_value_in_its_place(sample: str, north: float, 
         want = [eccodes.codes_get_array(handle, key) for key in ("latitudes", "longitudes")]
         eccodes.codes_release(handle)
         found = np.meshgrid(array(data, "latitude")[...], array(data, "longitude")[...], indexing="ij")
-        for one, other in zip(found, want, strict=True):
-            np.testing.assert_allclose(one.ravel(), other, atol=1e-6)
+        for coordinates, expected in zip(found, want, strict=True):
+            np.testing.assert_allclose(coordinates.ravel(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("sample", ["regular_ll_sfc_grib2", "regular_gg_ml_grib2", "polar_stereographic_pl_grib2"])
@@ -160,15 +157,15 @@ def test_scan_directions_put_each_value_in_its_place(sample: str, north: float, 
 def test_column_and_alternating_scans_become_rows(sample: str, flags: int) -> None:
     plain = message(sample=sample)
     keys = [f"{key}itude" for key in ("lat", "long")]
-    name, *want = (array(plain, key)[...] for key in ("t", *keys))
-    scanned = name.T.copy() if flags & 0x20 else name.copy()
+    rows, *want = (array(plain, key)[...] for key in ("t", *keys))
+    scanned = rows.T.copy() if flags & 0x20 else rows.copy()
     if flags & 0x10:
         scanned[1::2] = scanned[1::2, ::-1].copy()
-    is_so = {"jPointsAreConsecutive": flags >> 5, "alternativeRowScanning": flags >> 4 & 1}
-    data = message(scanned.ravel(), sample=sample, **is_so, bitsPerValue=24)
-    np.testing.assert_allclose(array(data, "t")[...], name, rtol=1e-5)
-    for key, one in zip(keys, want, strict=True):
-        np.testing.assert_array_equal(array(data, key)[...], one)
+    directions = {"jPointsAreConsecutive": flags >> 5, "alternativeRowScanning": flags >> 4 & 1}
+    data = message(scanned.ravel(), sample=sample, **directions, bitsPerValue=24)
+    np.testing.assert_allclose(array(data, "t")[...], rows, rtol=1e-5)
+    for key, coordinates in zip(keys, want, strict=True):
+        np.testing.assert_array_equal(array(data, key)[...], coordinates)
 
 
 def test_potential_vorticity_levels_equal_cfgrib(tmp_path: Path) -> None:
@@ -178,7 +175,7 @@ def test_potential_vorticity_levels_equal_cfgrib(tmp_path: Path) -> None:
 
 
 def test_two_grids_of_a_file_have_separate_coordinates(tmp_path: Path) -> None:
-    """Before it was mended: two grids of one file that differ in their longitudes had those of the first."""
+    """Also two grids that differ only in their longitudes."""
     path = tmp_path / "a.grib2"
     moved = message(shortName="u", longitudeOfFirstGridPointInDegrees=10, longitudeOfLastGridPointInDegrees=40)
     polar = message(shortName="v", sample="polar_stereographic_sfc_grib2")
@@ -187,11 +184,11 @@ def test_two_grids_of_a_file_have_separate_coordinates(tmp_path: Path) -> None:
     for name in ("t", "u", "v"):
         want = open_cfgrib(path, shortName=name)
         np.testing.assert_array_equal(got[name].values, want[name].values)
-        own = next(str(coord) for coord in got[name].coords if str(coord).startswith("longitude"))
-        np.testing.assert_array_equal(got[own].values, want["longitude"].values)
+        longitude = next(str(coord) for coord in got[name].coords if str(coord).startswith("longitude"))
+        np.testing.assert_array_equal(got[longitude].values, want["longitude"].values)
 
 
-def test_extreme_gaussian_grid_is_not_computed() -> None:
+def test_too_fine_gaussian_grid_is_an_error() -> None:
     data = message(sample="regular_gg_pl_grib2")
     at = data.index(b"\0\0\0\x48\3") + 67
     assert data[at : at + 4] == (32).to_bytes(4)
@@ -203,28 +200,28 @@ def test_all_fields_of_a_message_are_shown() -> None:
     first, second = sections(on_level(500, shortName="u")), sections(on_level(500, shortName="v"))
     body = b"".join([*first, *second[2:]])
     data = b"GRIB\0\0\0\2" + (len(body) + 20).to_bytes(8) + body + b"7777"
-    for name, one in (("u", first), ("v", second)):
-        alone = b"GRIB\0\0\0\2" + (len(b"".join(one)) + 20).to_bytes(8) + b"".join(one) + b"7777"
+    for name, field in (("u", first), ("v", second)):
+        alone = b"GRIB\0\0\0\2" + (len(b"".join(field)) + 20).to_bytes(8) + b"".join(field) + b"7777"
         np.testing.assert_array_equal(array(data, name)[...], array(alone, name)[...])
 
 
 def test_unsupported_fields_are_reported() -> None:
     clustered = on_level(500, productDefinitionTemplateNumber=3)
     keyspace = Files({ROOT: clustered + on_level(500, shortName="t")}).open()
-    assert keyspace.reports == {"the message at byte 0": "fields of product template 3 are not shown"}
+    assert keyspace.reports == {"the message at byte 0": "its product has template 3, which is not supported"}
     with pytest.raises(
-        ManifestError, match="none of its arrays can be shown. the message at byte 0: fields of product"
+        ManifestError, match="none of its arrays can be shown. the message at byte 0: its product has template 3"
     ):
         Files({ROOT: clustered}).open()
 
 
-def test_unstructured_grids_lie_along_values() -> None:
+def test_unstructured_grid_has_one_dimension_and_a_uuid() -> None:
     data = on_level(500, shortName="t")
     grid = (
         struct.pack(">IBBIBBH", 35, 3, 0, 496, 0, 0, 101) + struct.pack(">B3sB", 6, b"\0\0\x1a", 1) + bytes(range(16))
     )
-    one, _, *others = sections(data)
-    body = b"".join([one, grid, *others])
+    identification, _, *others = sections(data)
+    body = b"".join([identification, grid, *others])
     icon = b"GRIB\0\0\0\2" + (len(body) + 20).to_bytes(8) + body + b"7777"
     found = array(icon, "t")
     np.testing.assert_array_equal(found[...], array(data, "t")[...].ravel())
@@ -232,7 +229,7 @@ def test_unstructured_grids_lie_along_values() -> None:
     assert found.attrs["GRIB_numberOfGridUsed"] == 26
 
 
-def test_refused_fields_use_no_grid_numbers() -> None:
+def test_grids_of_unsupported_fields_are_not_counted() -> None:
     refused = message(np.zeros(200_000), shortName="u", Ni=200_000, Nj=1)
     grids = Files({ROOT: refused + on_level(500, shortName="t")}).open().grids
     assert {"latitude", "longitude"} <= grids.keys()
@@ -246,8 +243,8 @@ def test_small_file_takes_two_requests() -> None:
     assert sum(stop - start for _, start, stop in files.wanted) == len(files.files[ROOT]) - HEAD
 
 
-def test_joining_steps_takes_two_requests_a_file() -> None:
-    """Fields that get the new dimension are not read to be compared."""
+def test_concat_takes_two_requests_for_each_file() -> None:
+    """Fields that differ along the new dimension are not compared, so they are not read."""
     keys = {"shortName": "t", "Ni": 150, "Nj": 150, "bitsPerValue": 16, "values": np.resize(POINTS, 22_500)}
     with RangeServer() as server:
         urls = [
@@ -255,54 +252,54 @@ def test_joining_steps_takes_two_requests_a_file() -> None:
             for step in range(3)
         ]
         server.clear()
-        made = refshard_fs.concat(urls, "step", lazy=True, allow=[server.url])
+        joined = refshard_fs.concat(urls, "step", lazy=True, allow=[server.url])
         assert len(server.requests()) == 2 * len(urls)
         server.clear()
-        with xr.open_dataset(made, engine="refshard") as ds:
+        with xr.open_dataset(joined, engine="refshard") as ds:
             found = ds["t"].sel(isobaricInhPa=500).values
-        assert len(server.requests()) == 2 * len(urls), "the rest and a field: the head is known"
+        assert len(server.requests()) == 2 * len(urls), "for each file, the bytes after its head, and a field"
     assert found.shape == (3, 150, 150)
     assert np.ptp(found, axis=0).max() == 0
 
 
 @pytest.mark.parametrize("size", ["small", "large", "sidecar"])
 def test_scan_is_cached_for_the_next_process(tmp_path: Path, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is used for the version of the file that was scanned, and no other."""
+    """The cached scan is not used for another version of the file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     if size != "small":
         monkeypatch.setattr(source, "WHOLE", 0)
     data = many() * 2
-    assert len(data) > 1 << 18, "worth keeping by default"
-    others = b"".join(on_level(level, shortName="t", Ni=60, Nj=60, values=POINTS + 1) for level in (850, 500))
+    assert len(data) > 1 << 18, "the scan of such a file is cached by default"
+    replacement = b"".join(on_level(level, shortName="t", Ni=60, Nj=60, values=POINTS + 1) for level in (850, 500))
     with RangeServer() as server:
         urls = [server.put(f"{step}.grib2", data) for step in range(2)]
         if size == "sidecar":
             for url in urls:
                 server.put(url.rpartition("/")[2] + ".idx", sidecar(data, ".idx"))
-        first = everything_of(urls[0])
-        assert everything_of(urls[1]) == first
+        first = read_all(urls[0])
+        assert read_all(urls[1]) == first
         server.clear()
         with monkeypatch.context() as without_names:
             without_names.delattr(source, "name_parameter")
-            assert everything_of(urls[0], reads=False).keys() == first.keys()
+            assert read_all(urls[0], with_values=False).keys() == first.keys()
         (head,) = server.requests()
         assert (head.stop or 0) - (head.start or 0) == HEAD
-        assert everything_of(urls[0]) == first
-        server.put("0.grib2", others + bytes(1 << 18))
+        assert read_all(urls[0]) == first
+        server.put("0.grib2", replacement + bytes(1 << 18))
         if size == "sidecar":
             server.delete("0.grib2.idx")
-        changed = everything_of(urls[0])
-        assert changed == everything_of(urls[0], index_cache=False)
+        changed = read_all(urls[0])
+        assert changed == read_all(urls[0], index_cache=False)
         assert changed.keys() != first.keys()
 
 
-def everything_of(url: str, *, reads: bool = True, **options: Any) -> dict[str, bytes]:
-    """Return what a process shows that knows nothing of ``url``; without ``reads`` not the chunks' bytes."""
+def read_all(url: str, *, with_values: bool = True, **options: Any) -> dict[str, bytes]:
+    """Return the values by key, without anything in memory from earlier; b"" for each key unless ``with_values``."""
     INDEXES.clear()
     fs = RefShardFileSystem(url, skip_instance_cache=True, **options)
-    found = {key: fs.cat_file(key) if reads else b"" for key in fs.find("")}
+    values = {key: fs.cat_file(key) if with_values else b"" for key in fs.find("")}
     settle()
-    return found
+    return values
 
 
 def test_scans_of_cube_parts_are_cached(tmp_path: Path) -> None:
@@ -312,52 +309,52 @@ def test_scans_of_cube_parts_are_cached(tmp_path: Path) -> None:
             server.put(f"{step}.grib2", b"".join(on_level(level, step=step, **keys) for level in (1000, 850, 500)))
             for step in range(3)
         ]
-        options = {"allow": [server.url], "index_cache": str(tmp_path / "kept")}
+        options = {"allow": [server.url], "index_cache": str(tmp_path / "cache")}
         refshard_fs.concat(urls, "step", lazy=True, **options).save(str(tmp_path / "cube.refshard"))
         settle()
         INDEXES.clear()
         server.clear()
         with xr.open_dataset(tmp_path / "cube.refshard", engine="refshard", storage_options=options) as ds:
             found = ds["t"].sel(isobaricInhPa=500).values
-        assert len(server.requests()) == 2 * len(urls), "the head, and a field"
+        assert len(server.requests()) == 2 * len(urls), "for each file, its head and a field"
     assert np.ptp(found, axis=0).max() == 0
 
 
-def test_scan_without_names_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_without_eccodes_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "eccodes", None)
-    data = cube()
+    data = write_file()
     with pytest.raises(ValueError, match="reading GRIB needs eccodes"):
         FileScan(data[:100], len(data)).pack(source._scan_in_memory(data, b"", "x"))
 
 
-def test_scan_survives_packing() -> None:
-    data = cube()
-    kind = FileScan(data[:100], len(data))
-    scan = source.Scan.of((messages.Unshown(7, "of another kind"), *source._scan_in_memory(data, b"", "x").found))
-    packed = b"".join(kind.pack(scan))
-    assert kind.unpack(memoryview(packed)) == scan
-    for harmed in (b"", packed[:-1], b"\x92\x90" + packed[2:]):
+def test_unpacked_scan_equals_the_packed_one() -> None:
+    data = write_file()
+    index = FileScan(data[:100], len(data))
+    scan = source.Scan.make((messages.Unshown(7, "of another kind"), *source._scan_in_memory(data, b"", "x").fields))
+    packed = b"".join(index.pack(scan))
+    assert index.unpack(memoryview(packed)) == scan
+    for damaged in (b"", packed[:-1], b"\x92\x90" + packed[2:]):
         with pytest.raises(ValueError, match="expected the scan"):
-            kind.unpack(memoryview(harmed))
+            index.unpack(memoryview(damaged))
 
 
-def test_commands_take_grib2_and_convert_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_accept_grib2_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.grib2"
-    path.write_bytes(cube())
+    path.write_bytes(write_file())
     refs = check_commands(path, tmp_path, capsys, "t")
     np.testing.assert_array_equal(array(refs, "t")[...], array(path, "t")[...])
 
 
-def test_truncated_files_are_errors_with_their_name() -> None:
-    data = cube()
+def test_error_for_a_truncated_file_names_the_file() -> None:
+    data = write_file()
     ends = {*offsets_of(data)[1:], len(data)}
     for cut in {*RNG.integers(1, len(data), 60).tolist(), *(end - 1 for end in ends)} - ends:
         with pytest.raises(RefShardError, match="files://x"):
             Files({ROOT: data[:cut]}).open("grib2")
 
 
-def test_damaged_headers_are_errors_or_leave_fields() -> None:
-    data, rng = cube(), np.random.default_rng(6)
+def test_damaged_headers_are_errors_or_reported() -> None:
+    data, rng = write_file(), np.random.default_rng(6)
     for at, bit in zip(rng.integers(0, 220, 100).tolist(), rng.integers(0, 8, 100).tolist(), strict=True):
         flipped = bytearray(data)
         flipped[at] ^= 1 << bit
@@ -370,17 +367,17 @@ def test_damaged_headers_are_errors_or_leave_fields() -> None:
 
 
 @pytest.mark.parametrize("edition", [1, 2])
-def test_files_of_time_step_member_and_level_are_one_dataset(edition: int, tmp_path: Path) -> None:
+def test_cube_joins_files_along_time_step_and_member(edition: int, tmp_path: Path) -> None:
     sample, member = ("regular_ll_pl_grib1", {}) if edition == 1 else ("regular_ll_sfc_grib2", {"number": 1})
     for day, step, number in itertools.product((1, 2), (0, 6), (0, 1) if member else (0,)):
         keys = {"dataDate": 20240100 + day, "step": step} | dict.fromkeys(member, number)
-        one = {"productDefinitionTemplateNumber": 1} if member else {}
-        some = [
-            message(np.full(496, 100 * day + step + number / 8 + level / 1e4), sample, **one, shortName="t",
+        product = {"productDefinitionTemplateNumber": 1} if member else {}
+        fields = [
+            message(np.full(496, 100 * day + step + number / 8 + level / 1e4), sample, **product, shortName="t",
                     typeOfLevel="isobaricInhPa", level=level, **keys)
             for level in (850, 500)
         ]  # fmt: skip
-        (tmp_path / f"{day}_{step}_{number}.grib").write_bytes(b"".join(some))
+        (tmp_path / f"{day}_{step}_{number}.grib").write_bytes(b"".join(fields))
     cube = refshard_fs.cube(str(tmp_path / "*.grib"))
     found = xr.open_dataset(cube, engine="refshard")["t"]
     assert found.dims[:-2] == ("time", *(["number"] if member else []), "step", "isobaricInhPa")

@@ -11,7 +11,7 @@ import numpy as np
 from refshard_fs.core.model import Inline
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.grib2.messages import Field, Grib
-from refshard_fs.formats.grib2.source import FieldGroup, _read_fields, _run_in_memory, make_recipe, scan_flags
+from refshard_fs.formats.grib2.source import FieldGroup, _read_fields, _run_in_memory, get_scan_flags, make_recipe
 from tests.fuzz.parsers.grib2_file import WORDS
 from tests.support.grib_messages import eccodes, message
 from tests.support.shards_in_memory import ROOT
@@ -58,7 +58,7 @@ def check_input(data: bytes) -> None:
                 if isinstance(field, Field):
                     _, places, inner = group.add_grid(field)
                     sections = b"".join([data[at : at + size] for at, size in field.parts])
-                    made = make_recipe(field, inner[-1], scan_flags(field, inner)).make(sections)
+                    made = make_recipe(field, inner[-1], get_scan_flags(field, inner)).make(sections)
                     assert len(made) == 4 * field.count
                     for name in places if field.count < _POINTS else ():
                         _run_in_memory(group.chunks[name].entry(0))
