@@ -83,7 +83,7 @@ class Composite(KeySpace):
                     self._mounts[prefix] = Hierarchy(url, listable=True)
                 case Key(key):
                     self._mounts[prefix] = key.rstrip("/")
-        self._probed: set[str] = set()  # prefixes of which it is known whether they can be listed
+        self._probed: set[str] = set()  # prefixes that were listed, or cannot be listed
         # Directory → name → whether it is a directory, for the keys and prefixes of the map.
         self._tree: dict[str, dict[str, bool]] = {"": {}}
         for prefix in keys.prefixes:

@@ -57,7 +57,7 @@ class Header(msgspec.Struct, frozen=True):
         return value
 
     def get_number(self, keyword: str, default: float) -> float:
-        """Return the number of a card, or ``default`` without one. Raise ManifestError for another value."""
+        """Return the number of a card, or ``default`` without a card. Raise ManifestError if it is not a number."""
         value = self.cards.get(keyword, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ManifestError(f"{self.where}: its {keyword} is {value!r}: expected a number")

@@ -180,7 +180,7 @@ def _decode_ieee(data: Octets, packing: Octets, stored: int) -> _Array:
 def _decode_run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     """Decode runs: a number of a level, and the digits of the length of the run."""
     bits, highest, levels = parse_integer(packing, 12), parse_integer(packing, 13, 2), parse_integer(packing, 15, 2)
-    base = (1 << bits) - 1 - highest  # of the digits, of which the least significant comes first
+    base = (1 << bits) - 1 - highest  # base of the digits; the least significant digit comes first
     if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
         raise ValueError(
             f"its runs have {bits} bits, and use {highest} of {levels} levels in a section of {len(packing)} bytes: "
@@ -279,7 +279,7 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
     With ``limits``, a number is missing if it reaches the limit of its group before the reference is added.
     """
     references, widths, lengths = groups
-    is_whole = lengths.sum() == stored and lengths.min() >= 0 and lengths.max() <= stored  # the sum may wrap
+    is_whole = lengths.sum() == stored and lengths.min() >= 0 and lengths.max() <= stored  # the sum may overflow
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
         raise ValueError(
             f"expected {stored} values of at most 32 bits, found {lengths.sum()} in {len(lengths)} groups, of up to "

@@ -181,7 +181,7 @@ class FileScan(msgspec.Struct, frozen=True):
     size: int
 
     def scan(self, source: Span) -> Steps[Scan]:
-        """Return the fields. A small file of short messages is read whole, of others a sidecar, or windows."""
+        """Return the fields. A small file of short messages is read whole, other files by a sidecar or windows."""
         if self.size <= WHOLE and self._begins_with_short_message():
             rest = source.resolve_end(self.size).part(len(self.head), self.size - len(self.head))
             scan: Scan = yield Load(rest, Parsed(_scan_in_memory, (self.head, source.url)))

@@ -11,7 +11,7 @@ MAIN = "refs/branch.main/ref.json"  # an object that every repository of version
 def _recognises(probe: Probe) -> bool:
     names = probe.names
     if names and names <= {REPO, MAIN}:
-        return True  # the target cannot be listed
+        return True  # the target cannot be listed, so other objects are not searched
     return "snapshots" in names and not names.isdisjoint((REPO, "refs"))
 
 

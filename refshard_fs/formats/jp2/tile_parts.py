@@ -24,9 +24,9 @@ VERSION: Final = 1  # version of the entries in the index cache
 SOT_SIZE: Final = 12  # bytes of the segment SOT, with which a tile part begins
 LEAST: Final = SOT_SIZE + 2  # the least bytes of a tile part
 MOST_PARTS: Final = 1 << 19  # tile parts in a code stream
-NEAR: Final = 1 << 17  # bytes: if a tile has fewer on average, the headers lie close together, and
-AROUND: Final = 1 << 20  # this many bytes are read at each header, which often have further headers
-FEW: Final = 16  # tiles: the chain of more is followed from several places
+NEAR: Final = 1 << 17  # bytes: if tiles have fewer on average, headers lie close together, so
+AROUND: Final = 1 << 20  # this many bytes are read at each header; they often include further headers
+FEW: Final = 16  # tiles: with more, the chain of tile parts is followed from several places
 SEARCHED: Final = 1 << 16  # bytes in which a header is searched first; each further search takes twice as many
 
 _SOT: Final = struct.Struct(">HHHIBB")
@@ -203,7 +203,8 @@ def _find_headers(file: FileBytes, first: int, stop: int, tiles: int) -> Steps[l
     """
     count = math.isqrt(tiles)
     step, most = (stop - first) // count, 2 * (stop - first) // tiles
-    searched = {first + number * step: 0 for number in range(1, count)}  # place → bytes from there that were searched
+    # Start of a search → number of bytes that were searched from there on.
+    searched = {first + number * step: 0 for number in range(1, count)}
     headers: dict[int, None] = {}
     window = SEARCHED
     while searched:

@@ -1,7 +1,7 @@
 """Read and write kerchunk's JSON reference sets, versions 0 and 1. No I/O here.
 
-Specification: "References specification" of fsspec/kerchunk. A set may be compressed. Its first bytes decide how; its
-name does not matter.
+Specification: "References specification" of fsspec/kerchunk. A set may be compressed. Its first bytes determine
+the compression; the name of the file does not matter.
 """
 
 from __future__ import annotations

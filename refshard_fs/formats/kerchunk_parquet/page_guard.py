@@ -23,7 +23,7 @@ OLD_WRITERS: Final = 100  # a column chunk by an old parquet-mr may have this ma
 I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
 BYTE_ARRAY: Final = 6  # Parquet's type of texts and bytes
 _NESTING: Final = 16  # the most levels of structures and lists
-_PARTS: Final = 100_000  # the most structures and list items in a footer, which may have one byte each
+_PARTS: Final = 100_000  # the most structures and list items in a footer: each may take only one byte
 
 # Types of pages; pyarrow skips pages of other types.
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3

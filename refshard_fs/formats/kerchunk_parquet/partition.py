@@ -62,7 +62,7 @@ def read_columns(data: bytes, footer: Footer) -> dict[str, Any]:
         return {name: _join_pieces(table.column(name)) for name in columns}
     except KeyError as e:  # raised for `read_dictionary`, if the footer has the column nested in another column
         raise ValueError(f"its column {e.args[0].decode()!r} is nested: expected a plain column") from e
-    except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # RuntimeError: from the Parquet library
+    except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # the Parquet library raises RuntimeError
         if isinstance(e, ValueError) and not isinstance(e, pa.ArrowException):
             raise
         raise ValueError(f"{_NOT_READ}: {e}") from e

@@ -135,11 +135,11 @@ def _read_number(extension: Mapping[str, Any], name: str) -> int:
 
 
 def _read_kept(extension: Mapping[str, Any]) -> dict[str, int]:
-    """Return by path of each replaced file the time of its replacement, in seconds since 1970."""
+    """Return the paths of replaced files, with the times of their replacement in seconds since 1970."""
     match extension:
         case {"kept": dict(kept)}:
-            named = ((path, when) for path, when in kept.items() if is_key(path) and _KEPT.fullmatch(parent(path)[1]))
-            return {path: when for path, when in named if type(when) is int}
+            files = ((path, when) for path, when in kept.items() if is_key(path) and _KEPT.fullmatch(parent(path)[1]))
+            return {path: when for path, when in files if type(when) is int}
     return {}
 
 
@@ -346,7 +346,7 @@ class ParquetKeySpace(PartedKeySpace):
         """Load several of the partitions that `list_partitions` returns, together."""
         renamed = self.layout.renamed.get(array, {})
         loaded: Sequence[Any] = [None] * len(numbers)
-        with contextlib.suppress(TargetChanged):  # then `partition` loads each, in the version when the set was opened
+        with contextlib.suppress(TargetChanged):  # then `partition` loads earlier versions one by one
             loaded = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
         partitions: list[Chunks | None] = []
         for number, partition in zip(numbers, loaded, strict=True):

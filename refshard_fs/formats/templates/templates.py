@@ -33,7 +33,7 @@ COMPILED: Final = 256  # the most templates in the cache that jinja2 has compile
 # At most ROWS keys are generated at a time, and fewer if they have more than about CHARACTERS characters together.
 ROWS: Final = 8192
 CHARACTERS: Final = 1 << 24
-_WIDEST: Final = 20  # characters of -2**63: a text is at most this many times longer in one row than in another
+_WIDEST: Final = 20  # characters of -2**63: an integer in a text has from 1 to this many characters
 
 Generated = tuple[str, str, int | None, int | None]
 

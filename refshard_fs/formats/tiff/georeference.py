@@ -43,7 +43,7 @@ class Georeference(NamedTuple):
         the pixels of a column.
         """
         height, width, bands = shape
-        down, across = self.height / height, self.width / width  # rows and columns of the image for each one here
+        down, across = self.height / height, self.width / width  # in rows and columns of the full image
         spatial_ref = SPATIAL_REF + names["x"].removeprefix("x")
         spatial = dict(self.crs)
         if self.points:

@@ -400,7 +400,7 @@ def _parse_compression(ifd: Ifd) -> tuple[int, int, int]:
     if compression == LERC and ifd.get_integer(PREDICTOR, 1) != 1:  # tifffile applies it, GDAL does not
         predictor = ifd.get_integer(PREDICTOR, 1)
         raise ValueError(f"its Predictor is {predictor} with LERC, which readers interpret differently: expected 1")
-    if photometric == 6 and compression in JPEG_2000:  # readers differ on who converts the colours
+    if photometric == 6 and compression in JPEG_2000:  # some readers convert the colours, and some do not
         raise ValueError("its samples are YCbCr in JPEG 2000, which is not supported: expected RGB or grey")
     return compression, photometric, LERC_WITHIN[lerc]
 
@@ -472,7 +472,7 @@ class TileChunks(Chunks):
         yield from self._tiff.read_values(tables)
         values = [int(table.values[tile - first]) for table in tables]
         offset, size = values if len(values) == 2 else (values[0], page.recipe.compute_size(page.count_rows(tile)))
-        if offset and not size and page.count == 1 and not page.is_tiled:  # as libtiff does
+        if offset and not size and page.count == 1 and not page.is_tiled:  # libtiff reads to the end, too
             left = self._tiff.size - offset
             size = left if page.recipe.compression != 1 else min(left, page.recipe.compute_size(page.height))
         return (page, offset, size) if offset and size > 0 else (None, 0, 0)

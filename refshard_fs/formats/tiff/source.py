@@ -96,7 +96,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 def _describe_pages(tiff: Tiff, pages: Sequence[Sequence[Ifd]], zarr_format: int) -> _Group:
     """Return the arrays of ``pages``, each a list of its IFD and its SubIFDs."""
     group = _Group(tiff, zarr_format)
-    broken = pages[-1][0].problem  # why further pages cannot be found: they may have planes that seem to be missing
+    broken = pages[-1][0].problem  # why further pages were not found: planes that seem to be missing may be in them
     images: list[OmeImage] = []
     try:
         images = parse_ome_images(pages[0][0].get_text(DESCRIPTION), len(pages))
@@ -229,7 +229,7 @@ class _Group(RasterGroupBuilder):
             name = str(number)
             try:
                 page = parse_page(ifd, self._tiff)
-                # Aperio's levels are tiled, and may not be marked as overviews; its label and macro are marked.
+                # In Aperio's files, the label and the macro are marked as overviews; levels are tiled, marked or not.
                 is_apart = aperio is not None and not page.is_tiled and number > 0
                 is_level = page.is_tiled if aperio is not None else page.is_reduced
                 if full is None or not (is_level or is_apart or page.is_mask):
@@ -352,7 +352,7 @@ def parse_gdal_metadata(ifd: Ifd, samples: int) -> dict[str, Any]:
         values = [by_band.get(str(band), _NEUTRAL.get(role, "")) for band in range(samples)]
         if len(set(values)) == 1:
             attributes[_ROLES[role]] = values[0]
-        else:  # xarray can apply only one scale to all bands, so another name keeps it from doing that
+        else:  # xarray would apply one scale to all bands, so these attributes have another name
             attributes[f"{role}s" if role in _NEUTRAL else _ROLES[role]] = values
     return attributes
 
@@ -371,9 +371,9 @@ def parse_texts(ifd: Ifd) -> dict[str, Any]:
 
 def _parse_number(text: str) -> Any:
     """Convert a text to an integer or a float; return a text that is not a number as it is."""
-    text = text.replace("1.#INF", "inf").replace("1.#QNAN", "nan").replace("1.#IND", "nan")  # as Windows writes them
+    text = text.replace("1.#INF", "inf").replace("1.#QNAN", "nan").replace("1.#IND", "nan")  # Windows' texts
     try:
-        return int(text) if text.lstrip("+-").isdecimal() and len(text) < 19 else float(text)  # fits 64 bits
+        return int(text) if text.lstrip("+-").isdecimal() and len(text) < 19 else float(text)  # at most 64 bits
     except ValueError:
         return text
 

@@ -1,4 +1,4 @@
-"""The view of chunk manifests: pending documents in the root, and metadata without the declaration of a manifest."""
+"""The keys of chunk manifests: pending documents of the root, and metadata without the declaration of a manifest."""
 
 from __future__ import annotations
 
