@@ -289,7 +289,7 @@ class ManifestView(ArrayView[Declaration]):
         return has_chunks_below(table, table.grid.directory_of(leading))
 
     def _build_table(self, path: str, leading: tuple[int, ...]) -> Steps[ChunkTable]:
-        """Return a table of chunks, whose keys and sizes are right: all that begin with ``leading``, perhaps more."""
+        """Return a table with the keys and sizes of all chunks that begin with ``leading``, and perhaps of others."""
         manifest, resolver, where = yield from self._load_manifest(path)
         table = manifest.table
         grid = table.grid

@@ -22,7 +22,7 @@ MOST_ROWS: Final = 1 << 14  # the most rows in a chunk
 def choose_codec(kind: str, dtype: np.dtype[Any]) -> dict[str, Any]:
     """Return zarr's codec for sequences of elements of a ``kind``, one of the letters of TFORM.
 
-    Texts are texts. Sequences of numbers are bytes for zarr 3, which lacks a codec for them, and arrays for zarr 2.
+    Characters become texts. Numbers become arrays in zarr 2, and bytes in zarr 3, which lacks a codec for such arrays.
     """
     if kind == "A":
         return TEXT

@@ -69,7 +69,7 @@ class TileChunks(Chunks):
         kind = header.cards.get("ZCMPTYPE")
         if kind == _UNSAFE:
             raise ManifestError(
-                f"{where}: its tiles are compressed as {kind}, whose decoder is not safe with damaged files"
+                f"{where}: its tiles are compressed as {kind}, which is not supported: damaged files crash its decoders"
             )
         if kind not in _CODECS:
             raise ManifestError(f"{where}: its tiles are compressed as {kind!r}: expected one of {', '.join(_CODECS)}")

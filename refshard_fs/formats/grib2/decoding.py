@@ -339,7 +339,7 @@ def _add_differences(blocks: Iterator[_Block], firsts: Sequence[int]) -> Iterato
 
 
 def _decode_complex(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Block]:
-    """Decode numbers in groups, or differences of numbers."""
+    """Decode complex packing: groups of numbers, or groups of differences between numbers."""
     groups, missing = parse_integer(packing, 32, 4), parse_integer(packing, 23)
     has_order = parse_integer(packing, 10, 2) == 3
     order, size = (parse_integer(packing, octet) if has_order else 0 for octet in (48, 49))
@@ -496,7 +496,7 @@ class Values1(_FieldValues, frozen=True):
         )
 
     def _decode_second_order(self, data: memoryview, stored: int) -> Iterator[_Block]:
-        """Decode numbers in groups, or differences of numbers."""
+        """Decode second-order packing: groups of numbers, or groups of differences between numbers."""
         flags, groups = parse_integer(data, 14), parse_integer(data, 17, 2) | parse_integer(data, 21) << 16
         order = flags & 3
         if flags & 0x78 != _EXTENDED:

@@ -189,7 +189,9 @@ def _count_points(grid: bytes) -> int:
         return across * down
     at = parse_integer(grid, 5) + 4 * parse_integer(grid, 4)  # the octet at which the numbers of points in rows begin
     if parse_integer(grid, 5) == 255 or down == 0xFFFF:
-        raise ValueError("its grid lacks the number of points in a row, and a list of these numbers: expected either")
+        raise ValueError(
+            "its grid lacks the number of points in a row, and a list of these numbers: expected one of them"
+        )
     rows = [parse_integer(grid, at + 2 * row, 2) for row in range(down)]
     if parse_integer(grid, 6) not in (4, 14):
         return sum(rows)

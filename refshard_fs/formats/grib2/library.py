@@ -37,8 +37,8 @@ def import_eccodes() -> Any:
 class Points(msgspec.Struct, frozen=True):
     """Recipe: compute ``count`` latitudes or longitudes (``key``) from the section of a grid.
 
-    They are those of every point, or of one in ``every`` points. The scanning flags at octet ``scanned`` are changed,
-    so that all rows run in one direction; 0: the grid has no flags.
+    Only one of ``every`` successive points is computed. The scanning flags at octet ``scanned`` are changed, so that
+    all rows run in one direction; ``scanned`` is 0 if the grid has no flags.
     """
 
     key: str
@@ -79,9 +79,9 @@ class Points(msgspec.Struct, frozen=True):
         return bytes(np.asarray(values, "<f8").tobytes())
 
     def _check_rows(self, grid: bytes) -> None:
-        """Raise ValueError if a grid contradicts itself, or is reduced to an impossible number of points.
+        """Raise ValueError if sizes in the section contradict each other, or a row has an impossible number of points.
 
-        eccodes writes beyond its buffers if sizes contradict each other, and ends the process over impossible rows.
+        Otherwise, eccodes would write beyond its buffers, or end the process.
         """
         kind = parse_integer(grid, 6) if self.edition == 1 else parse_integer(grid, 13, 2)
         if self.edition == 2 and kind in (*range(4), *_ROWS):

@@ -127,8 +127,8 @@ def parse_signed(data: Octets, octet: int, size: int) -> int:
 def count_points(rows: Sequence[int], parallels: int, west: int, east: int, degree: int) -> int:
     """Return the number of points of a reduced Gaussian grid between the meridians ``west`` and ``east``.
 
-    Their unit is so that ``degree`` is one degree. ``rows`` are the numbers of points on whole circles of latitude; of
-    these, an area has the points between the meridians.
+    Both are integers in units of a degree divided by ``degree``. ``rows`` are the numbers of points on whole circles of
+    latitude, of which only the points between the meridians are counted.
     """
     circle = 360 * degree
     east += -((east - west) // circle) * circle if east < west else 0
@@ -148,7 +148,7 @@ class Surface(NamedTuple):
     scaled: int
 
     def compute_value(self, unit: int = 0) -> float:
-        """Return the value in a unit of 10**``unit`` of the kind's unit; 0 if it is missing."""
+        """Return the value in units of 10**``unit`` SI units; 0 if it is missing."""
         is_known = self.scaled != MISSING and -30 <= self.factor <= 30
         return self.scaled / 10.0 ** (self.factor + unit) if is_known else 0.0
 

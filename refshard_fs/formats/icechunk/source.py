@@ -144,7 +144,7 @@ class IcechunkKeySpace(PartedKeySpace):
         return lookups
 
     def _find_entries(self, path: str, manifest: int, numbers: UInt64s) -> Steps[list[Entry | None]]:
-        """Return the entries of chunks in a manifest of an array, by its index; all are None if the index is -1."""
+        """Return the entries of chunks in the array's manifest with index ``manifest``; all are None if it is -1."""
         entries: list[Entry | None] = [None] * len(numbers)
         if manifest < 0:
             return entries

@@ -69,7 +69,7 @@ def read_boxes(file: FileBytes) -> Steps[Boxes]:
 def parse_box(head: bytes, at: int, end: int) -> Box:
     """Parse the header of a box at byte ``at`` of a file or an outer box, which ends at ``end``.
 
-    Raises ValueError if the box ends later. The box of the code stream may: it is cut off at ``end``.
+    Raises ValueError if the box ends after ``end``. Only the box of the code stream may: it is cut off there.
     """
     length, start = int.from_bytes(head[:4]), at + 8
     if length == 1:  # the length follows the type

@@ -123,7 +123,7 @@ class Size(NamedTuple):
         return -(-corner[0] // (x << level)), -(-corner[1] // (y << level))
 
     def choose_chunks(self, level: int) -> tuple[int, int] | None:
-        """Return the rows and columns of a tile at a level; None if tiles differ, other than by the image's end."""
+        """Return the rows and columns of a tile at a level; None if tiles differ, except at the image's end."""
         extents = []
         for axis, extent in zip((1, 0), self.compute_shape(level), strict=True):
             tile, step = self.tile[axis], (self.sampling or (1, 1))[axis] << level
@@ -300,7 +300,7 @@ class Header(msgspec.Struct, frozen=True):
         return head + bytes([coding.levels - level]) + data[coding.at + 1 : stop]
 
     def limit_cost(self, size: int) -> int:
-        """Return the limit in bytes for decoding a tile in a file of ``size`` bytes; ValueError if it takes more."""
+        """Return how many bytes decoding a tile may take in a file of ``size`` bytes; ValueError if it takes more."""
         most = min(LARGEST, max(SPARSE, RATIO * size))
         across, down = self.size.tiles
         tile = self.size.select_tile(down // 2 * across + across // 2, 0)  # tiles at edges may be smaller

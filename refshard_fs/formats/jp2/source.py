@@ -102,7 +102,7 @@ def read_image(probe: Probe, group: RasterGroupBuilder) -> Steps[Image]:
 
 
 def _count_levels(header: Header, most: int) -> tuple[int, str]:
-    """Return how many lower resolutions can be shown, and why others cannot; ValueError if even the image cannot."""
+    """Return how many lower resolutions can be shown, and why not all; ValueError if the image itself cannot."""
     levels, reason = header.count_levels(has_skipping_decoder=has_skipping_decoder())
     for level in range(levels + 1):
         obstacle = header.find_obstacle(level)

@@ -34,7 +34,7 @@ _MARK: Final = struct.pack(">HH", SOT, 10)  # each header begins with this marke
 
 
 class Part(NamedTuple):
-    """The header of a tile part: its tile, its size in bytes, its number in the tile, and the number of parts there.
+    """The header of a tile part: its tile, its size in bytes, its number there, and the number of parts of the tile.
 
     ``size`` is 0 if the part reaches the end of the code stream; ``total`` is 0 if the header does not state it.
     """
@@ -104,7 +104,7 @@ class TilePartScan(msgspec.Struct, frozen=True):
         return (yield from find_tile_parts(file, self.first, self.stop, self.tiles))
 
     def decode(self, data: bytes) -> TileParts:
-        raise ValueError("tile parts have no bytes of their own to decode: they are found by a scan")
+        raise ValueError("tile parts are found by a scan of the file, not decoded from bytes")
 
     def identity(self) -> bytes:
         return repr((VERSION, self.first, self.stop, self.tiles)).encode()

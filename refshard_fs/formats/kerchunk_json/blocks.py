@@ -242,7 +242,7 @@ class Reader:
             self._close()
 
     def take(self, members: Mapping[Any, Any]) -> None:
-        """Add members, as Python values, of the object that is being parsed."""
+        """Add members of the object that is being parsed; their values are Python objects."""
         if not self._within_refs and not members.keys().isdisjoint(SPECIAL):
             rest = dict(members)
             for name in SPECIAL:

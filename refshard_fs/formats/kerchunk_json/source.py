@@ -117,7 +117,7 @@ def parse(data: bytes, where: str, overrides: Mapping[str, str], *, simple: bool
 def parse_document(
     document: Mapping[str, Any], where: str, overrides: Mapping[str, str], *, simple: bool = True
 ) -> ReferenceSet:
-    """Make a reference set of ``document``, a mapping as of version 0 or 1, which is not changed."""
+    """Make a reference set of ``document``, a dict in the form of version 0 or 1, which is not changed."""
     reader = Reader(where)
     reader.take(document)
     return _make_reference_set(reader, JsonIndex(where, tuple(overrides.items()), simple))

@@ -143,7 +143,7 @@ class ThriftReader:
             value |= (byte & 127) << shift
             if byte < 128:
                 if value >> bits:
-                    raise DamagedParquet("a number is too large")
+                    raise DamagedParquet(f"a number has more than {bits} bits")
                 return value
         raise DamagedParquet("a number is cut short")
 

@@ -63,9 +63,9 @@ def encode_partition(
     *,
     dry: bool = False,
 ) -> bytes:
-    """Encode the chunks ``numbers`` of ``array`` as a parquet file; ManifestError if it cannot hold one of them.
+    """Encode the chunks ``numbers`` of ``array`` as a parquet file; ManifestError if such a file cannot hold a chunk.
 
-    If ``dry``, only check that, and return b"".
+    If ``dry``, only check this, and return b"".
     """
     check_representable(array, grid, numbers, partition)
     targets, offsets, lengths = partition.ranges
@@ -149,7 +149,7 @@ class Plan(NamedTuple):
 
 
 def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
-    """Return the layout after ``edits``, and its ``.zmetadata``; ManifestError, which names ``where``, if invalid."""
+    """Return the layout after ``edits``, and its ``.zmetadata``. ManifestError, which names ``where``, if invalid."""
     documents: dict[str, Any] = {key: value for key, value in old.metadata.items() if not edits.hides(key)}
     for key, edit in edits.changes().items():
         if not zarrmeta.is_metadata(key) or key == PARQUET:

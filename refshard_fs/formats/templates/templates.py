@@ -62,8 +62,8 @@ class Templates:
             name: _check_definition(name, text) for name, text in chain(definitions.items(), (overrides or {}).items())
         }
         self._expander = (SimpleExpander if simple else JinjaExpander)(self._sources, limits)
-        self._cost = Cost()  # of all texts that were expanded
-        self._characters = 0  # of all these texts before their expansion
+        self._cost = Cost()  # the cost of all texts that were expanded
+        self._characters = 0  # the characters of these texts before their expansion
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources

@@ -427,8 +427,8 @@ class TileChunks(Chunks):
     """Locate the chunks of ``pages`` with the same layout, one page after the other. A strip or a tile is a chunk.
 
     Strips and tiles that were never written, and those of a page that is None, do not exist if the array has a fill
-    value (``has_fill``): zarr returns it there. Without one, they are chunks of zeros: a fill value of 0 in zarr
-    version 2 would make xarray mask all zeros.
+    value (``has_fill``): zarr returns the fill value there. Otherwise, they are chunks of zeros: in zarr version 2, a
+    fill value of 0 would make xarray mask all zeros.
     """
 
     are_many = True

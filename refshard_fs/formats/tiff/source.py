@@ -290,8 +290,8 @@ class _Group(RasterGroupBuilder):
     ) -> None:
         """Add an array of ``pages`` with the same layout: first the axes of ``image``, then the axes of a page.
 
-        ``ifds`` have the metadata of the array; an earlier IFD overrides later ones. For an overview they are its own
-        IFD and the one of the full image, because GDAL writes no metadata about values to overviews.
+        ``ifds`` have the metadata of the array; an earlier IFD overrides later ones. The metadata of an overview are in
+        its IFD and in the IFD of the full image, because GDAL writes no metadata about values to overviews.
         """
         page = next(page for page in pages if page is not None)
         group, _ = parent(path)
@@ -330,8 +330,8 @@ def parse_gdal_metadata(ifd: Ifd, samples: int) -> dict[str, Any]:
     except ValueError as e:
         return {"GDAL_METADATA": f"not shown: {e}"}
     attributes: dict[str, Any] = {}
-    bands: dict[str, dict[str, Any]] = {}  # name → band → value, like the next one
-    roles: dict[str, dict[str, Any]] = {}
+    bands: dict[str, dict[str, Any]] = {}  # name → band → value
+    roles: dict[str, dict[str, Any]] = {}  # role → band → value
     for item in items:
         role, name = item.get("role", ""), item.get("name", "")
         text = unescape(item.text or "", _QUOTES)  # GDAL escapes texts twice
@@ -371,7 +371,7 @@ def parse_texts(ifd: Ifd) -> dict[str, Any]:
 
 def _parse_number(text: str) -> Any:
     """Convert a text to an integer or a float; return a text that is not a number as it is."""
-    text = text.replace("1.#INF", "inf").replace("1.#QNAN", "nan").replace("1.#IND", "nan")  # Windows' texts
+    text = text.replace("1.#INF", "inf").replace("1.#QNAN", "nan").replace("1.#IND", "nan")  # written by Windows
     try:
         return int(text) if text.lstrip("+-").isdecimal() and len(text) < 19 else float(text)  # at most 64 bits
     except ValueError:

@@ -398,7 +398,7 @@ def _apply_zip64(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void], mem
 def _set_limits(members: npt.NDArray[np.void], names: npt.NDArray[np.uint16], end: End) -> _UInt64s:
     """Set ``limit`` of each member: the start of the next member, or of the directory.
 
-    Return the bytes before it that neither the member nor a local header without an extra field explain.
+    Return how many bytes before ``limit`` belong neither to the member nor to the shortest possible local header.
     """
     local, stored = members["local"], members["stored"]
     order = np.argsort(local, kind="stable")

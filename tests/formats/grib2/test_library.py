@@ -124,7 +124,7 @@ def write_area(sample: str, first: int, rows: int, west: float, east: float) -> 
 
 @pytest.mark.parametrize("sample", ["reduced_gg_pl_32_grib1", "reduced_gg_pl_32_grib2", "reduced_gg_pl_80_grib2"])
 def test_areas_of_reduced_grids_equal_those_of_cfgrib(tmp_path: Path, sample: str) -> None:
-    """An area has a part of the points of each row."""
+    """An area has some of the rows of a grid, and some of the points of these rows."""
     for number, (first, rows, west, east) in enumerate([(20, 15, 0, 39.375), (0, 40, -20.5, 33.3), (3, 9, 90, 400)]):
         path = tmp_path / f"{number}.grib"
         path.write_bytes(write_area(sample, first, rows, west, east))

@@ -15,7 +15,7 @@ from refshard_fs.formats.grib2.rule_samples import choose_samples
     [("", 7, 7), ("run", 7, 0), ("last 1", 7, 6), ("last 3", 1, 0), ("bucket 6", 7, 6), ("bucket 6", 12, 6),
      ("bucket 6", 0, 0)],
 )  # fmt: skip
-def test_time_range_begins_as_covers_states(covers: str, step: int, begin: int) -> None:
+def test_covers_determines_where_a_time_range_begins(covers: str, step: int, begin: int) -> None:
     variable = Variable({}, None, covers=covers)  # type: ignore[arg-type]  # the message is not used
     assert variable.compute_begin(step) == begin
 

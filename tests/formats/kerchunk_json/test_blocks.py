@@ -34,7 +34,7 @@ ARRAY_3 = {
 def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Use small blocks, so that many of them end within a value.
 
-    The parameters decide whether arrays are columns at once, stay by key, or become columns after their metadata.
+    With each parameter, arrays become columns at another time: at once, never, or after their metadata.
     """
     small, documents = request.param
     monkeypatch.setattr(builder, "SMALL", small)
