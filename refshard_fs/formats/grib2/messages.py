@@ -37,7 +37,16 @@ _CUT_SIGN: Final = re.compile(rb"(?:\A|(?<=[^ -~]))(?:G|GR|GRI|GRIB.{0,3})\Z", r
 FILLING: Final = bytes(range(127))  # zeros and ASCII text may lie between messages
 MOST: Final = 1 << 18  # messages in a file
 FIELDS: Final = 1 << 10  # fields in a message
-NEXT: Final = {0: (1,), 1: (2, 3), 2: (3,), 3: (4,), 4: (5,), 5: (6,), 6: (7,), 7: (2, 3, 4)}  # sections after each one
+NEXT: Final = {
+    0: (1,),
+    1: (2, 3),
+    2: (3,),
+    3: (4,),
+    4: (5,),
+    5: (6,),
+    6: (7,),
+    7: (2, 3, 4),
+}  # what may follow a section
 _LOCAL: Final = 9  # bytes of section 2 that are parsed: in ECMWF's local definitions, the class is at octet 8
 END: Final = b"7777"  # the end of a message
 SECTION: Final = 1 << 22  # the most bytes of a section that is read when the file is opened: grids may list points
@@ -112,7 +121,7 @@ UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1
 
 
 def parse_integer(data: Octets, octet: int, size: int = 1) -> int:
-    """Return the unsigned number of ``size`` octets from ``octet`` on; the first octet is 1. ValueError if they end."""
+    """Return the unsigned number of ``size`` octets at ``octet``, counted from 1; ValueError if they are missing."""
     if octet + size - 1 > len(data):
         raise ValueError(f"a section has {len(data)} bytes: expected at least {octet + size - 1}")
     return int.from_bytes(data[octet - 1 : octet - 1 + size])

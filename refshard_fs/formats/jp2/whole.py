@@ -63,8 +63,8 @@ def check_whole(header: Header, level: int, most: int) -> None:
         raise ValueError(f"its samples are {size.sampling} units of the grid apart, which is not supported: expected 1")
     if size.sampling is None and not size.has_subsampled_colours:
         raise ValueError(
-            f"its components are not YCbCr ({size.components[:12].hex(' ', 3)}, as in SIZ): expected Cb and Cr with half "
-            "as many columns as Y, or half as many columns and rows"
+            f"its components are not YCbCr ({size.components[:12].hex(' ', 3)}, as in SIZ): expected Cb and Cr with "
+            "half as many columns as Y, or half as many columns and rows"
         )
     if len(set(size.depths)) > 1:
         raise ValueError(f"its components differ in depth ({size.depths[:4].hex()}, as in SIZ): expected equal depths")

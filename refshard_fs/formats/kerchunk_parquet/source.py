@@ -302,8 +302,8 @@ class ParquetKeySpace(PartedKeySpace):
 
         The version is the one when this set was opened. Raises TargetChanged if it can no longer be read.
         """
-        at = array, number
-        generation: int | None = self._generations.get(at)
+        partition = array, number
+        generation: int | None = self._generations.get(partition)
         try:
             file: StoredPartition | PartitionHistory | None = yield self.load(array, number)
         except TargetChanged:
@@ -312,7 +312,7 @@ class ParquetKeySpace(PartedKeySpace):
         else:
             match file:
                 case StoredPartition(history=history):
-                    self._generations[at] = history.generation
+                    self._generations[partition] = history.generation
                     return file
                 case PartitionHistory():  # a later commit has written the file
                     with contextlib.suppress(LookupError):

@@ -73,7 +73,7 @@ def encode_partition(
     for row in np.flatnonzero((targets != NO_TARGET) & (lengths != WHOLE) & is_beyond).tolist():
         key = join(array, grid.tail(numbers.start + row))
         raise ManifestError(
-            f"{key!r} has the offset {offsets[row]} and the length {lengths[row]}: in parquet, they end below 2**63"
+            f"{key!r} has the offset {offsets[row]} and the length {lengths[row]}: expected an end below 2**63"
         )
     for target, url in enumerate(partition.urls):
         if url is not None and is_utf8(url):

@@ -155,7 +155,7 @@ class _Image(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The arrays of a file: their metadata as ``group``, and by path the ``chunks`` of coordinates, and the images."""
+    """The arrays of a file: metadata as ``group``, and, by path, the ``chunks`` of coordinates and the ``images``."""
 
     group: ArrayGroup
     chunks: Mapping[str, Chunks]

@@ -216,7 +216,7 @@ def test_thrift_structures_are_parsed() -> None:
         (b"", "is cut short|ends beyond"),
         (b"\x15", "is cut short|ends beyond"),
         (b"\x15\x02\x05\x02\x02\0", "twice"),
-        (b"\x15" + b"\xff" * 4 + b"\x7f\0", "too large"),
+        (b"\x15" + b"\xff" * 4 + b"\x7f\0", "more than 32 bits"),
         (b"\x15" + b"\xff" * 5 + b"\0", "is cut short|ends beyond"),
         (b"\x05" + encode_varint(2 * 65537) + b"\x02\0", "the number 65537"),
         (b"\x28\xff\x01x\0", "is cut short|ends beyond"),

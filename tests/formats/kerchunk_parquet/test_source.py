@@ -48,7 +48,7 @@ def test_set_on_this_machine_is_read_without_an_event_loop(
     (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": 2}))
     (tmp_path / "v/refs.0.parq").write_bytes(partition([[target, 3, 2], [target, 5, 2]]))
     fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
-    assert fs.exists("v")  # opened
+    assert fs.exists("v"), "opens the set"
     for name, module in list(sys.modules.items()):
         if name.startswith("refshard_fs.") and hasattr(module, "sync"):
             monkeypatch.setattr(module, "sync", None)
