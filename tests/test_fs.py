@@ -328,7 +328,7 @@ def test_invalidation_during_opening_reopens(
 
 
 def test_download_that_fails_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "PIECE", 10)
+    monkeypatch.setattr(source, "STREAM_PART", 10)
     (tmp_path / "x").write_bytes(DATA)
     fs = RefShardFileSystem({"k": [str(tmp_path / "x"), 0, 200]})
     fs.get_file("k", str(tmp_path / "out"))

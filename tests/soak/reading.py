@@ -61,7 +61,7 @@ def open_set(path: str) -> RefShardFileSystem:
 
 def read(path: str, keys: int, seed: int, count: int) -> Sample:
     """Read ``count`` random keys by `cat_file`, `cat`, `open` and others; AssertionError if a byte is wrong."""
-    connections.KEPT = IDLE
+    connections.KEEPALIVE = IDLE
     fs = open_set(path)
     data = content(keys)
     pick = random.Random(seed)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory and desc
 @pytest.fixture(autouse=True)
 def _connections_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Close idle connections soon, also those of earlier tests, and restore the limit for later tests."""
-    monkeypatch.setattr(connections, "KEPT", IDLE)
+    monkeypatch.setattr(connections, "KEEPALIVE", IDLE)
     for loop in list(connections._all):  # connectors that earlier tests of this process made
         for connector in loop._connectors.values():
             monkeypatch.setattr(connector, "_keepalive_timeout", IDLE)
