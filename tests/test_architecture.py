@@ -51,47 +51,47 @@ __main__
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
 LIBRARIES = {"templates"}  # folders in formats/ that are no format: several may use them
-BORROWED = {"jp2": {"tiff"}}  # a JP2 file has a TIFF within, which says where its image lies
+BORROWED = {"jp2": {"tiff"}}  # a JP2 file contains a TIFF, which gives the position of its image
 PURE = ("references", "formats", "cubes", "sharding")
 IO = {"fsspec", "aiohttp", "s3fs", "asyncio", "socket", "urllib.request", "http.client", "tempfile", "shutil"}
 
 
 @cache
-def modules() -> list[Path]:
+def list_modules() -> list[Path]:
     return [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
 
 
 @cache
-def tree(path: Path) -> ast.Module:
+def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
-def nodes(path: Path) -> list[ast.AST]:
-    return list(ast.walk(tree(path)))
+def list_nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parse(path)))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_tree_is_kept() -> Iterator[None]:
-    """Forget the trees, which take a hundred megabytes, when the tests of this file have run."""
+    """Free the syntax trees, which take a hundred megabytes, after the tests of this file."""
     yield
-    tree.cache_clear()
-    nodes.cache_clear()
+    parse.cache_clear()
+    list_nodes.cache_clear()
 
 
-def place_of(path: Path) -> str:
+def make_relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def top(path: Path) -> str:
+def find_top_name(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
 @cache
-def imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Return what a module imports: ours by their top name, and others by their full name."""
+def list_imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the modules that a module imports: ours by their top name, and others by their full name."""
     ours, others = set(), set()
-    for node in nodes(path):
+    for node in list_nodes(path):
         match node:
             case ast.ImportFrom(module="refshard_fs", names=names):
                 ours |= {alias.name for alias in names}
@@ -109,15 +109,15 @@ def is_io(module: str) -> bool:
 
 
 def test_every_module_has_a_layer() -> None:
-    assert {top(path) for path in modules()} == set(PLACE)
+    assert {find_top_name(path) for path in list_modules()} == set(PLACE)
 
 
 def test_imports_point_downward() -> None:
     wrong = {}
-    for path in modules():
-        above = {name for name in imports(path)[0] if PLACE.get(name, 0) > PLACE[top(path)]}
+    for path in list_modules():
+        above = {name for name in list_imports(path)[0] if PLACE.get(name, 0) > PLACE[find_top_name(path)]}
         if above:
-            wrong[place_of(path)] = above
+            wrong[make_relative(path)] = above
     assert not wrong, "these import from layers above their own"
 
 
@@ -130,10 +130,10 @@ UPWARD = {
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    """Imports within functions and for types count, too, and texts that name a module, which can be imported by it."""
-    names = {path: ".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in modules()}
+    """Imports within functions and for types count, and texts that name a module, because they may be imported."""
+    names = {path: ".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in list_modules()}
     by_name = {name.removesuffix(".__init__"): path for path, name in names.items()}
-    left = {path: imported_files(path, by_name) - {path} for path in modules()}
+    left = {path: list_imported_files(path, by_name) - {path} for path in list_modules()}
     for above, below in UPWARD:
         left[ROOT / above].remove(ROOT / below)
     while free := [path for path, below in left.items() if not below & left.keys()]:
@@ -145,12 +145,14 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not left, f"these import each other: {sorted(names[path] for path in left)}"
 
 
-def imported_files(path: Path, by_name: dict[str, Path]) -> set[Path]:
+def list_imported_files(path: Path, by_name: dict[str, Path]) -> set[Path]:
     found: set[str] = set()
     # A `Format` names the module that opens it, which may use what is beside the `Format`.
-    formats = [node for node in nodes(path) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Format"]
+    formats = [
+        node for node in list_nodes(path) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Format"
+    ]
     named_by_format = {argument for call in formats for argument in call.args}
-    for node in nodes(path):
+    for node in list_nodes(path):
         match node:
             case ast.ImportFrom(module=str(module), names=names):
                 found |= {known if (known := f"{module}.{alias.name}") in by_name else module for alias in names}
@@ -163,13 +165,13 @@ def imported_files(path: Path, by_name: dict[str, Path]) -> set[Path]:
 
 def test_formats_know_no_io() -> None:
     wrong = {}
-    for path in modules():
-        if top(path) in PURE:
-            used = {name for name in imports(path)[1] if is_io(name)}
-            calls = [node.func for node in nodes(path) if isinstance(node, ast.Call)]
+    for path in list_modules():
+        if find_top_name(path) in PURE:
+            used = {name for name in list_imports(path)[1] if is_io(name)}
+            calls = [node.func for node in list_nodes(path) if isinstance(node, ast.Call)]
             used |= {call.id for call in calls if isinstance(call, ast.Name) and call.id == "open"}
             if used:
-                wrong[place_of(path)] = used
+                wrong[make_relative(path)] = used
     assert not wrong
 
 
@@ -177,7 +179,7 @@ def test_one_format_never_imports_another() -> None:
     wrong = {}
     for path in sorted((ROOT / "formats").glob("*/*.py")):
         found = set()
-        for node in nodes(path):
+        for node in list_nodes(path):
             match node:
                 case ast.ImportFrom(module="refshard_fs.formats", names=names):
                     found |= {alias.name for alias in names}
@@ -185,11 +187,11 @@ def test_one_format_never_imports_another() -> None:
                     found.add(module.split(".")[2])
         others = found - LIBRARIES - {path.parent.name} - BORROWED.get(path.parent.name, set())
         if others:
-            wrong[place_of(path)] = others
+            wrong[make_relative(path)] = others
     assert not wrong
 
 
-# What may know a format: the table, what opens sources and shows them, and the sink that writes it.
+# Modules that may import a format: the table, modules that open and show sources, and the sink that writes the format.
 KNOW_FORMATS = {
     "cli/rule.py": "makes rules, which are documents of a format",
     "known_formats.py": "the table of all formats",
@@ -202,20 +204,20 @@ KNOW_FORMATS = {
 
 def test_only_the_table_and_sinks_know_formats() -> None:
     users = set()
-    for path in modules():
+    for path in list_modules():
         text = path.read_text(encoding="utf-8")
-        if top(path) != "formats" and "refshard_fs.formats" in text:
-            users.add(place_of(path))
+        if find_top_name(path) != "formats" and "refshard_fs.formats" in text:
+            users.add(make_relative(path))
     assert not {name for name in users if not name.startswith(tuple(KNOW_FORMATS))}
     assert not {known for known in KNOW_FORMATS if not any(name.startswith(known) for name in users)}
 
 
 def test_no_module_asks_for_the_format_of_a_source() -> None:
-    """A key space, or a source, says itself what it is; `isinstance` of its class is for its room alone."""
-    for path in modules():
-        rooms = {f"refshard_fs.{room}" for room in ("formats", "cubes", "source") if room != top(path)}
+    """Key spaces and sources describe themselves; only their own folder may use `isinstance` with their class."""
+    for path in list_modules():
+        rooms = {f"refshard_fs.{room}" for room in ("formats", "cubes", "source") if room != find_top_name(path)}
         imported = set()
-        for node in nodes(path):
+        for node in list_nodes(path):
             match node:
                 case ast.ImportFrom(module=str(module), names=names) if ".".join(module.split(".")[:2]) in rooms:
                     found = {alias.asname or alias.name for alias in names}
@@ -225,7 +227,7 @@ def test_no_module_asks_for_the_format_of_a_source() -> None:
                         if name.endswith(("KeySpace", "View", "Hierarchy", "Partition", "Source"))
                     }
         asked = set()
-        for node in nodes(path):
+        for node in list_nodes(path):
             match node:
                 case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
                     asked |= {inner.id for inner in ast.walk(kinds) if isinstance(inner, ast.Name)}
@@ -234,7 +236,7 @@ def test_no_module_asks_for_the_format_of_a_source() -> None:
         assert not asked & imported, path
 
 
-# Who may ask for the class of a key space of another room.
+# Modules that may use `isinstance` with the class of a key space in another folder.
 ASK_FOR_CLASSES = {
     "source/recognition.py": "a plug-in may return anything in place of a KeySpace",
     "formats/chunk_manifest/prefix_map.py": "it mounts hierarchies itself, and opens one that cannot be listed anew",
@@ -242,11 +244,11 @@ ASK_FOR_CLASSES = {
 
 
 def test_no_module_asks_for_classes_of_key_spaces() -> None:
-    """Whatever the room: the class of a key space is for the folder that defines it."""
+    """Only the folder that defines the class of a key space uses it."""
     bases: dict[str, set[str]] = {}
     defined: dict[str, set[Path]] = {}
-    for path in modules():
-        for node in nodes(path):
+    for path in list_modules():
+        for node in list_nodes(path):
             if isinstance(node, ast.ClassDef):
                 names = {inner.id for base in node.bases for inner in ast.walk(base) if isinstance(inner, ast.Name)}
                 bases.setdefault(node.name, set()).update(names)
@@ -256,8 +258,8 @@ def test_no_module_asks_for_classes_of_key_spaces() -> None:
         spaces |= more
     assert len(spaces) > 15
     found = set()
-    for path in modules():
-        for node in nodes(path):
+    for path in list_modules():
+        for node in list_nodes(path):
             match node:
                 case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
                     asked = {inner.id for inner in ast.walk(kinds) if isinstance(inner, ast.Name)}
@@ -266,7 +268,7 @@ def test_no_module_asks_for_classes_of_key_spaces() -> None:
                 case _:
                     continue
             if any(path.parent not in defined[name] for name in asked & spaces):
-                found.add(place_of(path))
+                found.add(make_relative(path))
     assert found == ASK_FOR_CLASSES.keys()
 
 
@@ -280,17 +282,17 @@ def test_only_the_pool_opens_filesystems() -> None:
     """Reads and writes have the same rules and credentials: `stores` gets its filesystems from the pool, too."""
     openers = {"filesystem", "url_to_fs", "get_filesystem_class", "open_files", "get_fs_token_paths"}
     found = set()
-    for path in modules():
-        for node in nodes(path):
+    for path in list_modules():
+        for node in list_nodes(path):
             match node:
                 case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
                     if name in openers or (name.endswith("FileSystem") and name != "RefShardFileSystem"):
-                        found.add(place_of(path))
+                        found.add(make_relative(path))
     users = {name for name in found if name.startswith("cli/") or name == "xarray_backend.py"}  # they open ours
     immediate = "targets/local.py"  # files and memory, which the pool hands out as they are
     assert found - users == {"targets/pool.py", "targets/generic.py", "targets/zip.py", immediate}
-    stores = [path for path in modules() if top(path) == "stores"]
-    assert not {name for path in stores for name in imports(path)[1] if name.split(".")[0] in ("aiohttp", "s3fs")}
+    stores = [path for path in list_modules() if find_top_name(path) == "stores"]
+    assert not {name for path in stores for name in list_imports(path)[1] if name.split(".")[0] in ("aiohttp", "s3fs")}
 
 
 # Private names of a filesystem that fsspec defines: asynchronous methods, and those for its own subclasses.
@@ -298,11 +300,11 @@ OF_FSSPEC = frozenset(vars(AsyncFileSystem)) | frozenset(vars(AbstractFileSystem
 
 
 def test_no_module_uses_private_members_of_a_filesystem() -> None:
-    """`fs.source` and `fs.writer` are the ways in, and no names are matched: a renamed option is an error of types."""
-    for path in modules():
+    """Modules use `fs.source` and `fs.writer`, not names as texts: then a renamed option is an error of types."""
+    for path in list_modules():
         text = path.read_text(encoding="utf-8")
         assert "locals()" not in text, path
-        if top(path) not in ("fs.py", "targets", "stores"):
+        if find_top_name(path) not in ("fs.py", "targets", "stores"):
             private = set(re.findall(r"(?:\bfs|filesystem)\)?\.(_[a-z]\w*)", text)) - OF_FSSPEC
             assert not private, path
 
@@ -313,10 +315,10 @@ OF_OTHERS = {
 }
 
 
-def private_names(path: Path) -> tuple[set[str], set[str]]:
-    """Return the private names that a module defines, and those that it uses of other objects than ``self``."""
+def list_private_names(path: Path) -> tuple[set[str], set[str]]:
+    """Return the private names that a module defines, and the private names of other objects than ``self`` it uses."""
     defined, used = set(), set()
-    for node in nodes(path):
+    for node in list_nodes(path):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 defined.add(name)
@@ -338,22 +340,22 @@ def is_private(name: str) -> bool:
 
 
 def test_no_module_uses_private_names_of_another() -> None:
-    names = {path: private_names(path) for path in modules()}
+    names = {path: list_private_names(path) for path in list_modules()}
     ours = set().union(*(defined for defined, _ in names.values()))
     for path, (defined, used) in names.items():
-        assert not (used & ours) - defined - OF_OTHERS.get(place_of(path), set()), path
+        assert not (used & ours) - defined - OF_OTHERS.get(make_relative(path), set()), path
 
 
 def defines_nothing(path: Path) -> bool:
     """A table, or names that lead elsewhere: no function and no class."""
-    body = tree(path).body
+    body = parse(path).body
     return not any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in body)
 
 
 def test_every_module_has_a_test_file_of_its_name() -> None:
     """`refshard_fs/X/Y.py` has tests in `tests/X/test_Y.py`; `__init__`, `__main__` and tables need none."""
     lacking = set()
-    for path in modules():
+    for path in list_modules():
         place = path.relative_to(ROOT)
         if place.name.startswith("__") or defines_nothing(path):
             continue
@@ -371,7 +373,7 @@ def test_architecture_page_names_existing_modules() -> None:
 
 
 SUPPORT = ("support", "servers", "fuzz", "soak")  # helpers, and two programs; all other modules are tests
-PROGRAMS = {"plugin/tiny_plugin.py", "typed/program.py"}  # a package of somebody else, and a user's program
+PROGRAMS = {"plugin/tiny_plugin.py", "typed/program.py"}  # another package, and a user's program
 
 
 def test_helpers_of_tests_are_in_their_folders() -> None:

@@ -22,7 +22,7 @@ INNER = (8, 8)
 
 
 def write_group(folder: Path) -> None:
-    """Write a group as OME-Zarr has them: two scales, the first sharded twice over, the other once."""
+    """Write a group like OME-Zarr's: two scales, the first with shards within shards, the second with shards."""
     from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
     root = zarr.open_group(folder, mode="w", attributes={"ome": {"version": "0.5"}})
@@ -37,7 +37,7 @@ def write_group(folder: Path) -> None:
     coarse[...] = VALUES[::2, ::2]
 
 
-def zipped(folder: Path, method: int = zipfile.ZIP_STORED) -> bytes:
+def make_zip(folder: Path, method: int = zipfile.ZIP_STORED) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -45,11 +45,11 @@ def zipped(folder: Path, method: int = zipfile.ZIP_STORED) -> bytes:
     return buffer.getvalue()
 
 
-def opened(fo: Any) -> RefShardFileSystem:
+def open_fs(fo: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, asynchronous=True, skip_instance_cache=True)
 
 
-def check(fs: RefShardFileSystem) -> None:
+def check_values(fs: RefShardFileSystem) -> None:
     store = zarr.storage.FsspecStore(fs, path="")
     group = zarr.open_group(store, mode="r")
     fine, coarse = group["0"], group["1"]
@@ -67,24 +67,24 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_remote_archive_with_shards_is_read(method: int, folder: Path, http_server: RangeServer) -> None:
-    url = http_server.put("/image.ome.zarr.zip", zipped(folder, method))
-    check(opened(url))
+    url = http_server.put("/image.ome.zarr.zip", make_zip(folder, method))
+    check_values(open_fs(url))
 
 
 def test_manifest_in_an_archive_of_nested_shards_is_read(folder: Path, http_server: RangeServer) -> None:
-    data = zipped(folder)
+    data = make_zip(folder)
     url = http_server.put("/image.zip", data)
     refs = {}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for member in archive.infolist():
             start = member.header_offset + 30 + len(member.filename)
             refs[member.filename] = [url, start, member.file_size]
-    check(opened(refs))
+    check_values(open_fs(refs))
 
 
 @pytest.mark.usefixtures("large_files")
 def test_each_index_of_the_chain_is_read_once(folder: Path, http_server: RangeServer) -> None:
-    data = zipped(folder)
+    data = make_zip(folder)
     fs = RefShardFileSystem(http_server.put("/image.zip", data), max_gap=0, skip_instance_cache=True)
     assert fs.cat_file("0/zarr.json")
     asked = [r for r in http_server.requests() if r.method == "GET"]
@@ -103,7 +103,7 @@ def test_each_index_of_the_chain_is_read_once(folder: Path, http_server: RangeSe
 
 
 def test_chunks_of_a_shard_in_an_archive_are_listed(folder: Path, http_server: RangeServer) -> None:
-    fs = RefShardFileSystem(http_server.put("/image.zip", zipped(folder)), skip_instance_cache=True)
+    fs = RefShardFileSystem(http_server.put("/image.zip", make_zip(folder)), skip_instance_cache=True)
     assert len(fs.find("1/c")) == 6 * 4
     assert len(fs.find("0/c")) == 12 * 8
     assert fs.ls("", detail=False) == ["0", "1", "zarr.json"]
@@ -117,7 +117,7 @@ def test_dask_and_xarray_see_inner_chunks_of_an_archive(folder: Path, http_serve
         path.write_text(
             path.read_text().replace('"storage_transformers"', '"dimension_names": ["y", "x"], "storage_transformers"')
         )
-    url = http_server.put("/named.zip", zipped(folder))
+    url = http_server.put("/named.zip", make_zip(folder))
     options = {"fo": url, "skip_instance_cache": True}
     found = xarray.open_zarr(
         "refshard://", storage_options=options, consolidated=False, chunks={}, drop_variables=["1"]

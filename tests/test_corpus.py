@@ -1,4 +1,4 @@
-"""Real sets, shards and archives of other people's software, checked against values worked out independently.
+"""Real sets, shards and archives of other software, compared with values that were computed independently.
 
 The checker and its data lie in ``../shared/data`` (or ``$REFSHARD_SHARED/data``).
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-# What is read with each class, which one process of the checker does: it takes seconds.
+# The cases that one process of the checker reads with each class, since starting it takes seconds.
 PARTS = {
     "refshard_fs:RefShardFileSystem": ("refs/", "values/", "shards", "manifest/", "bcolz/"),
     "tests.support.whole_shards:WholeShards": ("zip/",),

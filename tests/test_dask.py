@@ -46,12 +46,12 @@ def cluster(dask_cluster: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Executor]:
-    """Two processes that know nothing of this one, for all tests: dask would start two for each."""
+    """Two fresh processes for all tests; dask would start two for each test."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         yield pool
 
 
-def opened(fo: Any, how: str) -> Any:
+def open_fs(fo: Any, how: str) -> Any:
     if how == "zarr":
         return xr.open_zarr("refshard://", storage_options={"fo": fo}, consolidated=False, chunks={})
     from refshard_fs.xarray_backend import RefShardBackend
@@ -65,7 +65,7 @@ def opened(fo: Any, how: str) -> Any:
 def test_local_schedulers_read_the_values(
     source: Any, held: str, how: str, scheduler: str, request: pytest.FixtureRequest
 ) -> None:
-    ds = opened(source[held], how)
+    ds = open_fs(source[held], how)
     assert ds.a.chunks == ((2, 2, 2, 2), (3, 3))
     workers = {"pool": request.getfixturevalue("processes")} if scheduler == "processes" else {"num_workers": 2}
     with dask.config.set(workers):
@@ -75,7 +75,7 @@ def test_local_schedulers_read_the_values(
 @pytest.mark.parametrize("held", ["path", "dict"])
 @pytest.mark.parametrize("how", ["zarr", "engine"])
 def test_cluster_reads_the_values(source: Any, held: str, how: str, cluster: Any) -> None:
-    ds = opened(source[held], how)
+    ds = open_fs(source[held], how)
     np.testing.assert_array_equal(ds.a.values, VALUES)
     assert int((ds.a * 2).sum()) == 2 * VALUES.sum()
 
@@ -85,23 +85,23 @@ def test_workers_use_the_disk_cache(source: Any, tmp_path: Path, cluster: Any, h
     ds = xr.open_zarr("refshard://", storage_options=options, consolidated=False, chunks={})
     np.testing.assert_array_equal(ds.a.values, VALUES)
     cluster.run(settle)
-    options["max_gap"] = 1  # a session of its own
+    options["max_gap"] = 1  # other options, so that the filesystem does not share the first one's memory
     again = xr.open_zarr("refshard://", storage_options=options, consolidated=False, chunks={})
     http_server.clear()
     np.testing.assert_array_equal(again.a.values, VALUES)
     assert {request.method for request in http_server.requests()} == {"HEAD"}
-    assert len(http_server.requests()) <= 2  # one of each worker
+    assert len(http_server.requests()) <= 2  # one from each worker
 
 
 def test_error_of_a_worker_reaches_the_user(source: Any, cluster: Any, http_server: Any) -> None:
-    ds = opened(source["dict"], "zarr")
+    ds = open_fs(source["dict"], "zarr")
     http_server.fault(403, "/x.bin")
     with pytest.raises(ReferenceNotReachable, match="a/"):
         ds.a.values  # noqa: B018  # the access is what is tested
 
 
 def test_threads_fetch_each_chunk_once(http_server: Any) -> None:
-    count, size = 96, 20_000  # which gaps do not bridge
+    count, size = 96, 20_000  # bytes of a chunk: more than the gaps over which ranges are merged
     values = np.arange(1, count * size // 8 + 1)
     url = http_server.put("/x.bin", values.astype("<i8").tobytes())
     meta = {"zarr_format": 2, "shape": [values.size], "chunks": [size // 8], "dtype": "<i8", "order": "C"}
@@ -111,14 +111,14 @@ def test_threads_fetch_each_chunk_once(http_server: Any) -> None:
     refs["x/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["i"]})
     for threads in (1, 2, 8):
         http_server.clear()
-        data = opened(refs, "engine").x.data
+        data = open_fs(refs, "engine").x.data
         np.testing.assert_array_equal(data.compute(scheduler="threads", num_workers=threads), values)
         assert http_server.bytes_sent == count * size
 
 
-def _counting(dask_worker: Any) -> None:
-    """Have the worker count how often it unpacks references, and opens a source."""
-    import zarr  # noqa: F401  # the first filesystem beside it tries zarr's pipeline on a source of its own
+def _start_counting(dask_worker: Any) -> None:
+    """Make the worker count how often it unpacks references, and opens a source."""
+    import zarr  # noqa: F401  # with zarr imported, the first filesystem tries zarr's pipeline on another source
 
     from refshard_fs import RefShardFileSystem
 
@@ -138,8 +138,8 @@ def _counting(dask_worker: Any) -> None:
         setattr(module, name, counted("unpacked" if module is pickled else "opened", function))
 
 
-def _counted(dask_worker: Any) -> dict[str, int]:
-    """Return what the worker has counted; it counts no longer."""
+def _stop_counting(dask_worker: Any) -> dict[str, int]:
+    """Return the counts of the worker, which stops counting."""
     for module, name, function in dask_worker.originals:
         setattr(module, name, function)
     counts: dict[str, int] = dask_worker.counts
@@ -166,14 +166,14 @@ def test_set_is_packed_once_and_opened_once_a_worker(
         return packed[-1]
 
     monkeypatch.setattr(pickled, "pack_compressed", pack_compressed)
-    data = opened(refs if held == "dict" else str(tmp_path / "refs.json"), "engine").x.data
+    data = open_fs(refs if held == "dict" else str(tmp_path / "refs.json"), "engine").x.data
     assert data.npartitions == count
     graph = cloudpickle.dumps(data.__dask_graph__())
-    cluster.run(_counting)
+    cluster.run(_start_counting)
     try:
         assert int(data.sum().compute()) == values.sum()
     finally:
-        counts = cluster.run(_counted).values()
+        counts = cluster.run(_stop_counting).values()
     assert len(packed) == (held == "dict")
     assert all(graph.count(one) == 1 for one in packed)
     assert 1 in {one["opened"] for one in counts} <= {0, 1}
@@ -193,14 +193,14 @@ def test_workers_scan_the_files_of_a_cube(cluster: Any, processes: Executor, kin
 
 
 def prefetch_and_read(fs: Any, rows: int) -> tuple[int, bytes]:
-    """Announce two rows of chunks in a worker, and read them; return its process and the bytes."""
+    """Prefetch two rows of chunks in a worker, and read them; return the id of its process and the bytes."""
     fs.prefetch("t", slice(rows, rows + 2))
     keys = [f"t/{row}.{column}" for row in range(rows, rows + 2) for column in range(2)]
     return os.getpid(), b"".join(fs.cat_file(key) for key in keys)
 
 
 def test_prefetch_works_in_workers_beside_that_of_the_client(http_server: Any, cluster: Any) -> None:
-    """What the client has fetched stays with it. Each worker fetches its part in few requests, and reads no more."""
+    """The client keeps its prefetched chunks. Each worker fetches its part in few requests, and nothing else."""
     data = np.arange(8 * 2 * 1000, dtype="<i4").tobytes()
     url = http_server.put("/prefetched.bin", data)
     meta = {"zarr_format": 2, "shape": [8, 2000], "chunks": [1, 1000], "dtype": "<i4", "order": "C", "fill_value": None}

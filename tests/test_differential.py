@@ -1,6 +1,6 @@
 """Random reference sets, read by this package and by fsspec, in every form of a set.
 
-The same keys, and the same bytes. Where fsspec is wrong, a predicate here says so by name, and what is right.
+Both have the same keys and the same bytes. Each error of fsspec has a predicate here, which says what is right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytest.importorskip("pyarrow")
 
 SIZE = 300
 CONTENT = {name: random.Random(name).randbytes(SIZE) for name in ("one", "two", "three")}
-DEFAULT = "one"  # what target= names
+DEFAULT = "one"  # the value of target=
 NAMES = ("a", "g/b", "g/deep/c", "d")
 METADATA = (".zarray", ".zgroup", ".zattrs", "zarr.json")
 
@@ -41,7 +41,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Spelled(NamedTuple):
-    """One value of a set: as it is written (DIR stands for the targets' folder), its bytes, and what kind it is."""
+    """One value of a set: its text in JSON (DIR stands for the targets' folder), its bytes, and its kind."""
 
     value: Any
     data: bytes | None  # None: the key exists, but its bytes cannot be read
@@ -49,7 +49,7 @@ class Spelled(NamedTuple):
 
 
 class Set(NamedTuple):
-    """A reference set: its members, and the keys and values that they stand for."""
+    """A reference set: its members, and the keys and values that they describe."""
 
     document: dict[str, Any]
     values: dict[str, Spelled]
@@ -171,12 +171,12 @@ def _gen(document: dict[str, Any]) -> dict[str, Spelled]:
 
 
 def reads_past_the_end(spelled: Spelled) -> bool:
-    """A range that is longer than its target gives the bytes that there are: a chunk that is cut short."""
+    """Of a range that ends beyond its target, fsspec returns the existing bytes: a truncated chunk."""
     return spelled.kind == "past the end"
 
 
 def loses_templates_within_templates(spelled: Spelled) -> bool:
-    """A template does not see the others: where it names one, nothing is put in its place."""
+    """fsspec replaces the name of another template in a template by an empty text."""
     return spelled.kind == "nested template"
 
 
@@ -184,25 +184,25 @@ WRONG = (reads_past_the_end, loses_templates_within_templates)
 
 
 def cannot_be_opened(found: Set) -> bool:
-    """Beside templates, a reference without a URL (the default target) is a TypeError."""
+    """In a set with templates, a reference without a URL (the default target) is a TypeError in fsspec."""
     return "templates" in found.document and any(spelled.kind == "default" for spelled in found.values.values())
 
 
-def shown(key: str, data: bytes) -> object:
-    """Metadata is compared by what it says, all else by its bytes."""
+def parse(key: str, data: bytes) -> object:
+    """Return metadata as parsed JSON, and all other values as bytes, to be compared."""
     return repr(json.loads(data)) if key.rpartition("/")[2] in METADATA else data
 
 
 def read(fs: Any, key: str) -> object:
-    return shown(key, fs.cat_file(key))
+    return parse(key, fs.cat_file(key))
 
 
-def opened(fo: Any, folder: Path, **options: Any) -> RefShardFileSystem:
+def open_fs(fo: Any, folder: Path, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, target=str(folder / DEFAULT), skip_instance_cache=True, **options)
 
 
-def check(fs: RefShardFileSystem, expected: Mapping[str, Spelled], *, listed: bool = True) -> None:
-    """Hold every key, its bytes, and a range of it, to what the set says."""
+def check_filesystem(fs: RefShardFileSystem, expected: Mapping[str, Spelled], *, listed: bool = True) -> None:
+    """Compare every key, its bytes, and a range of them, with the expected values of the set."""
     if listed:
         assert set(fs.find("")) - {".zmetadata"} == expected.keys()
     for key, spelled in expected.items():
@@ -210,7 +210,7 @@ def check(fs: RefShardFileSystem, expected: Mapping[str, Spelled], *, listed: bo
             with pytest.raises(ReferenceNotReachable):
                 fs.cat_file(key)
             continue
-        assert read(fs, key) == shown(key, spelled.data), key
+        assert read(fs, key) == parse(key, spelled.data), key
         if spelled.kind != "metadata":
             assert fs.cat_file(key, 3, -2) == spelled.data[3:-2]
             assert fs.info(key)["size"] == len(spelled.data)
@@ -223,8 +223,8 @@ EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, 
 @given(found=sets())
 def test_ours_and_fsspec_read_the_same(found: Set, targets: Path) -> None:
     document = found.written(targets)
-    ours = opened(document, targets)
-    check(ours, found.values)
+    ours = open_fs(document, targets)
+    check_filesystem(ours, found.values)
     if cannot_be_opened(found):
         return
     with warnings.catch_warnings():
@@ -249,11 +249,11 @@ def test_ours_and_fsspec_read_the_same(found: Set, targets: Path) -> None:
     ],
 )
 def test_predicates_list_the_errors_of_fsspec(is_wrong: Any, value: Any, targets: Path) -> None:
-    """What is excluded above is excluded for a reason that still holds."""
+    """fsspec still has each error for which a predicate excludes values."""
     templates = {"u": "DIR", "n": "{{u}}/{{c}}"}
     document = Set({"version": 1, "templates": templates, "refs": {"k": value}}, {}).written(targets)
     theirs = fsspec.filesystem("reference", fo=document, fs={"file": {}}, simple_templates=False)
-    ours = opened(document, targets)
+    ours = open_fs(document, targets)
     match is_wrong.__name__:
         case "reads_past_the_end":
             assert len(theirs.cat_file("k")) == 5
@@ -272,11 +272,11 @@ def test_predicate_lists_sets_that_fsspec_cannot_open(targets: Path) -> None:
     assert cannot_be_opened(found)
     with pytest.raises(TypeError):
         fsspec.filesystem("reference", fo=found.written(targets), target="x", fs={"file": {}})
-    assert opened(found.written(targets), targets).cat_file("k") == CONTENT[DEFAULT][1:3]
+    assert open_fs(found.written(targets), targets).cat_file("k") == CONTENT[DEFAULT][1:3]
 
 
 def is_chunk_or_metadata(key: str) -> bool:
-    """Parquet and chunk manifests have a place for these only."""
+    """Return whether parquet sets and chunk manifests can hold a key: only chunks and metadata."""
     return not key.startswith("notes/")
 
 
@@ -289,21 +289,21 @@ def test_json_parquet_manifests_and_index_cache_agree(
     (folder / "refs.json").write_text(json.dumps(found.written(targets)))
     for _ in ("decoded", "from the index cache"):
         INDEXES.clear()
-        check(opened(str(folder / "refs.json"), targets, index_cache=str(folder / "cache")), found.values)
+        check_filesystem(open_fs(str(folder / "refs.json"), targets, index_cache=str(folder / "cache")), found.values)
         settle()
         assert len(list((folder / "cache").iterdir())) == 1
-    source = opened(str(folder / "refs.json"), targets)
+    source = open_fs(str(folder / "refs.json"), targets)
     source.save(str(folder / "again.json"), "json")
-    check(opened(str(folder / "again.json"), targets), found.values)
+    check_filesystem(open_fs(str(folder / "again.json"), targets), found.values)
     if not all(map(is_chunk_or_metadata, found.values)):
         for kind in ("parquet", "chunk-manifest"):
             with pytest.raises(ManifestError, match="notes/readme"):
                 source.save(str(folder / kind), kind)
         return
     source.save(str(folder / "set.parq"), "parquet", record_size=3)
-    check(opened(str(folder / "set.parq"), targets), found.values)
+    check_filesystem(open_fs(str(folder / "set.parq"), targets), found.values)
     source.save(str(folder / "manifests"), "chunk-manifest")
     chunks = {key: spelled for key, spelled in found.values.items() if spelled.kind != "metadata"}
-    check(opened(str(folder / "manifests"), targets), chunks, listed=False)
-    listed = opened(str(folder / "manifests"), targets).find("")
+    check_filesystem(open_fs(str(folder / "manifests"), targets), chunks, listed=False)
+    listed = open_fs(str(folder / "manifests"), targets).find("")
     assert {key for key in listed if key.rpartition("/")[2] not in ("zarr.json", "manifest.json")} == chunks.keys()

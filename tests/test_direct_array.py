@@ -39,8 +39,8 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-def written(folder: Path, layout: dict[str, Any]) -> xr.Variable:
-    """Write an array of 7 by 7, the last row of whose chunks does not exist, and return what zarr reads of it."""
+def write_array(folder: Path, layout: dict[str, Any]) -> xr.Variable:
+    """Write an array of 7 by 7 without its last row of chunks; return the variable that xarray reads through zarr."""
     group = zarr.open_group(folder, mode="w", zarr_format=layout["zarr_format"])
     options = {name: value for name, value in layout.items() if name != "zarr_format"}
     is_new = layout["zarr_format"] == 3
@@ -56,7 +56,7 @@ def written(folder: Path, layout: dict[str, Any]) -> xr.Variable:
 def test_selections_equal_zarrs(
     tmp_path: Path, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any], is_remote: bool
 ) -> None:
-    expected = written(tmp_path, layout)
+    expected = write_array(tmp_path, layout)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # consolidated metadata are not in the specification of version 3
         zarr.consolidate_metadata(tmp_path)
@@ -90,7 +90,7 @@ def test_selections_equal_zarrs(
 
 
 def test_returned_values_are_writable(tmp_path: Path) -> None:
-    """Parts of a chunk were read before, so it is remembered: what is made of it is a copy."""
+    """A chunk of which parts were read is remembered, so results must be copies of it."""
     values = np.arange(12.0).reshape(3, 4)
     xr.Dataset({"a": (("x", "y"), values)}).to_netcdf(
         tmp_path / "a.nc", engine="h5netcdf", encoding={"a": {"chunksizes": (3, 4), "zlib": True}}
@@ -126,7 +126,7 @@ def test_random_selections_equal_numpys(cube: tuple[xr.Variable, np.ndarray[Any,
 
 @pytest.mark.parametrize("task", [1, 4])
 def test_dask_tasks_are_read_ahead(http_server: RangeServer, task: int) -> None:
-    """dask's threads come to tasks by their numbers as texts: 99, 98, ..., 90, 9, 89."""
+    """dask's threads take tasks in the order of their numbers as texts: 99, 98, ..., 90, 9, 89."""
     chunked = Chunked(http_server)
     ds = xr.open_dataset(
         chunked.refs() | NAMED,
@@ -192,7 +192,7 @@ def steps(server: RangeServer) -> tuple[dict[str, Any], bytes]:
     }, values
 
 
-def filesystem_of(ds: xr.Dataset) -> RefShardFileSystem:
+def get_filesystem(ds: xr.Dataset) -> RefShardFileSystem:
     array: Any = ds["a"].variable._data
     while not isinstance(array, DirectArray):
         array = array.array
@@ -218,7 +218,7 @@ def test_chunk_of_a_writable_store_is_not_remembered(tmp_path: Path) -> None:
     array[4:] = [14, 15, 16, 17]
     with pytest.raises(TargetChanged):
         ds["a"][4:5].load()
-    filesystem_of(ds).invalidate_cache()
+    get_filesystem(ds).invalidate_cache()
     again = xr.open_dataset(tmp_path, engine=RefShardBackend, mask_and_scale=False, consolidated=False)
     assert again["a"][4:8].values.tolist() == [14, 15, 16, 17]
 
@@ -227,7 +227,7 @@ def test_write_replaces_a_remembered_chunk(http_server: RangeServer) -> None:
     refs, values = steps(http_server)
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     assert ds["a"][1].values.tobytes() == values[100:200]
-    fs = filesystem_of(ds)
+    fs = get_filesystem(ds)
     fs.source.ensure_transaction().put("a/0.0", Inline(bytes(400)))
     assert ds["a"][1].values.tobytes() == bytes(100)
 
@@ -237,13 +237,13 @@ def test_invalidation_forgets_remembered_chunks(http_server: RangeServer) -> Non
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     ds["a"][1].load()
     http_server.put("/steps.bin", bytes(len(values)))
-    filesystem_of(ds).invalidate_cache()
+    get_filesystem(ds).invalidate_cache()
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     assert ds["a"][1].values.tobytes() == bytes(100)
 
 
 def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """zarr reads what is not read here: bytes that cannot be decoded, whose error names the file, and points."""
+    """zarr reads points, and bytes that cannot be decoded here; its error then names the file."""
     pipeline: Any = tuning._import_pipeline()
     monkeypatch.setattr(tuning, "_hooked", False)
     url = http_server.put("/damaged.bin", b"no zlib stream")
@@ -259,7 +259,7 @@ def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, mo
 
 
 def test_values_of_an_absurd_shape_are_an_error(tmp_path: Path) -> None:
-    """All chunks were listed first, for hours."""
+    """Before it was mended: all chunks were listed first, which took hours."""
     meta = {"zarr_format": 2, "shape": [1 << 62], "chunks": [2], "dtype": "<f8", "order": "C", "fill_value": 0}
     refs = {".zgroup": {"zarr_format": 2}, "a/.zarray": {**meta, "compressor": None, "filters": None}}
     refs["a/.zattrs"] = {"_ARRAY_DIMENSIONS": ["x"]}

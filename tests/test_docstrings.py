@@ -20,7 +20,7 @@ MODULES = [
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Take back what examples do to the process."""
+    """Undo the changes that examples make to the process."""
     reference = fsspec.get_filesystem_class("reference")
     store = fsspec.filesystem("memory").store
     before = dict(store)  # objects of other test modules

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.once
 
 
 class Scene(NamedTuple):
-    """What the documents take for granted: a directory with files, servers behind placeholders, an environment."""
+    """The things that documents expect: a directory with files, servers for placeholders of URLs, an environment."""
 
     directory: Path
     places: dict[str, str]
@@ -49,7 +49,7 @@ class Scene(NamedTuple):
 
 
 class TokenServer(RangeServer):
-    """Answers only those who bring the token."""
+    """Answer only requests with the token."""
 
     async def answer(self, head: Any, body: bytes, request: Any) -> Answer:
         if head.headers.get("authorization") != f"Bearer {TOKEN}":
@@ -148,7 +148,7 @@ def test_blocks_skipped_here_run_in_ci() -> None:
 
 
 def test_ci_starts_from_a_shell() -> None:
-    """Some systems start it as ``bash .ci/run``, whatever its first line says."""
+    """Some systems start it as ``bash .ci/run``, and ignore its first line."""
     done = subprocess.run(["bash", ROOT / ".ci/run", "--unknown"], capture_output=True, text=True, check=False)
     assert done.stderr == "usage: .ci/run [--quick]\n"
 

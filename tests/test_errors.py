@@ -1,4 +1,4 @@
-"""Errors have no secrets of URLs, and redaction takes little time for any manifest."""
+"""Errors contain no secrets of URLs, and redaction takes little time for any text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_secrets_are_removed(text: str, left: str) -> None:
 
 @pytest.mark.parametrize("part", ["-", "&", "?sig", "://", "-:", "é", "a@", "?x-amz-"])
 def test_long_texts_are_searched_for_secrets(part: str) -> None:
-    """With patterns that start over at each character it would be a minute."""
+    """Patterns that start again at each character would take a minute."""
     text = part * (LONGEST // len(part))
     assert redact(text) == text
     assert redact(text * 1000).startswith(text)

@@ -25,7 +25,7 @@ ZARR_2 = metadata.version("zarr").startswith("2.")
 
 @pytest.fixture
 def run(tmp_path: Path, fast_python: list[str]) -> Callable[..., str]:
-    """Call it with a script and its arguments: what it printed; it must have ended well, with a picture that is one."""
+    """Return a function that runs a script, checks its exit status and its picture, and returns its output."""
 
     def run(script: str, *arguments: str, python: Sequence[str] = fast_python, warnings: str = "error") -> str:
         plot = tmp_path / "plot.png"
@@ -54,11 +54,11 @@ def assert_picture(file: Path) -> None:
     assert height > 300
     assert width > 600
     drawn = (pixels[..., :3] < 0.9).any(axis=2)  # not the background
-    for third in range(3):  # nothing is left blank
+    for third in range(3):  # no third of the picture is blank
         assert drawn[:, width * third // 3 : width * (third + 1) // 3].mean() > 0.01
 
 
-def number(pattern: str, printed: str) -> int:
+def find_number(pattern: str, printed: str) -> int:
     """Return the number that the only group of ``pattern`` finds in ``printed``."""
     found = re.search(pattern, printed)
     assert found, printed
@@ -88,7 +88,7 @@ def test_netcdf_archive_is_one_cube(writer: str, warnings: str, run: Callable[..
     printed = run("netcdf_archive.py", "--writer", writer, warnings=warnings)
     assert "files 31, references 44\n" in printed
     assert "cube {'time': 124, 'lat': 11, 'lon': 21}, dask chunks 1\n" in printed
-    assert number(r"requests (\d+)", printed) >= 31  # each file is a target of its own
+    assert find_number(r"requests (\d+)", printed) >= 31  # each file is a target of its own
     assert "every mean equals" in printed
 
 
@@ -96,10 +96,10 @@ def test_netcdf_archive_is_one_cube(writer: str, warnings: str, run: Callable[..
 def test_ome_zarr_zip_reads_only_the_view(run: Callable[..., str]) -> None:
     printed = run("ome_zarr_zip.py")
     assert "full resolution (256, 256), chunks (16, 16)\n" in printed
-    size = number(r"the file has ([\d,]+) bytes", printed)
-    assert number(r"overview \(64, 64\): requests \d+, bytes ([\d,]+)", printed) < size / 8
-    assert number(r"detail \(64, 64\): requests \d+, bytes ([\d,]+)", printed) < size / 4
-    assert number(r"detail \(64, 64\): requests (\d+)", printed) < 16  # chunks
+    size = find_number(r"the file has ([\d,]+) bytes", printed)
+    assert find_number(r"overview \(64, 64\): requests \d+, bytes ([\d,]+)", printed) < size / 8
+    assert find_number(r"detail \(64, 64\): requests \d+, bytes ([\d,]+)", printed) < size / 4
+    assert find_number(r"detail \(64, 64\): requests (\d+)", printed) < 16  # chunks
     assert "every pixel equals" in printed
 
 
@@ -125,7 +125,7 @@ def test_append_keeps_full_partitions(run: Callable[..., str]) -> None:
 
 def test_folder_cube_grows_and_a_rerun_changes_nothing(run: Callable[..., str]) -> None:
     printed = run("cube_of_files.py")
-    assert number(r"the document has ([\d,]+) bytes", printed) < 200 * 28
+    assert find_number(r"the document has ([\d,]+) bytes", printed) < 200 * 28
     assert re.findall(r": (\+4 steps|nothing new)$", printed, re.M) == ["+4 steps", "nothing new"] * 3
     (sizes,) = re.findall(r"^cube ({.*}), dask chunks 1$", printed, re.M)
     assert ast.literal_eval(sizes) == {"time": 124, "lat": 11, "lon": 21}
@@ -134,7 +134,7 @@ def test_folder_cube_grows_and_a_rerun_changes_nothing(run: Callable[..., str]) 
 
 def test_first_hour_is_five_lines_and_few_requests(run: Callable[..., str]) -> None:
     printed = run("first_hour.py")
-    assert number(r"refshard: .* requests (\d+)", printed) <= 3 * 31 + 3  # one of each is of fsspec's glob
+    assert find_number(r"refshard: .* requests (\d+)", printed) <= 3 * 31 + 3  # one of each is of fsspec's glob
     assert "every mean equals" in printed
 
 
@@ -150,7 +150,7 @@ def test_snapshot_refuses_rewritten_files_and_reads_the_rest(run: Callable[..., 
     assert re.search(r"^TargetChanged: 'air/\S+': it is not the object that the manifest was made for", printed, re.M)
     assert "after the change: 24 days read, 7 refused\n" in printed
     assert "no day has a value that was not pinned\n" in printed
-    assert number(r"check: .*'changed': (\d+)", printed) == 7
+    assert find_number(r"check: .*'changed': (\d+)", printed) == 7
 
 
 @pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesystem with zarr 3")
@@ -159,7 +159,7 @@ def test_snapshot_refuses_rewritten_files_and_reads_the_rest(run: Callable[..., 
 def test_cluster_reads_many_references(count: str, run: Callable[..., str]) -> None:
     printed = run("dask_cluster.py", "--references", count.replace(",", ""), python=[sys.executable])
     assert f"references {count}, " in printed
-    assert number(r"sent to a worker: ([\d,]+) bytes", printed) < 1000
+    assert find_number(r"sent to a worker: ([\d,]+) bytes", printed) < 1000
     assert f"read: {count} by 2 workers" in printed
     assert "the sum of all values is right\n" in printed
     assert f"xarray on the cluster: 124 steps of {count}\n" in printed

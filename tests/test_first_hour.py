@@ -1,6 +1,6 @@
 """The first hour of four users, with their mistakes: every error message has a remedy.
 
-Each message is held to facts (what was found, what to type), not to its words.
+Each message must contain facts (what was found, what to type), but not particular words.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ def references(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the folder, in which the user sits."""
+def working_copy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folder as the working directory."""
     shutil.copytree(folder, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path / "here"
 
 
-def opened(what: Any, **options: Any) -> Any:
+def open_fs(what: Any, **options: Any) -> Any:
     return xarray.open_dataset(what, engine="refshard", **options)
 
 
-def refusal(call: Callable[[], Any]) -> str:
-    """Return the one line that ``call`` fails with."""
+def get_error(call: Callable[[], Any]) -> str:
+    """Return the error text, of one line, with which ``call`` fails."""
     with pytest.raises(Exception, match=".") as caught:
         call()
     text = str(caught.value)
@@ -83,7 +83,7 @@ def refusal(call: Callable[[], Any]) -> str:
     return text
 
 
-def lacking(text: str, *facts: str) -> list[str]:
+def find_missing(text: str, *facts: str) -> list[str]:
     return [fact for fact in facts if fact not in text]
 
 
@@ -111,8 +111,8 @@ class Saying(RangeServer):
     ],
     ids=str,
 )
-def test_set_opens_by_every_spelling(what: Any, options: Any, here: Path) -> None:
-    with opened(what, **options) as ds:
+def test_set_opens_by_every_spelling(what: Any, options: Any, working_copy: Path) -> None:
+    with open_fs(what, **options) as ds:
         assert dict(ds.sizes) == {"time": 4, "x": 6}
         assert ds["air"].sel(time="2024-01-01T01:00").values.tolist() == [6, 7, 8, 9, 10, 11]
 
@@ -141,29 +141,29 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_wrong_path_error_has_a_line_to_type(mistake: str, here: Path) -> None:
+def test_wrong_path_error_has_a_line_to_type(mistake: str, working_copy: Path) -> None:
     Path("login.json").write_text("<html><title>Log in")
     Path("notes.txt").write_text("some notes")
     Path("empty.json").touch()
     Path("cut.json").write_text(CUT)
     Path("damaged.json.gz").write_bytes(b"\x1f\x8b\x08\x00abcdefgh")
     what, options, facts = MISTAKES[mistake]
-    text = refusal(lambda: opened(what, **options))
-    assert lacking(text, *facts) == [], text
+    text = get_error(lambda: open_fs(what, **options))
+    assert find_missing(text, *facts) == [], text
 
 
-def test_empty_group_error_lists_groups_with_variables(here: Path) -> None:
+def test_empty_group_error_lists_groups_with_variables(working_copy: Path) -> None:
     with pytest.warns(UserWarning, match="land, sea") as told:
-        opened("grouped.json")
-    assert lacking(str(told[0].message), "group='land'", "open_datatree") == []
-    assert dict(opened("grouped.json", group="land").sizes) == {"time": 4, "x": 6}
+        open_fs("grouped.json")
+    assert find_missing(str(told[0].message), "group='land'", "open_datatree") == []
+    assert dict(open_fs("grouped.json", group="land").sizes) == {"time": 4, "x": 6}
 
 
-def test_unused_target_options_error_has_a_remedy(here: Path) -> None:
+def test_unused_target_options_error_has_a_remedy(working_copy: Path) -> None:
     with pytest.raises(TypeError, match=r"remote_options=\{'anon': \.\.\.\}"):
-        opened("refs.json", storage_options={"anon": True})
+        open_fs("refs.json", storage_options={"anon": True})
     with pytest.raises(TypeError, match="did you mean remote_options=?"):
-        opened("refs.json", storage_options={"remote_opts": {}})
+        open_fs("refs.json", storage_options={"remote_opts": {}})
 
 
 SIGNED = "<Error><Code>{0}</Code><Message>{1}</Message></Error>"
@@ -195,22 +195,26 @@ STATUSES: dict[str, tuple[int, str, tuple[str, ...]]] = {
 def test_refusal_by_a_server_has_a_remedy(answer: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, text, facts = STATUSES[answer]
     with Saying(status, text) as server:
-        said = refusal(lambda: RefShardFileSystem(f"{server.url}/refs.json", retries=0).ls(""))
-        assert lacking(said, *(fact.replace("{url}", server.url) for fact in facts)) == [], said
+        said = get_error(lambda: RefShardFileSystem(f"{server.url}/refs.json", retries=0).ls(""))
+        assert find_missing(said, *(fact.replace("{url}", server.url) for fact in facts)) == [], said
         if status not in (200, 404):
-            of_chunk = refusal(lambda: RefShardFileSystem({"a/0": [f"{server.url}/x.nc", 0, 9]}, retries=0).cat("a/0"))
-            assert lacking(of_chunk, "'a/0'", "/x.nc [0:9]", *(f.replace("{url}", server.url) for f in facts)) == []
+            of_chunk = get_error(
+                lambda: RefShardFileSystem({"a/0": [f"{server.url}/x.nc", 0, 9]}, retries=0).cat("a/0")
+            )
+            assert (
+                find_missing(of_chunk, "'a/0'", "/x.nc [0:9]", *(f.replace("{url}", server.url) for f in facts)) == []
+            )
         if status == 403 and "expired" not in said:
             assert main(["info", f"{server.url}/refs.json"]) == 2
             typed = capsys.readouterr().err
             assert f"""--option 'options={{"{server.url}/": {{"headers": {{...}}}}}}'""" in typed
 
 
-def test_remote_set_with_local_files_error_has_a_remedy(http_server: RangeServer, here: Path) -> None:
+def test_remote_set_with_local_files_error_has_a_remedy(http_server: RangeServer, working_copy: Path) -> None:
     refs = Path("refs.json").read_bytes()
-    url = http_server.put("refs.json", refs.replace(b'"air.nc"', json.dumps(str(here / "air.nc")).encode()))
-    text = refusal(lambda: opened(url)["air"].load())
-    assert lacking(text, f"'{here}/'", "allow=", "If you trust it") == [], text
+    url = http_server.put("refs.json", refs.replace(b'"air.nc"', json.dumps(str(working_copy / "air.nc")).encode()))
+    text = get_error(lambda: open_fs(url)["air"].load())
+    assert find_missing(text, f"'{working_copy}/'", "allow=", "If you trust it") == [], text
 
 
 @pytest.fixture(scope="module")
@@ -245,10 +249,10 @@ def test_refused_bucket_error_has_a_line_to_paste(anon: bool, capsys: pytest.Cap
     with Saying(403, SIGNED.format("AccessDenied", "Access Denied")) as server:
         given = {"anon": True} if anon else {"key": "k", "secret": "s"}
         given |= {"endpoint_url": server.url}
-        source = refusal(lambda: RefShardFileSystem("s3://pub/refs.json", **given, retries=0).ls(""))
+        source = get_error(lambda: RefShardFileSystem("s3://pub/refs.json", **given, retries=0).ls(""))
         chunk = {"a/0": ["s3://pub/x.nc", 0, 9]}
         fs = RefShardFileSystem(chunk, remote_protocol="s3", remote_options=given, retries=0)
-        reason = refusal(lambda: fs.cat("a/0"))
+        reason = get_error(lambda: fs.cat("a/0"))
         options = ["--option", f"options={json.dumps({'s3://': given})}", "--option", "retries=0"]
         assert main(["info", "s3://pub/refs.json", *options]) == 2
         typed = capsys.readouterr().err
@@ -265,45 +269,50 @@ def test_anonymous_users_are_advised_neither_login_nor_anon(url: str, status: in
     with Saying(status, SIGNED.format(code, "no")) as server:
         public = {"anon": True, "endpoint_url": server.url}
         fs = RefShardFileSystem(url, target_options={"s3": public} if "::" in url else public, retries=0)
-        text = refusal(lambda: fs.ls(""))
-    assert lacking(text, "without credentials" if status == 403 else "endpoint_url=") == [], text
+        text = get_error(lambda: fs.ls(""))
+    assert find_missing(text, "without credentials" if status == 403 else "endpoint_url=") == [], text
     assert not any(word in text for word in ("target_options", "remote_options", "'anon'", "Credentials")), text
 
 
-def test_daily_set_grows_or_its_error_has_a_remedy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_daily_set_grows_or_its_error_has_a_remedy(working_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["concat", "air.nc", "-o", "all.json", "--dim", "time"]) == 0
-    assert lacking(capsys.readouterr().out, "all.json", "keys", "written in") == []
+    assert find_missing(capsys.readouterr().out, "all.json", "keys", "written in") == []
     assert main(["append", "all.json", "next.nc", "--dim", "time"]) == 0
     assert "time: +4" in capsys.readouterr().out
     assert main(["append", "all.json", "next.nc", "--dim", "time"]) == 2
     again = capsys.readouterr().err
-    assert lacking(again, "--on-duplicate skip", "--on-duplicate replace") == [], again
+    assert find_missing(again, "--on-duplicate skip", "--on-duplicate replace") == [], again
     assert main(["append", "all.json", "next.nc", "--dim", "time", "--on-duplicate", "skip"]) == 0
     assert main(["concat", "air.nc", "air.json", "-o", "twice.json", "--dim", "time"]) == 2
-    assert lacking(capsys.readouterr().err, "--overlap first", "--overlap last") == []
+    assert find_missing(capsys.readouterr().err, "--overlap first", "--overlap last") == []
     assert main(["concat", "2023/*.nc", "-o", "none.json", "--dim", "time"]) == 2
     assert "2023/*.nc" in capsys.readouterr().err
-    with opened("all.json") as ds:
+    with open_fs("all.json") as ds:
         assert ds["air"].shape == (8, 6)
         assert ds["time"].values[-1] == np.datetime64(datetime(2024, 1, 1) + timedelta(hours=7))
 
 
-def test_moved_data_are_followed_and_wrong_prefixes_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_moved_data_are_followed_and_wrong_prefixes_named(
+    working_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["rebase", "refs.json", "moved.json", "--from", "s3://old/", "--to", "s3://new/"]) == 2
     said = capsys.readouterr().err
-    assert lacking(said, "s3://old/", "air.nc", "--missing ignore") == [], said
-    (here / "deep").mkdir()
+    assert find_missing(said, "s3://old/", "air.nc", "--missing ignore") == [], said
+    (working_copy / "deep").mkdir()
     shutil.move("air.nc", "deep/air.nc")
     assert main(["check", "refs.json"]) == 1
     assert "no such object" in capsys.readouterr().out
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        assert main(["rebase", "refs.json", "moved.json", "--from", f"{here}/", "--to", f"{here}/deep/"]) == 0
-    assert "snapshot" in capsys.readouterr().err  # which pins the files at their new place
+        assert (
+            main(["rebase", "refs.json", "moved.json", "--from", f"{working_copy}/", "--to", f"{working_copy}/deep/"])
+            == 0
+        )
+    assert "snapshot" in capsys.readouterr().err  # a snapshot pins the files at their new URLs
     assert main(["check", "moved.json", "--full"]) == 0
 
 
-def test_convert_replaces_only_on_request(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_replaces_only_on_request(working_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "air.nc", "air.zarr"]) == 0
     capsys.readouterr()
     assert main(["info", "air.zarr"]) == 0
@@ -313,7 +322,7 @@ def test_convert_replaces_only_on_request(here: Path, capsys: pytest.CaptureFixt
     assert main(["convert", "air.nc", "air.zarr", "--overwrite"]) == 0
 
 
-def test_usual_questions_read_nothing(here: Path) -> None:
+def test_usual_questions_read_nothing(working_copy: Path) -> None:
     fs = RefShardFileSystem("refs.json")
     keys = [key for key in fs.find("air") if key[-1].isdigit()]
     assert sum(len(request.keys) for request in fs.plan(keys)) == len(keys) == 4
@@ -325,7 +334,7 @@ def test_usual_questions_read_nothing(here: Path) -> None:
     assert "refs.json" in repr(fs)
 
 
-def test_missing_keys_have_fsspecs_errors(here: Path) -> None:
+def test_missing_keys_have_fsspecs_errors(working_copy: Path) -> None:
     fs = RefShardFileSystem("refs.json")
     for call in (fs.cat, fs.info, fs.ukey, fs.resolve, fs.ls):
         with pytest.raises(FileNotFoundError, match="none"):
@@ -336,9 +345,9 @@ def test_missing_keys_have_fsspecs_errors(here: Path) -> None:
         refshard_fs.nothing  # noqa: B018
 
 
-def test_ordinary_use_has_no_warning(here: Path) -> None:
+def test_ordinary_use_has_no_warning(working_copy: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert main(["info", "refs.json"]) == main(["tree", "air.nc"]) == main(["check", "refs.json"]) == 0
-        with opened("refs.json") as ds:
+        with open_fs("refs.json") as ds:
             assert float(ds["air"].mean()) == 11.5

@@ -1,4 +1,4 @@
-"""What fsspec's users expect of a filesystem: paths, ranges, listings, files, copies."""
+"""The filesystem behaves as users of fsspec expect: paths, ranges, listings, files, copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata of groups: those that zarr reads, how many requests they take, and errors of groups that are not there."""
+"""Metadata of groups are read as zarr reads them, in few requests; missing groups are errors."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_groups_come_before_the_groups_in_them(documents: dict[str, Any], consol
 def test_consolidated_metadata_take_no_request_of_their_own(
     documents: dict[str, Any], http_server: RangeServer
 ) -> None:
-    """They were requested to recognise the source."""
+    """They were already requested when the source was recognised."""
     for key, value in consolidate(documents).items():
         http_server.put(f"/store/{key}", json.dumps(value).encode())
     fs = RefShardFileSystem(f"{http_server.url}/store", skip_instance_cache=True)

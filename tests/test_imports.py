@@ -27,7 +27,7 @@ HEAVY = (  # and aiohttp, before anything is read over HTTP
 
 
 @cache
-def _loaded(code: str) -> frozenset[str]:
+def _list_modules(code: str) -> frozenset[str]:
     command = [
         sys.executable,
         "-W",
@@ -49,30 +49,30 @@ def _loaded(code: str) -> frozenset[str]:
     ],
 )
 def test_heavy_modules_are_imported_late(code: str) -> None:
-    assert _loaded(code).isdisjoint([*HEAVY, "aiohttp"])
+    assert _list_modules(code).isdisjoint([*HEAVY, "aiohttp"])
 
 
 def test_local_hierarchy_needs_no_aiohttp(tmp_path: Path) -> None:
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     code = f"from refshard_fs import RefShardFileSystem as FS\nfs = FS({str(tmp_path)!r})"
-    assert "aiohttp" not in _loaded(f"{code}\nassert fs.cat(['.zgroup', 'a/0'], on_error='omit')")
+    assert "aiohttp" not in _list_modules(f"{code}\nassert fs.cat(['.zgroup', 'a/0'], on_error='omit')")
 
 
 def test_help_of_the_command_needs_no_filesystem() -> None:
-    loaded = _loaded("from refshard_fs.cli.program import make_parser\nmake_parser().format_help()")
+    loaded = _list_modules("from refshard_fs.cli.program import make_parser\nmake_parser().format_help()")
     assert loaded.isdisjoint([*HEAVY, "aiohttp", "numpy", "refshard_fs.fs"])
 
 
 def test_importing_the_package_imports_little_beyond_fsspec() -> None:
     ours = {"refshard_fs", "refshard_fs.errors"}
-    beside = _loaded("import refshard_fs") - _loaded("import fsspec.implementations.reference")
+    beside = _list_modules("import refshard_fs") - _list_modules("import fsspec.implementations.reference")
     assert {name for name in beside if name.startswith("refshard_fs")} == ours
     assert beside.isdisjoint({"numpy", "aiohttp", "msgspec"})
 
 
 def test_reading_over_http_imports_nothing_of_s3(http_server: RangeServer) -> None:
     url = http_server.put("x", b"0123")
-    loaded = _loaded(
+    loaded = _list_modules(
         f"from refshard_fs import RefShardFileSystem as FS\nassert FS({{'a': [{url!r}, 1, 2]}}).cat('a') == b'12'"
     )
     assert "aiohttp" in loaded
@@ -84,14 +84,14 @@ def test_filesystem_imports_neither_openers_nor_writers() -> None:
         *("source.collect", "writing.save", "writing.commit", "sets", "tools.check", "tools.map", "cli"),
         *("formats.kerchunk_json.source", "references.builder", "formats.zip.source"),
     }
-    loaded = _loaded("from refshard_fs import RefShardFileSystem")
+    loaded = _list_modules("from refshard_fs import RefShardFileSystem")
     assert loaded.isdisjoint({f"refshard_fs.{name}" for name in needless})
     assert "difflib" not in loaded
 
 
 def test_only_the_reader_of_the_format_is_imported() -> None:
     readers = {"bcolz.rootdir", "bcolz.bloscpack", "neuroglancer.volume", "zip.source"}
-    loaded = _loaded(
+    loaded = _list_modules(
         "from refshard_fs import RefShardFileSystem as FS\nassert FS(b'{\"a\":\"text\"}').cat('a') == b'text'"
     )
     assert "refshard_fs.formats.kerchunk_json.source" in loaded

@@ -45,31 +45,31 @@ def fo(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return str(tmp_path / "refs.json")
 
 
-def _of_store(given: dict[str, Any]) -> Any:
+def _read_store(given: dict[str, Any]) -> Any:
     store = FsspecStore(fsspec.filesystem("reference", **given), read_only=True, path="")
     return zarr.open_group(store, mode="r")["v"][:]
 
 
-def _of_url(given: dict[str, Any]) -> Any:
+def _read_url(given: dict[str, Any]) -> Any:
     store = FsspecStore.from_url("reference://", storage_options=given, read_only=True)
     return zarr.open_group(store, mode="r")["v"][:]
 
 
-def _of_mapper(given: dict[str, Any]) -> Any:
+def _read_mapper(given: dict[str, Any]) -> Any:
     return zarr.open_group(fsspec.get_mapper("reference://", **given), mode="r")["v"][:]
 
 
-def _of_xarray(given: dict[str, Any]) -> Any:
+def _read_xarray(given: dict[str, Any]) -> Any:
     more = {"storage_options": given, "consolidated": False}
     return xarray.open_dataset("reference://", engine="zarr", backend_kwargs=more)["v"].values
 
 
-def _of_a_mapper_of_xarray(given: dict[str, Any]) -> Any:
+def _read_xarray_mapper(given: dict[str, Any]) -> Any:
     mapper = fsspec.get_mapper("reference://", **given)
     return xarray.open_dataset(mapper, engine="zarr", backend_kwargs={"consolidated": False})["v"].values
 
 
-WAYS: list[Callable[[dict[str, Any]], Any]] = [_of_store, _of_url, _of_mapper, _of_xarray, _of_a_mapper_of_xarray]
+WAYS: list[Callable[[dict[str, Any]], Any]] = [_read_store, _read_url, _read_mapper, _read_xarray, _read_xarray_mapper]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -86,7 +86,7 @@ def test_engine_of_kerchunk_reads_the_same_values(fo: Any) -> None:
 
 
 def test_parquet_set_takes_writes_by_url(tmp_path: Path) -> None:
-    """As fsspec's own tests write one: with the mode that fsspec keeps from options which do not name the protocol."""
+    """fsspec's tests write a set in this way, with a mode that fsspec drops from options without the protocol."""
     mapper = pytest.importorskip("fsspec.implementations.reference").LazyReferenceMapper
     pytest.importorskip("pyarrow")
     url = str(tmp_path / "set.parq")

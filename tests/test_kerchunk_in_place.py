@@ -39,10 +39,10 @@ def registry() -> Iterator[None]:
 @pytest.fixture
 def sets(tmp_path: Path) -> list[dict[str, Any]]:
     """Three reference sets of two steps of time each."""
-    return [_set(tmp_path, day) for day in range(3)]
+    return [_write_set(tmp_path, day) for day in range(3)]
 
 
-def _set(folder: Path, day: int) -> dict[str, Any]:
+def _write_set(folder: Path, day: int) -> dict[str, Any]:
     refs: dict[str, Any] = {".zgroup": '{"zarr_format":2}', ".zattrs": "{}"}
     arrays = {
         "t": (["time", "x"], np.arange(6.0).reshape(2, 3) + day),
@@ -59,7 +59,7 @@ def _set(folder: Path, day: int) -> dict[str, Any]:
     return {"version": 1, "refs": refs}
 
 
-def _with_both(make: Callable[[], Any]) -> tuple[Any, Any]:
+def _run_with_both(make: Callable[[], Any]) -> tuple[Any, Any]:
     fsspec.register_implementation("reference", ReferenceFileSystem, clobber=True)
     theirs = make()
     replace_reference_filesystem()
@@ -67,8 +67,8 @@ def _with_both(make: Callable[[], Any]) -> tuple[Any, Any]:
     return theirs, make()
 
 
-def _flat(refs: Any) -> dict[str, Any]:
-    """Return references, inline JSON parsed: spaces and the order of members mean nothing."""
+def _flatten(refs: Any) -> dict[str, Any]:
+    """Return references with parsed inline JSON, to compare them without spaces and the order of members."""
     found = {}
     for key, value in dict(refs.get("refs", refs)).items():
         value = value.decode("latin-1") if isinstance(value, bytes) else value
@@ -76,7 +76,7 @@ def _flat(refs: Any) -> dict[str, Any]:
     return found
 
 
-def _appended(sets: list[dict[str, Any]]) -> Any:
+def _append(sets: list[dict[str, Any]]) -> Any:
     first = kerchunk.combine.MultiZarrToZarr(sets[:2], **COMBINED).translate()
     return kerchunk.combine.MultiZarrToZarr.append(sets[2:], original_refs=first, **COMBINED).translate()
 
@@ -86,7 +86,7 @@ RECIPES: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "without a variable": lambda sets: kerchunk.combine.MultiZarrToZarr(
         sets, preprocess=kerchunk.combine.drop("junk"), **COMBINED
     ).translate(),
-    "appended": _appended,
+    "appended": _append,
     "subchunked": lambda sets: kerchunk.utils.subchunk(sets[0], "t", 2),
     "inlined": lambda sets: kerchunk.utils.do_inline(sets[0], 1000, remote_protocol="file"),
     "inlined arrays": lambda sets: kerchunk.utils.inline_array(sets[0], threshold=1000),
@@ -103,15 +103,15 @@ RECIPES: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_kerchunk_makes_the_same_references(recipe: str, sets: list[dict[str, Any]]) -> None:
-    theirs, ours = _with_both(lambda: RECIPES[recipe](copy.deepcopy(sets)))
-    assert _flat(ours) == _flat(theirs)
+    theirs, ours = _run_with_both(lambda: RECIPES[recipe](copy.deepcopy(sets)))
+    assert _flatten(ours) == _flatten(theirs)
 
 
 def test_auto_dask_makes_the_same_references(sets: list[dict[str, Any]], tmp_path: Path) -> None:
     pytest.importorskip("dask")
     for number, refs in enumerate(sets):
         (tmp_path / f"{number}.json").write_text(json.dumps(refs))
-    theirs, ours = _with_both(
+    theirs, ours = _run_with_both(
         lambda: kerchunk.combine.auto_dask(
             [str(tmp_path / f"{number}.json") for number in range(3)],
             single_driver=kerchunk.combine.JustLoad,
@@ -121,7 +121,7 @@ def test_auto_dask_makes_the_same_references(sets: list[dict[str, Any]], tmp_pat
             remote_protocol="file",
         )
     )
-    assert _flat(ours) == _flat(theirs)
+    assert _flatten(ours) == _flatten(theirs)
 
 
 def test_parquet_sets_are_made_and_appended_to(sets: list[dict[str, Any]]) -> None:
@@ -139,7 +139,7 @@ def test_parquet_sets_are_made_and_appended_to(sets: list[dict[str, Any]]) -> No
             key: found.cat(key) for key in found.find("") if "/" in key and not key.endswith(("/.zarray", ".zattrs"))
         }
 
-    theirs, ours = _with_both(make)
+    theirs, ours = _run_with_both(make)
     assert ours == theirs
     assert {"t/0.0", "t/1.0", "t/2.0"} <= ours.keys()
 
@@ -152,7 +152,7 @@ def test_parquet_sets_are_made_of_json_sets(sets: list[dict[str, Any]], tmp_path
         kerchunk.df.refs_to_dataframe(str(tmp_path / "refs.json"), "memory://made.parq", record_size=4)
         return RefShardFileSystem("memory://made.parq", remote_protocol="file").references.copy()  # type: ignore[attr-defined,no-any-return]
 
-    theirs, ours = _with_both(make)
+    theirs, ours = _run_with_both(make)
     assert ours == theirs
 
 
@@ -160,7 +160,7 @@ def test_members_of_archives_become_ranges(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
         archive.writestr("data1", b"piece of data")
     url = f"zip://data1::file://{tmp_path}/archive.zip"
-    theirs, ours = _with_both(
+    theirs, ours = _run_with_both(
         lambda: kerchunk.utils.dereference_archives({"a": b"stuff", "b": [url], "c": [url, 5, 2]})
     )
     assert ours == theirs

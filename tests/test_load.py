@@ -21,7 +21,7 @@ COUNT = 40
 
 
 def references(server: RangeServer) -> dict[str, Any]:
-    """Return a set of ``COUNT`` index coordinates and a variable along each, every one in a file of its own."""
+    """Return a set of ``COUNT`` index coordinates and a variable along each, every array in a separate file."""
     refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2})}
     for i in range(COUNT):
         for name, values in ((f"x{i}", np.arange(4.0) + i), (f"v{i}", np.arange(4.0) * i)):
@@ -42,7 +42,7 @@ def test_index_coordinates_are_fetched_together_at_opening(http_server: RangeSer
 
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_dataset_of_forty_coordinates_opens_in_four_rounds(is_sharded: bool, http_server: RangeServer) -> None:
-    """The set, its indexes of shards, and the coordinates: however many there are."""
+    """The number of rounds does not depend on the number of coordinates."""
     refs = references(http_server)
     if is_sharded:
         for i in range(COUNT):
@@ -70,7 +70,7 @@ def test_all_variables_are_loaded_together(http_server: RangeServer) -> None:
 
 
 def variables(server: RangeServer, count: int, chunks: int, size: int) -> dict[str, Any]:
-    """Return a set of ``count`` variables, each of chunks of ``size`` bytes in a file of its own."""
+    """Return a set of ``count`` variables, each with chunks of ``size`` bytes in a separate file."""
     meta = {"zarr_format": 2, "shape": [chunks * size], "chunks": [size], "dtype": "|u1", "order": "C", "filters": None}
     refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2})}
     for i in range(count):
@@ -99,7 +99,7 @@ def test_loading_together_takes_fewer_rounds_than_one_by_one(http_server: RangeS
 def test_loading_together_stays_within_the_memory(
     chunks: int, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each variable may have a chunk in memory, however little there is, and so they wait for each other."""
+    """Each variable may always have one chunk in memory, so that they do not wait for each other forever."""
     size, memory = 1000, 8000
     ds = xr.open_dataset(
         variables(http_server, 30, chunks, size),
@@ -121,7 +121,7 @@ def test_loading_together_stays_within_the_memory(
     monkeypatch.setattr(Source, "read_selection", counted)
     refshard_fs.load(ds)
     assert [int(ds[f"v{i}"].values.sum()) for i in range(30)] == [chunks * size * i for i in range(30)]
-    assert max(most) == memory  # and no less: several at a time
+    assert max(most) == memory  # several variables at a time fill it
 
 
 def test_arrays_and_dask_arrays_are_loaded(http_server: RangeServer) -> None:

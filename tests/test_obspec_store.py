@@ -30,7 +30,7 @@ def both() -> tuple[ObspecStore, Any]:
 
 
 def answer(call: Any) -> Any:
-    """Return what a call returns, or that it fails."""
+    """Return the result of a call, or the type of its error."""
     try:
         return call()
     except Exception as e:

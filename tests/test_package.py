@@ -43,7 +43,7 @@ def test_all_versions_are_equal() -> None:
 EXTRAS = ["jinja2", "pyarrow", "xarray", "zarr", "dask", "pandas", "kerchunk"]
 
 
-def _python(code: str, folder: Path) -> list[str]:
+def _run_python(code: str, folder: Path) -> list[str]:
     (folder / "refs.json").write_text('{"version": 1, "templates": {"u": "text"}, "refs": {"a/0": "text"}}')
     command = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.split()
@@ -51,7 +51,7 @@ def _python(code: str, folder: Path) -> list[str]:
 
 def test_import_needs_no_extra(tmp_path: Path) -> None:
     code = f"import sys, refshard_fs, refshard_fs.cli; print(*set({EXTRAS!r}).intersection(sys.modules))"
-    assert _python(code, tmp_path) == []
+    assert _run_python(code, tmp_path) == []
 
 
 ABSENT = [*EXTRAS, "tqdm", "shtab", "matplotlib", "imagecodecs", "eccodes", "astropy", "h5py", "scipy", "tifffile"]
@@ -74,7 +74,7 @@ for name in ("load", "tune_zarr"):
 
 
 def test_commands_without_extras_work_or_name_the_extra(tmp_path: Path) -> None:
-    """What a wheel alone does, installed with what it requires."""
+    """Commands of a wheel that is installed without extras."""
     meta = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "order": "C"}
     meta |= {"fill_value": None, "filters": None, "compressor": None}
     refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta), "a/0": "abcd"}

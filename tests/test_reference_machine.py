@@ -1,7 +1,7 @@
 """Random operations on the references of a filesystem give the results of the same operations on a dict.
 
-Sources in memory, JSON sets and parquet sets; keys with all the characters that mean something to somebody; through
-the dict and through the filesystem by turns; committed, saved, opened again.
+Sources are in memory, JSON sets and parquet sets. Keys have special characters. Operations go through the dict or
+through the filesystem, and sets are committed, saved and opened again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ INLINE = st.one_of(st.binary(max_size=12), st.sampled_from([b"base64:AAA=", b"\x
 
 
 def _bytes(value: str | bytes) -> bytes:
-    """Return what an inline value stands for, as fsspec has it."""
+    """Return the bytes of an inline value, as fsspec decodes it."""
     data = value.encode() if isinstance(value, str) else value
     if not data.startswith(b"base64:"):
         return data
@@ -58,7 +58,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 class Machine(RuleBasedStateMachine):
-    """``now`` is what the filesystem shows, ``stored`` what is at its URL."""
+    """``now`` are the references that the filesystem shows, ``stored`` the references at its URL."""
 
     kind = ""
 
@@ -85,7 +85,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, arrays: set[str]) -> None:
         self.arrays = sorted(arrays)
         self.keys = [f"{array}/{number}" for array in self.arrays for number in range(CHUNKS)]
-        if self.kind != "parquet":  # which holds arrays and their metadata, and nothing else
+        if self.kind != "parquet":  # a parquet set holds only arrays and their metadata
             self.keys += OTHERS
         refs = {".zgroup": '{"zarr_format":2}'} | {f"{array}/.zarray": METADATA for array in self.arrays}
         self.fs.references.update(refs)
@@ -213,7 +213,7 @@ def test_random_operations_equal_a_dict_for_ten_minutes() -> None:
 
 
 def search(kind: str, *, examples: int, steps: int, derandomize: bool) -> None:
-    """Do random things to sources of ``kind``; with ``derandomize``, the same ones each time."""
+    """Run random operations on sources of ``kind``; with ``derandomize``, the same operations each time."""
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         type(f"Machine of {kind}", (Machine,), {"kind": kind}),
         settings=settings(

@@ -33,7 +33,7 @@ pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 
-HTTP = httpx.Client(timeout=60, verify=False)  # one, since each reads all certificates of the machine
+HTTP = httpx.Client(timeout=60, verify=False)  # one client for all tests: each reads all certificates of the machine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,7 +85,7 @@ def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
         yield server
 
 
-def source_of(server: Server, folder: Path) -> RefShardFileSystem:
+def make_source(server: Server, folder: Path) -> RefShardFileSystem:
     is_cube = HTTP.get(f"{server.url}/.zgroup").status_code == 200
     return RefShardFileSystem(f"{folder}/*.nc") if is_cube else RefShardFileSystem(str(folder / "0.nc"), zarr_format=3)
 
@@ -105,7 +105,7 @@ def test_chunk_in_the_cache_is_answered_alike(folder: Path, others: dict[str, st
 
 
 def test_every_key_is_served_unchanged(server: Server, folder: Path) -> None:
-    fs = source_of(server, folder)
+    fs = make_source(server, folder)
     consolidated = {".zmetadata", "zarr.json"}
     with httpx.Client(timeout=60, verify=False) as client:
         for key in fs.find(""):
@@ -126,7 +126,7 @@ def test_every_key_is_served_unchanged(server: Server, folder: Path) -> None:
 @pytest.mark.evidence(id="R8")
 def test_zarr_reads_a_served_source_with_one_metadata_request(server: Server, folder: Path) -> None:
     served = xr.open_dataset(server.url, engine="zarr", consolidated=True)
-    xr.testing.assert_identical(served.load(), xr.open_dataset(source_of(server, folder), engine="refshard").load())
+    xr.testing.assert_identical(served.load(), xr.open_dataset(make_source(server, folder), engine="refshard").load())
 
 
 @pytest.mark.evidence(id="R9")
@@ -134,7 +134,7 @@ def test_tensorstore_reads_a_served_source(server: Server, folder: Path) -> None
     tensorstore = pytest.importorskip("tensorstore")
     driver = "zarr" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "zarr3"
     array = tensorstore.open({"driver": driver, "kvstore": f"{server.url}/t/"}).result().read().result()
-    expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
+    expected = xr.open_dataset(make_source(server, folder), engine="refshard", mask_and_scale=False)["t"]
     np.testing.assert_array_equal(array, expected)
 
 
@@ -149,11 +149,11 @@ for form in sys.argv[1:]:
 @pytest.mark.evidence(id="R13")
 def test_gdal_reads_a_served_source(server: Server, folder: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
-    fs = source_of(server, folder)
+    fs = make_source(server, folder)
     if fs.exists("zarr.json") and tuple(map(int, rasterio.__gdal_version__.split("."))) < (3, 11):
         pytest.skip("GDAL before 3.11 does not have the codec bytes of zarr version 3")
     forms = [f'ZARR:"/vsicurl/{server.url}/":/t', f'ZARR:"/vsicurl/{server.url}/t"']
-    # A process of its own: GDAL holds Python's lock while it waits for the server.
+    # Another process, because GDAL holds the GIL while it waits for the server.
     done = subprocess.run([sys.executable, "-c", GDAL, *forms], capture_output=True, text=True, timeout=120)
     expected = xr.open_dataset(fs, engine="refshard", mask_and_scale=False)["t"]
     for line in done.stdout.splitlines():
@@ -163,7 +163,7 @@ def test_gdal_reads_a_served_source(server: Server, folder: Path) -> None:
 
 @pytest.mark.evidence(id="R10")
 def test_neuroglancer_urls_are_read(folder: Path) -> None:
-    """The form is tensorstore's, too: ``|zarr2:`` behind the URL of an array."""
+    """tensorstore reads the same form: ``|zarr2:`` after the URL of an array."""
     tensorstore = pytest.importorskip("tensorstore")
     with Server(refshard_fs.asgi(f"{folder}/*.nc")) as server:
         (url,) = re.findall(r"<code>(http[^<]*zarr2:)</code>", HTTP.get(server.url).text)
@@ -299,7 +299,7 @@ def test_names_invalid_in_a_path_are_an_error(name: str, folder: Path) -> None:
 
 
 def test_unreadable_chunk_is_answered_with_502(tmp_path: Path) -> None:
-    """Status 502: several clients take 403 for a missing chunk, as S3 answers, and fill it."""
+    """Several clients fill a chunk for which they get status 403, with which S3 answers for missing objects."""
     (tmp_path / "short.bin").write_bytes(b"12")
     refs = {".zgroup": '{"zarr_format": 2}', "a/0": [str(tmp_path / "gone.bin"), 0, 4]}
     refs |= {"a/2": [str(tmp_path / "short.bin"), 0, 4], "a/3": ["nosuch://a/b", 0, 4]}
@@ -328,7 +328,7 @@ def test_whole_objects_of_public_servers_are_redirected_to(tmp_path: Path) -> No
 
 
 def test_many_clients_get_the_same_bytes(server: Server, folder: Path) -> None:
-    fs = source_of(server, folder)
+    fs = make_source(server, folder)
     keys = [key for key in fs.find("t") if not key.endswith((".zarray", ".zattrs", "zarr.json"))]
     expected = {key: fs.cat_file(key) for key in keys}
 
@@ -390,10 +390,10 @@ console.log(JSON.stringify({ shape, data: Array.from(data), attrs: t.attrs }));
 @pytest.mark.evidence(id="R11")
 def test_zarrita_reads_a_served_source(server: Server, folder: Path, tmp_path: Path) -> None:
     """REFSHARD_ZARRITA names a folder in which ``npm install zarrita`` was run."""
-    answer = _by_node(server.url, tmp_path)
+    answer = _run_node(server.url, tmp_path)
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)
-    expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
+    expected = xr.open_dataset(make_source(server, folder), engine="refshard", mask_and_scale=False)["t"]
     np.testing.assert_array_equal(np.reshape(found["data"], found["shape"]), expected)
     assert found["attrs"].get("scale_factor") == expected.attrs.get("scale_factor")
 
@@ -403,12 +403,12 @@ def test_zarrita_reports_an_unreadable_chunk(tmp_path: Path) -> None:
     refs = {".zgroup": '{"zarr_format": 2}', "t/.zarray": json.dumps({**meta, "filters": None, "compressor": None})}
     refs["t/0"] = [str(tmp_path / "forbidden"), 0, 2]
     with Server(refshard_fs.asgi(refs, allow=[])) as server:
-        answer = _by_node(server.url, tmp_path)
+        answer = _run_node(server.url, tmp_path)
     assert answer.returncode != 0
     assert "502" in answer.stderr
 
 
-def _by_node(url: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def _run_node(url: str, folder: Path) -> subprocess.CompletedProcess[str]:
     node, modules = shutil.which("node"), Path(os.environ.get("REFSHARD_ZARRITA", "."), "node_modules").absolute()
     if node is None or not (modules / "zarrita").exists():
         pytest.skip("needs node, and REFSHARD_ZARRITA: a folder with zarrita of npm")
@@ -453,7 +453,7 @@ def test_browser_reads_from_a_page_of_another_origin(server: Server, folder: Pat
     with Server(Starlette(routes=pages)) as site:
         command = [chromium, *options.split(), f"--user-data-dir={tmp_path / 'profile'}", f"{site.url}/index.html"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
-    expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
+    expected = xr.open_dataset(make_source(server, folder), engine="refshard", mask_and_scale=False)["t"]
     assert f"<p>sum {int(expected.sum())}</p>" in shown, shown
 
 
@@ -498,7 +498,7 @@ def test_fifty_clients_read_right_bytes_for_minutes(folder: Path) -> None:
                 memory.append([])
                 while time.monotonic() < end - half * seconds:
                     time.sleep(min(5, seconds / 40))
-                    memory[-1].append(_resident(process.pid))
+                    memory[-1].append(_read_resident_memory(process.pid))
                 process.kill()
         for client in clients:
             client.result()
@@ -509,6 +509,6 @@ def test_fifty_clients_read_right_bytes_for_minutes(folder: Path) -> None:
         assert max(last) <= 1.1 * min(after), "memory grows"
 
 
-def _resident(pid: int) -> int:
+def _read_resident_memory(pid: int) -> int:
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) >> 10

@@ -89,7 +89,7 @@ print(zarr.config.get("codec_pipeline.path").startswith("refshard_fs."))
     assert run.stdout.split() == ["True", "True", "True"], run.stderr
 
 
-# What a later zarr may have changed.
+# Changes that a later zarr may make.
 NO_HOOK = """
 import zarr.core.array
 made = zarr.core.array.create_codec_pipeline

@@ -1,4 +1,4 @@
-"""Packed variables: their values are those of xarray, and take the memory of the result and of what is stored."""
+"""Packed variables have xarray's values, and take only the memory of the stored values and of the result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stored() -> np.ndarray[Any, Any]:
     return np.random.default_rng(5).integers(0, 100, (5, BLOCK // 2 + 3))
 
 
-def written(path: Path, stored: np.ndarray[Any, Any], dtype: str, packing: dict[str, Any]) -> str:
+def write_packed(path: Path, stored: np.ndarray[Any, Any], dtype: str, packing: dict[str, Any]) -> str:
     with h5netcdf.File(path, "w") as file:
         file.dimensions = {"t": stored.shape[0], "x": stored.shape[1]}
         fill = packing.get("_FillValue")
@@ -50,7 +50,7 @@ def written(path: Path, stored: np.ndarray[Any, Any], dtype: str, packing: dict[
 def test_values_equal_xarrays(
     dtype: str, packing: dict[str, Any], chunks: Any, stored: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
-    path = written(tmp_path / "v.nc", stored, dtype, packing)
+    path = write_packed(tmp_path / "v.nc", stored, dtype, packing)
     with (
         xr.open_dataset(path, engine="h5netcdf") as expected,
         xr.open_dataset(path, engine=RefShardBackend, chunks=chunks) as ds,
@@ -62,7 +62,7 @@ def test_values_equal_xarrays(
 
 
 def test_packed_variables_are_found_in_this_xarray(stored: np.ndarray[Any, Any], tmp_path: Path) -> None:
-    path = written(tmp_path / "v.nc", stored, *PACKINGS[0])
+    path = write_packed(tmp_path / "v.nc", stored, *PACKINGS[0])
     ds = RefShardBackend().open_dataset(path)
     holders = [ds["v"].variable._data]
     while hasattr(holders[-1], "array"):

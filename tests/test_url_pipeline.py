@@ -1,4 +1,4 @@
-"""Sources as URL pipelines, which zarr-python 4192 hands to the adapter, and which the filesystem takes itself."""
+"""Sources as URL pipelines, which zarr passes to the adapter (pull request 4192), and which the filesystem opens."""
 
 from __future__ import annotations
 

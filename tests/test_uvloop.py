@@ -1,4 +1,4 @@
-"""uvloop's loops are loops: some tests of each kind of remote read run once more with every loop one of its."""
+"""Remote reads work on uvloop: some tests of each kind of read run again with loops of uvloop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TESTS = [
     "tests/test_fs.py",
     "tests/test_dask.py::test_local_schedulers_read_the_values[threads-zarr-dict]",
 ]
-# Which start an object store and a cluster.
+# Tests that start an object store and a cluster.
 SERVERS = ["tests/session/test_s3.py", "tests/test_dask.py::test_cluster_reads_the_values[zarr-path]"]
 
 

@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture
 def _no_collection() -> Iterator[None]:
-    """Keep the collector still: it can free an h5py object in zarr's thread while this one holds h5py's lock."""
+    """Turn the garbage collector off: it can free an h5py object in zarr's thread while this one holds h5py's lock."""
     gc.collect()
     gc.disable()
     yield

@@ -1,4 +1,4 @@
-"""``engine="refshard"``: what xarray opens through it, and that failed reads are never values."""
+"""``engine="refshard"``: xarray opens any source, and failed reads are errors, not values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def array(shape: list[int], chunks: list[int], dtype: str = "<i2", **more: Any) 
     return json.dumps(meta | {"filters": None, "compressor": None} | more)
 
 
-def group(prefix: str = "") -> dict[str, Any]:
+def make_group(prefix: str = "") -> dict[str, Any]:
     """Return a group with ``t`` (4 × 3, two chunks in data.bin) and its coordinate ``time``, inline."""
     return {
         f"{prefix}.zgroup": '{"zarr_format": 2}',
@@ -49,11 +49,11 @@ def group(prefix: str = "") -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "data.bin").write_bytes(VALUES.tobytes())
-    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": group() | group("sub/")}))
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": make_group() | make_group("sub/")}))
     return tmp_path
 
 
-def check(ds: Any) -> None:
+def check_values(ds: Any) -> None:
     assert ds.attrs["title"] == "small"
     np.testing.assert_array_equal(ds["t"].values, VALUES * 0.5)
     assert str(ds["time"].values[1]).startswith("2000-01-02")
@@ -61,19 +61,19 @@ def check(ds: Any) -> None:
 
 def test_path_opens(folder: Path) -> None:
     with xr.open_dataset(str(folder / "refs.json"), engine=RefShardBackend) as ds:
-        check(ds)
+        check_values(ds)
 
 
 def test_pathlib_path_opens(folder: Path) -> None:
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend) as ds:
-        check(ds)
+        check_values(ds)
 
 
 def test_dict_opens_with_options_of_the_filesystem(folder: Path) -> None:
-    refs = {"version": 1, "refs": group()}
+    refs = {"version": 1, "refs": make_group()}
     options = {"base_url": str(folder), "remote_protocol": "file"}
     with xr.open_dataset(refs, engine=RefShardBackend, storage_options=options) as ds:
-        check(ds)
+        check_values(ds)
 
 
 @pytest.mark.parametrize("open_", [xr.open_dataset, xr.open_datatree, xr.open_groups])
@@ -86,16 +86,16 @@ def test_refshard_urls_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     fsspec.register_implementation("refshard", RefShardFileSystem, clobber=True)
     path = folder / "refs.json"
     with xr.open_dataset("refshard://", engine=RefShardBackend, storage_options={"fo": str(path)}) as ds:
-        check(ds)
+        check_values(ds)
     with xr.open_dataset(f"refshard::{path.as_uri()}", engine=RefShardBackend) as ds:
-        check(ds)
+        check_values(ds)
 
 
 def test_dask_chunks_align_with_stored_chunks(folder: Path) -> None:
     pytest.importorskip("dask.array")
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, chunks={}) as ds:
         assert ds["t"].chunks == ((4,), (3,))
-        check(ds)
+        check_values(ds)
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, chunks={}, task_size=0) as ds:
         assert ds["t"].chunks == ((2, 2), (3,))
 
@@ -129,17 +129,17 @@ def test_missing_group_error_lists_groups(opened: Any, folder: Path) -> None:
 
 @pytest.mark.parametrize("opened", [xr.open_dataset, xr.open_groups])
 def test_damaged_group_is_not_reported_as_missing(opened: Any) -> None:
-    refs = group() | group("sub/") | {"sub/.zgroup": '{"zarr_format": 9}'}
+    refs = make_group() | make_group("sub/") | {"sub/.zgroup": '{"zarr_format": 9}'}
     with pytest.raises(Exception, match=r".") as error:
         opened(refs, engine=RefShardBackend, group="sub")
     assert not isinstance(error.value, FileNotFoundError)
 
 
 def test_opened_dataset_is_written_in_both_zarr_formats(folder: Path) -> None:
-    """Codecs of zarr format 2 stay out of what xarray writes anew: of format 3 there are others."""
+    """xarray does not take over codecs of zarr format 2 when it writes format 3, which has other codecs."""
     zlib = json.dumps(json.loads(array([4, 3], [4, 3])) | {"compressor": {"id": "zlib", "level": 1}})
     chunk = "base64:" + base64.b64encode(codecs.Zlib(1).encode(VALUES.tobytes())).decode()
-    refs = group() | {"z/.zarray": zlib, "z/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", "x"]}', "z/0.0": chunk}
+    refs = make_group() | {"z/.zarray": zlib, "z/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", "x"]}', "z/0.0": chunk}
     versions = {} if zarr.__version__.startswith("2.") else {"2": {"zarr_format": 2}, "3": {"zarr_format": 3}}
     with xr.open_dataset(refs, engine=RefShardBackend, drop_variables=["t"]) as ds:
         for name, how in (versions or {"2": {}}).items():
@@ -151,9 +151,9 @@ def test_opened_dataset_is_written_in_both_zarr_formats(folder: Path) -> None:
 def test_all_groups_open_as_a_tree(folder: Path) -> None:
     with xr.open_datatree(folder / "refs.json", engine=RefShardBackend) as tree:
         assert [node.path for node in tree.subtree] == ["/", "/sub"]
-        check(tree["sub"].to_dataset())
+        check_values(tree["sub"].to_dataset())
     for ds in xr.open_groups(folder / "refs.json", engine=RefShardBackend).values():
-        check(ds)
+        check_values(ds)
         ds.close()
 
 
@@ -183,8 +183,8 @@ def test_guess_can_open_accepts_only_refshard_urls(name: object, ours: bool) -> 
 
 
 def test_reference_urls_are_accepted() -> None:
-    ds = xr.open_dataset("reference://", engine=RefShardBackend, storage_options={"fo": group()})
-    assert ds.sizes == xr.open_dataset(group(), engine=RefShardBackend).sizes
+    ds = xr.open_dataset("reference://", engine=RefShardBackend, storage_options={"fo": make_group()})
+    assert ds.sizes == xr.open_dataset(make_group(), engine=RefShardBackend).sizes
 
 
 def test_source_after_two_slashes_error_has_the_spelling() -> None:
@@ -201,7 +201,7 @@ def test_empty_pattern_error_lists_files(tmp_path: Path) -> None:
 
 
 def test_root_without_arrays_error_lists_groups() -> None:
-    refs = {".zgroup": '{"zarr_format": 2}', **group("inner/")}
+    refs = {".zgroup": '{"zarr_format": 2}', **make_group("inner/")}
     with pytest.warns(UserWarning, match="it has groups: inner. Open one with group='inner'"):
         xr.open_dataset(refs, engine=RefShardBackend)
     with warnings.catch_warnings():
@@ -225,11 +225,11 @@ def test_missing_text_is_masked_as_in_xarray(tmp_path: Path, version: int) -> No
     assert str(found["code"].values.tolist()) == str(code)
 
 
-SIZE = 1 << 26  # bytes that a chunk of 80 makes
+SIZE = 1 << 26  # bytes to which a chunk of 80 bytes is decoded
 HUGE = bytes(SIZE)
 
 
-def packed(codec: dict[str, Any]) -> bytes:
+def compress(codec: dict[str, Any]) -> bytes:
     return bytes(codecs.get_codec(codec).encode(HUGE))
 
 
@@ -245,17 +245,17 @@ BOMBS: dict[str, dict[str, Any]] = {
 }
 
 
-def bomb(name: str, units: str | None = None, dims: str = "t") -> dict[str, Any]:
+def make_bomb(name: str, units: str | None = None, dims: str = "t") -> dict[str, Any]:
     (codec,) = [spec if isinstance(spec, dict) else spec[0] for spec in BOMBS[name].values()]
     attributes = {"_ARRAY_DIMENSIONS": [dims], **({} if units is None else {"units": units})}
-    chunk = "base64:" + base64.b64encode(packed(codec)).decode()
+    chunk = "base64:" + base64.b64encode(compress(codec)).decode()
     members = {"t/.zarray": array([10], [10], "<i8", **BOMBS[name]), "t/.zattrs": json.dumps(attributes), "t/0": chunk}
     return {".zgroup": '{"zarr_format": 2}', **members}
 
 
 @pytest.fixture
-def most_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of what numcodecs was asked to make of chunks."""
+def decoded_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The decoded sizes of chunks that numcodecs was called for."""
     made: list[int] = []
     for name in ("Zlib", "GZip", "BZ2", "LZMA", "Zstd", "LZ4", "Blosc"):
         kind = getattr(codecs, name)
@@ -272,19 +272,19 @@ def most_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("name", BOMBS)
 @pytest.mark.case(id="P28")
-def test_remote_coordinate_bomb_is_refused(name: str, http_server: Any, most_made: list[int]) -> None:
-    http_server.put("/refs.json", json.dumps({"version": 1, "refs": bomb(name)}).encode())
+def test_remote_coordinate_bomb_is_refused(name: str, http_server: Any, decoded_sizes: list[int]) -> None:
+    http_server.put("/refs.json", json.dumps({"version": 1, "refs": make_bomb(name)}).encode())
     with pytest.raises(RefShardError, match=r"xarray would load 't'.*drop_variables='t'"):
         xr.open_dataset(http_server.url + "/refs.json", engine="refshard", chunks={})
-    assert not most_made
+    assert not decoded_sizes
     ds = xr.open_dataset(http_server.url + "/refs.json", engine="refshard", drop_variables="t")
     assert not ds.variables
 
 
 @pytest.mark.parametrize("how", ["options", "tree", "times", "shape"])
 @pytest.mark.case(id="P28")
-def test_coordinate_bomb_is_refused_by_each_interface(how: str, http_server: Any, most_made: list[int]) -> None:
-    refs = bomb("zlib", "days since 2000-01-01" if how == "times" else None, "n" if how == "times" else "t")
+def test_coordinate_bomb_is_refused_by_each_interface(how: str, http_server: Any, decoded_sizes: list[int]) -> None:
+    refs = make_bomb("zlib", "days since 2000-01-01" if how == "times" else None, "n" if how == "times" else "t")
     if how == "shape":  # no chunk is there: the fill value would be made 10^11 times
         refs = {**refs, "t/.zarray": array([10**11], [10], "<i8"), "t/0": ""}
     http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
@@ -293,7 +293,7 @@ def test_coordinate_bomb_is_refused_by_each_interface(how: str, http_server: Any
     open_ = RefShardBackend().open_groups_as_dict if how == "tree" else partial(xr.open_dataset, engine="refshard")
     with pytest.raises(RefShardError, match="xarray would load 't'"):
         open_(url, **options)
-    assert not most_made
+    assert not decoded_sizes
 
 
 @pytest.mark.case(id="P28")
@@ -305,7 +305,7 @@ def test_unknown_coordinate_codec_runs_in_its_own_process(http_server: Any, monk
         return [ValueError("it takes all memory")]
 
     monkeypatch.setattr("refshard_fs.tools.trial._find_problems_apart", problems)
-    refs = bomb("zlib") | {"t/.zarray": array([10], [10], "<i8", filters=[{"id": "packbits"}])}
+    refs = make_bomb("zlib") | {"t/.zarray": array([10], [10], "<i8", filters=[{"id": "packbits"}])}
     http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
     with pytest.raises(RefShardError, match="it takes all memory"):
         xr.open_dataset(http_server.url + "/refs.json", engine="refshard")
@@ -314,11 +314,11 @@ def test_unknown_coordinate_codec_runs_in_its_own_process(http_server: Any, monk
 
 def test_plain_remote_coordinates_are_opened(http_server: Any) -> None:
     codec = codecs.Zlib(1)
-    refs = bomb("zlib") | {"t/0": "base64:" + base64.b64encode(codec.encode(np.arange(10, dtype="<i8"))).decode()}
+    refs = make_bomb("zlib") | {"t/0": "base64:" + base64.b64encode(codec.encode(np.arange(10, dtype="<i8"))).decode()}
     http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
     url = http_server.url + "/refs.json"
     assert xr.open_dataset(url, engine="refshard")["t"].values.tolist() == [*range(10)]
-    assert xr.open_dataset(bomb("zlib") | {"t/0": refs["t/0"]}, engine="refshard")["t"].size == 10
+    assert xr.open_dataset(make_bomb("zlib") | {"t/0": refs["t/0"]}, engine="refshard")["t"].size == 10
 
 
 @pytest.mark.parametrize("format", ["NETCDF4", "NETCDF3_CLASSIC"])
@@ -349,14 +349,14 @@ def test_variables_keep_the_order_of_the_file(format: Any, tmp_path: Path) -> No
 def test_groups_keep_the_order_of_the_set(folder: Path) -> None:
     if zarr.__version__.startswith("2."):
         pytest.skip("xarray's older versions, which are used with zarr 2, list the groups by name")
-    refs = {".zgroup": '{"zarr_format": 2}', **group("z/"), **group("a/"), **group("z/inner/")}
+    refs = {".zgroup": '{"zarr_format": 2}', **make_group("z/"), **make_group("a/"), **make_group("z/inner/")}
     found = RefShardBackend().open_groups_as_dict(refs)
     assert list(found) == ["/", "/z", "/z/inner", "/a"]
 
 
 @pytest.mark.parametrize("kind", ["tiff", "jp2", "n5"])
 def test_images_of_several_sizes_become_netcdf(tmp_path: Path, kind: str) -> None:
-    """Their attributes have objects, which NetCDF cannot hold; the set that `save` makes is shown in the same way."""
+    """Attributes with objects, which NetCDF cannot hold, become texts, also in the set that `save` makes."""
     pytest.importorskip("h5netcdf")
     path = tmp_path / f"image.{kind}"
     if kind == "tiff":
@@ -389,8 +389,8 @@ def test_images_of_several_sizes_become_netcdf(tmp_path: Path, kind: str) -> Non
 
 
 def test_objects_in_attributes_of_zarr_stay_objects() -> None:
-    """As `xarray.open_zarr` shows them; names that are no list of texts change nothing."""
+    """`xarray.open_zarr` shows them, too; invalid names of dimensions make no difference."""
     for names in (None, 1, [1, ["multiscales"]]):
         attributes = {"multiscales": [{"datasets": []}]} | ({} if names is None else {"_refshard_objects": names})
-        refs = group() | {".zattrs": json.dumps(attributes)}
+        refs = make_group() | {".zattrs": json.dumps(attributes)}
         assert xr.open_dataset(refs, engine="refshard").attrs == {"multiscales": [{"datasets": []}]}

@@ -33,7 +33,7 @@ def chunked(http_server: RangeServer) -> Chunked:
 
 
 def open_grid(chunked: Chunked, **options: Any) -> Any:
-    """Return the array whose element (i, j, ·) is the chunk's place."""
+    """Return the array whose elements (i, j, ·) are the number of their chunk."""
     refs = chunked.refs(GRID)
     refs["a/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["y", "x", "byte"]})
     storage = {"max_gap": 0, "skip_instance_cache": True}
@@ -147,7 +147,7 @@ def test_announced_keys_are_read_on_another_loop(chunked: Chunked) -> None:
 
     async def cell() -> None:
         await fs._prefetch("a", np.s_[3:5], wait=False)
-        np.testing.assert_array_equal(array[3:5, :, 0], VALUES[3:5])  # the loop stands still
+        np.testing.assert_array_equal(array[3:5, :, 0], VALUES[3:5])  # this call blocks the loop
         await asyncio.sleep(0)
         np.testing.assert_array_equal(await array.async_array.getitem(np.s_[6, :, 0]), VALUES[6])
 
@@ -178,7 +178,7 @@ def test_announced_keys_are_read_elsewhere_once_the_loop_stopped(chunked: Chunke
 
 
 def in_a_running_loop(cell: Any) -> None:
-    """Run ``cell``, which may block, in an event loop of a thread of its own."""
+    """Run ``cell``, which may block, in the event loop of another thread."""
 
     async def call() -> None:
         answer = cell()
@@ -195,7 +195,7 @@ def in_a_running_loop(cell: Any) -> None:
 
     done: Future[None] = Future()
     threading.Thread(target=run, daemon=True).start()
-    done.result(20)  # or it waits for ever
+    done.result(20)  # raises an error if the cell waits forever
 
 
 def test_joining_and_reading_share_connections(http_server: RangeServer, tmp_path: Path, large_files: None) -> None:

@@ -1,4 +1,4 @@
-"""Variables of a group: those that xarray makes with zarr, and chunks of dask."""
+"""Variables of a group equal those that xarray makes with zarr, and have suitable chunks for dask."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 3), (2, 3, 4), (0, 3)]
 DTYPES = ["?", "i1", ">i4", "<u8", "<f2", ">f8", "<c8", "S4", "<U3", "<M8[ns]", "<m8[s]", "str"]
 
 
-def values_of(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
+def make_values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
     numbers = rng.integers(0, 2 if dtype == "?" else 100, shape)
     if dtype == "str":
         return numbers.astype(str).astype(object)
@@ -47,7 +47,7 @@ def test_variables_are_those_of_xarray_and_zarr(
         name = f"v{len([*group])}"
         array = group.create_array(name, shape=shape, dtype=dtype, attributes=attributes, **chunks, **named)
         if 0 not in shape:
-            array[...] = values_of(rng, dtype, shape)
+            array[...] = make_values(rng, dtype, shape)
     options: dict[str, Any] = {"consolidated": False, "mask_and_scale": is_masked, "decode_times": False}
     with (
         xr.open_dataset(tmp_path, engine="zarr", **options) as theirs,
@@ -73,7 +73,7 @@ def test_variables_are_those_of_xarray_and_zarr(
 @pytest.mark.parametrize("fill", [None, -(2**63), 1])
 @pytest.mark.parametrize("dtype", ["<M8[ns]", ">M8[ns]", "<m8[s]", ">m8[s]", ">i8"])
 def test_missing_chunk_holds_the_fill_value_of_zarr(tmp_path: Path, dtype: str, fill: int | None) -> None:
-    for key, document in small(dtype, fill_value=fill).items():
+    for key, document in make_small_array(dtype, fill_value=fill).items():
         path = tmp_path / key
         path.parent.mkdir(exist_ok=True)
         path.write_text(document)
@@ -87,7 +87,7 @@ def test_missing_chunk_holds_the_fill_value_of_zarr(tmp_path: Path, dtype: str, 
         np.testing.assert_array_equal(ours["a"].values, theirs["a"].values)
 
 
-def array_3(**members: Any) -> dict[str, str]:
+def make_array_3(**members: Any) -> dict[str, str]:
     """Return references to an array of version 3 with the big-endian numbers 1 and 2."""
     meta = {
         "zarr_format": 3,
@@ -108,7 +108,7 @@ def array_3(**members: Any) -> dict[str, str]:
 
 def test_byte_order_of_a_codec_is_not_shown() -> None:
     """In version 3, a codec stores numbers big-endian, and zarr shows them as the machine's."""
-    with xr.open_dataset(array_3(attributes={"scale_factor": 2.0}), engine=RefShardBackend) as ds:
+    with xr.open_dataset(make_array_3(attributes={"scale_factor": 2.0}), engine=RefShardBackend) as ds:
         assert ds["a"].encoding["dtype"] == np.dtype("<i2")
         assert ds["a"].values.tolist() == [2, 4]
 
@@ -128,22 +128,22 @@ def test_byte_order_of_a_codec_is_not_shown() -> None:
 )
 def test_damaged_metadata_of_an_array_are_an_error(members: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        xr.open_dataset(array_3(**members), engine=RefShardBackend)
+        xr.open_dataset(make_array_3(**members), engine=RefShardBackend)
 
 
 def test_member_that_need_not_be_understood_is_ignored() -> None:
-    with xr.open_dataset(array_3(novel={"must_understand": False}), engine=RefShardBackend) as ds:
+    with xr.open_dataset(make_array_3(novel={"must_understand": False}), engine=RefShardBackend) as ds:
         assert ds["a"].values.tolist() == [1, 2]
 
 
 def test_times_with_attribute_unsigned_keep_their_unit() -> None:
-    refs = small(">M8[s]")
+    refs = make_small_array(">M8[s]")
     refs["a/.zattrs"] = '{"_ARRAY_DIMENSIONS": ["x"], "_Unsigned": "true"}'
     with xr.open_dataset(refs, engine=RefShardBackend, decode_cf=False) as ds:
         assert ds["a"].dtype == np.dtype(">M8[s]")
 
 
-def small(dtype: str, **more: Any) -> dict[str, str]:
+def make_small_array(dtype: str, **more: Any) -> dict[str, str]:
     """Return references to an array of two elements without chunks."""
     meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": dtype, "order": "C", "fill_value": None}
     return {
@@ -154,11 +154,11 @@ def small(dtype: str, **more: Any) -> dict[str, str]:
 
 
 def test_numbers_are_read_without_zarr() -> None:
-    """Its import takes longer than opening a file. Engines of other packages may import it, so there are none."""
+    """Importing zarr takes longer than opening a file. `xr.open_dataset` lists engines, of which some import zarr."""
     program = f"""
 import sys
 from refshard_fs.xarray_backend import RefShardBackend
-ds = RefShardBackend().open_dataset({ {**small("<i2"), "a/0": "abcd"}!r})
+ds = RefShardBackend().open_dataset({ {**make_small_array("<i2"), "a/0": "abcd"}!r})
 assert ds["a"].values.tolist() == [0x6261, 0x6463]
 assert "zarr" not in sys.modules
 """
@@ -167,18 +167,18 @@ assert "zarr" not in sys.modules
 
 def test_array_without_names_of_dimensions_is_an_error() -> None:
     with pytest.raises(KeyError, match="xarray needs names of dimensions, but the array 'a' has none"):
-        xr.open_dataset({**small("|u1"), "a/.zattrs": "{}"}, engine=RefShardBackend)
+        xr.open_dataset({**make_small_array("|u1"), "a/.zattrs": "{}"}, engine=RefShardBackend)
 
 
 def test_names_of_dimensions_may_be_those_of_nczarr() -> None:
-    refs = small("|u1", _NCZARR_ARRAY={"dimrefs": ["/x"]})
+    refs = make_small_array("|u1", _NCZARR_ARRAY={"dimrefs": ["/x"]})
     refs["a/.zattrs"] = '{"_NCZARR_ATTR": {}}'
     with xr.open_dataset(refs, engine=RefShardBackend) as ds:
         assert (ds["a"].dims, ds["a"].attrs) == (("x",), {})
 
 
-def cut(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return references to arrays of a hundred steps of bytes, a chunk each, which has the given shape."""
+def make_arrays(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return references to arrays of a hundred steps of bytes, with a chunk of the given shape for each step."""
     refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
     for name, shape in shapes.items():
         meta = {"zarr_format": 2, "shape": [100, *shape], "chunks": [1, *shape], "dtype": "|u1", "order": "C"}
@@ -202,7 +202,7 @@ def cut(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
 )
 def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str, int], tmp_path: Path) -> None:
     pytest.importorskip("dask.array")
-    refs = cut(shapes)
+    refs = make_arrays(shapes)
     with xr.open_dataset(refs, engine=RefShardBackend, chunks={}) as ds, warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert {name: ds[name].data.chunksize[0] for name in ds} == steps
@@ -221,5 +221,5 @@ def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str,
 @pytest.mark.skipif(not hasattr(xr, "open_groups"), reason="this version of xarray opens no groups")
 @pytest.mark.parametrize(("group", "path"), [(None, "/"), ("", "/"), ("/", ".")])
 def test_paths_of_groups_are_those_of_xarray(group: str | None, path: str) -> None:
-    """A path is relative to the group that is given, even if that is the root."""
-    assert [*xr.open_groups(small("|u1"), engine=RefShardBackend, group=group)] == [path]
+    """A path is relative to the argument ``group``, also if this names the root."""
+    assert [*xr.open_groups(make_small_array("|u1"), engine=RefShardBackend, group=group)] == [path]

@@ -126,7 +126,7 @@ class TestZarr3:
 
 @pytest.mark.parametrize("depth", [150, 400, 5000])
 def test_metadata_that_are_nested_deeply_are_a_typed_error(depth: int) -> None:
-    """Not a RecursionError of zarr's parsers, which recurse."""
+    """Deep nesting must not become a RecursionError in zarr's recursive parsers."""
     refs, _ = reference_set("memory://x.bin", ".")
     dtype = '[["a",' * depth + '"|u1"' + "]]" * depth
     refs["a/.zarray"] = '{"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": DTYPE}'.replace("DTYPE", dtype)

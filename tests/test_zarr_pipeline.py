@@ -1,4 +1,4 @@
-"""Whole selections through zarr's codec pipeline: the values that zarr's own gives, in fewer and larger requests."""
+"""Whole selections through our codec pipeline have the values of zarr's pipeline, in fewer and larger requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def references(url: str, **changes: Any) -> dict[str, Any]:
 PAYLOAD = np.random.default_rng(0).integers(0, 255, CHUNKS * CHUNK, np.uint8).tobytes()
 
 
-def opened(source: Any, **options: Any) -> Any:
+def open_fs(source: Any, **options: Any) -> Any:
     array = zarr.open_array(store_of(source, **options), path="a", mode="r")
     assert type(array._async_array.codec_pipeline) is SelectionPipeline
     return array
@@ -74,8 +74,8 @@ def opened(source: Any, **options: Any) -> Any:
 
 def test_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    array = opened(references(url), readahead=0)
-    with zarr.config.set({"async.concurrency": 1}):  # zarr's own bound is not between us and the network
+    array = open_fs(references(url), readahead=0)
+    with zarr.config.set({"async.concurrency": 1}):  # this limit of zarr does not apply to our requests
         assert bytes(array[:]) == PAYLOAD
     assert len(http_server.requests("/x")) == 1
     assert http_server.bytes_sent == len(PAYLOAD)
@@ -84,7 +84,7 @@ def test_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> 
 def test_points_are_fetched_in_parallel(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     http_server.latency = 0.2
-    array = opened(references(url), readahead=0, max_gap=-1)
+    array = open_fs(references(url), readahead=0, max_gap=-1)
     points = np.arange(0, len(PAYLOAD), 2 * CHUNK)
     assert bytes(array.vindex[points]) == bytes(PAYLOAD[p] for p in points)
     assert len(http_server.requests("/x")) == CHUNKS // 2
@@ -93,7 +93,7 @@ def test_points_are_fetched_in_parallel(http_server: RangeServer) -> None:
 
 def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    array = opened(references(url), readahead=0)
+    array = open_fs(references(url), readahead=0)
     for first in (12, 0, 24, 4, 28, 20, 8, 16):
         assert bytes(array[first * CHUNK : (first + 2) * CHUNK]) == PAYLOAD[first * CHUNK : (first + 2) * CHUNK]
     assert http_server.bytes_sent == 16 * CHUNK
@@ -101,7 +101,7 @@ def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> No
 
 def test_loop_over_chunks_is_read_ahead(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    array = opened(references(url))
+    array = open_fs(references(url))
     http_server.latency = 0.02
     for i in range(CHUNKS):
         assert bytes(array[i * CHUNK : (i + 1) * CHUNK]) == PAYLOAD[i * CHUNK : (i + 1) * CHUNK]
@@ -114,7 +114,7 @@ def test_whole_shards_are_fetched_in_parallel(http_server: RangeServer, tmp_path
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)
     for file in (p for p in tmp_path.rglob("*") if p.is_file()):
         http_server.put(f"/s/{file.relative_to(tmp_path)}", file.read_bytes())
-    array = opened(f"{http_server.url}/s", shards="whole")
+    array = open_fs(f"{http_server.url}/s", shards="whole")
     http_server.latency = 0.2
     with zarr.config.set({"async.concurrency": 1}):
         for selection in ((slice(None),) * 2, (slice(0, 64, 20), 3)):
@@ -128,10 +128,10 @@ def test_shards_are_looked_up_together(http_server: RangeServer, tmp_path: Path)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)
     for file in (p for p in tmp_path.rglob("*") if p.is_file()):
         http_server.put(f"/s/{file.relative_to(tmp_path)}", file.read_bytes())
-    array = opened(f"{http_server.url}/s")
+    array = open_fs(f"{http_server.url}/s")
     http_server.clear()
     assert (array[0:64:20, 3] == values[0:64:20, 3]).all()
-    assert len(http_server.requests()) <= 8  # four indexes, together, and four chunks, together
+    assert len(http_server.requests()) <= 8  # one round for four indexes, and one for four chunks
 
 
 @pytest.mark.parametrize("wrap", ["path", "dirfs", "consolidated"])
@@ -156,7 +156,7 @@ def test_pipeline_is_used_for_each_kind_of_store(wrap: str, http_server: RangeSe
 def test_slow_chunk_does_not_delay_decoding_of_others(
     is_local: bool, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The chunks of a selection are not dealt out to threads: whichever has nothing to do takes the next."""
+    """Chunks of a selection are not assigned to threads beforehand: an idle thread takes the next chunk."""
     monkeypatch.setattr(selection, "WORKERS", 2)
     url = http_server.put("/x", PAYLOAD)
     if is_local:
@@ -166,7 +166,7 @@ def test_slow_chunk_does_not_delay_decoding_of_others(
     waited = []
 
     def take(number: int, data: bytes | None) -> None:
-        if number == 0:  # as long as the others take, which another thread has to decode
+        if number == 0:  # wait until another thread has decoded all other chunks
             waited.extend(number for number in range(1, CHUNKS) if others.acquire(timeout=20))
         else:
             others.release()
@@ -182,12 +182,12 @@ def test_selection_takes_no_more_than_its_result_and_max_memory(codec: dict[str,
     size, count, memory = 1 << 18, 128, 8 << 20
     meta = {"zarr_format": 2, "shape": [size * count], "chunks": [size], "dtype": "|u1", "order": "C", "filters": None}
     refs: dict[str, Any] = {"a/.zarray": json.dumps({**meta, "compressor": codec, "fill_value": 0})}
-    values = np.random.default_rng(1).integers(0, 16, size, np.uint8)  # of which zstd leaves a half
+    values = np.random.default_rng(1).integers(0, 16, size, np.uint8)  # zstd compresses it to half its size
     chunk = values.tobytes() if codec is None else bytes(numcodecs.registry.get_codec(dict(codec)).encode(values))
-    with RangeServerProcess() as server:  # whose memory is not this process's
+    with RangeServerProcess() as server:  # in another process, so that its memory does not count
         url = server.put("/x", chunk * count)
         refs |= {f"a/{i}": [url, i * len(chunk), len(chunk)] for i in range(count)}
-        array = opened(refs, max_memory=memory)
+        array = open_fs(refs, max_memory=memory)
         array[: 4 * size]
         tracemalloc.start()
         found = array[:]
@@ -202,7 +202,7 @@ MEMORY = 16 * CHUNK
 
 
 def read_in_threads(fs: RefShardFileSystem, *takes: Any) -> list[threading.Thread]:
-    """Begin to read the whole array once for each of ``takes``, each in a thread with an event loop of its own."""
+    """Start to read the whole array once for each of ``takes``, each in a thread with a separate event loop."""
     threads = []
     for take in takes:
         reading = fs.source.read_selection(KEYS, take, chunk_size=CHUNK, threads=True)
@@ -216,7 +216,7 @@ def test_memory_bounds_all_selections_together(http_server: RangeServer, monkeyp
     fs = RefShardFileSystem(references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
     both_have_begun = threading.Barrier(2)
     lock = threading.Lock()
-    held: list[int] = []  # bytes that were asked for and are not decoded yet
+    held: list[int] = []  # bytes that were requested and are not decoded yet
     decoded: list[int] = []
 
     def take_of_one() -> Any:
@@ -235,7 +235,7 @@ def test_memory_bounds_all_selections_together(http_server: RangeServer, monkeyp
     for thread in read_in_threads(fs, take_of_one(), take_of_one()):
         thread.join(60)
     assert sum(decoded) == 2 * len(PAYLOAD)
-    assert max(held) <= MEMORY + CHUNK  # one chunk may always be
+    assert max(held) <= MEMORY + CHUNK  # one chunk of a selection is always permitted
 
 
 def test_selection_begins_while_another_holds_all_memory(http_server: RangeServer) -> None:
@@ -265,7 +265,7 @@ def test_failed_selection_gives_its_memory_back(http_server: RangeServer) -> Non
     def fail(number: int, data: bytes | None) -> None:
         raise ValueError("damaged")
 
-    with pytest.raises(ValueError, match="damaged") as failure:  # which keeps what the read had, by its traceback
+    with pytest.raises(ValueError, match="damaged") as failure:  # its traceback keeps the read's objects alive
         fsspec.asyn.sync(fs.loop, fs.source.read_selection, KEYS, fail, chunk_size=CHUNK, threads=True)
     assert fs.source.selections.used == 0
     assert failure.traceback
@@ -275,7 +275,7 @@ def test_failed_selection_gives_its_memory_back(http_server: RangeServer) -> Non
 def test_full_memory_leaves_one_chunk_at_a_time(
     shards: bool, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where zarr reads the parts of shards, or decodes what was read at once."""
+    """This holds also if zarr reads the parts of shards, or decodes a batch of chunks at once."""
     if not shards:
         monkeypatch.delattr(SelectionPipeline, "sync_transform", raising=False)
         monkeypatch.setattr(zarr_pipeline, "_decode_and_scatter", None)
@@ -373,7 +373,7 @@ def test_values_equal_zarrs_pipeline(data: st.DataObject, tmp_path_factory: pyte
             return  # no array of zarr's
         made[...] = values
         own = zarr.open_array(LocalStore(root), path="a", mode="r")
-    array = opened(str(root))
+    array = open_fs(str(root))
     for _ in range(4):
         kind, selection = data.draw(selections(values.shape))
         expected, found = np.asarray(take(own, kind, selection)), np.asarray(take(array, kind, selection))
@@ -414,7 +414,7 @@ def test_blocks_empty_and_scalar_arrays_are_read(tmp_path: Path) -> None:
 def test_missing_chunks_are_the_fill_value(http_server: RangeServer) -> None:
     refs = references(http_server.put("/x", PAYLOAD))
     del refs["a/3"], refs["a/63"]
-    found = bytes(opened(refs)[:])
+    found = bytes(open_fs(refs)[:])
     assert found[3 * CHUNK : 4 * CHUNK] == found[63 * CHUNK :] == bytes([7]) * CHUNK
     assert found[: 3 * CHUNK] == PAYLOAD[: 3 * CHUNK]
 
@@ -437,7 +437,7 @@ def test_writes_use_zarrs_pipeline(tmp_path: Path) -> None:
 def test_failure_in_middle_names_its_key_and_leaves_nothing(kind: Any, http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     refs = references(url) | {"a/40": [http_server.put("/bad", PAYLOAD), 0, CHUNK]}
-    array = opened(refs, retries=0)
+    array = open_fs(refs, retries=0)
     http_server.fault(kind, "/bad")
     with pytest.raises(ReferenceNotReachable, match="a/40"):
         array[:]
@@ -500,10 +500,10 @@ def test_chunk_that_cannot_be_decoded_names_its_file(
     damaged = tmp_path / "a/c/3"
     index = damaged.read_bytes()[-36:] if kind == "shards" else b""
     damaged.write_bytes(bytes(len(damaged.read_bytes()) - len(index)) + index)
-    if kind == "first":  # of a zarr that decodes by nothing that we could call
+    if kind == "first":  # simulate a zarr without a function that decodes one chunk
         monkeypatch.setattr(zarr_pipeline, "_decode_and_scatter", None)
     with pytest.raises(Exception, match=r".") as caught:
-        opened(str(tmp_path), shards="whole")[part]
+        open_fs(str(tmp_path), shards="whole")[part]
     (note,) = caught.value.__notes__
     assert f"'a/c/3' ({damaged}" in note
     assert "refshard check" in note
@@ -512,7 +512,7 @@ def test_chunk_that_cannot_be_decoded_names_its_file(
 def test_event_loop_is_started_if_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(1.0, 101.0)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=10)
-    array = opened(str(tmp_path))
+    array = open_fs(str(tmp_path))
     monkeypatch.setattr(Immediate, "take", lambda *_: None)
     assert (array[:] == values).all()
 
@@ -521,7 +521,7 @@ def test_several_failures_leave_no_unretrieved_error(
     http_server: RangeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = http_server.put("/bad", PAYLOAD)
-    array = opened(references(bad), retries=0, max_gap=-1, readahead=0)
+    array = open_fs(references(bad), retries=0, max_gap=-1, readahead=0)
     http_server.fault(403, "/bad")
     with pytest.raises(ReferenceNotReachable):
         array[:]
@@ -554,7 +554,7 @@ def test_cancelled_read_stops_its_requests(http_server: RangeServer) -> None:
 
 
 def test_threads_read_at_the_same_time(http_server: RangeServer) -> None:
-    array = opened(references(http_server.put("/x", PAYLOAD)))
+    array = open_fs(references(http_server.put("/x", PAYLOAD)))
     wrong: list[int] = []
 
     def read(seed: int) -> None:
@@ -585,7 +585,7 @@ def test_arrays_of_other_stores_have_zarrs_own_pipeline(tmp_path: Path) -> None:
 
 
 class Added(Codec):
-    """A codec whose `get_config` does not say what it adds."""
+    """A codec whose `get_config` does not contain the number that it adds."""
 
     codec_id = "test_added"
 
@@ -619,7 +619,9 @@ def test_pickled_array_of_another_store_does_not_need_us(tmp_path: Path) -> None
 def test_pickled_array_of_ours_reads_elsewhere(tmp_path: Path) -> None:
     zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     code = "import pickle, sys; print(int(pickle.load(sys.stdin.buffer)[:].sum()))"
-    found = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(opened(str(tmp_path))), capture_output=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(open_fs(str(tmp_path))), capture_output=True
+    )
     assert found.stdout.strip() == b"45", found.stderr
 
 
@@ -638,7 +640,7 @@ def test_user_loops_end_without_leaks(http_server: RangeServer) -> None:
 
 
 def test_trial_of_zarr_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that asks while another one installs the pipeline joins no thread that was not started."""
+    """A thread must not join a trial that another thread has not started yet."""
     start, told = zarr_pipeline._Trial.start, list[object]()
 
     def ask_first(trial: Any) -> None:

@@ -1,4 +1,4 @@
-"""zarr's stores over the filesystem: what zarr lists and reads is what the references say."""
+"""zarr lists and reads the references of a set through its stores over the filesystem."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_zarr_2_lists_and_reads_through_a_mapper() -> None:
 
 
 def in_a_loop(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a coroutine of a test as a test, in an event loop of its own."""
+    """Return a test that runs the coroutine ``test`` in a new event loop."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ except ImportError:  # of zarr 2
 
 
 class OfZarr(StoreTests):  # type: ignore[misc]
-    """zarr's tests, its coroutines as functions; by another name, so that they are not collected twice."""
+    """zarr's tests of stores, with coroutines as functions. The name does not begin with Test: pytest ignores it."""
 
 
 for _name, _test in inspect.getmembers(StoreTests, inspect.iscoroutinefunction):
@@ -98,7 +98,7 @@ for _name, _test in inspect.getmembers(StoreTests, inspect.iscoroutinefunction):
 
 @pytest.mark.skipif(FsspecStore is None, reason="zarr 2 has no tests of stores")
 class TestStoresOverSetsInMemory(OfZarr):
-    """What zarr holds all stores to, with one over a set in memory: as it is with fsspec's ``reference``."""
+    """zarr's tests of stores, with a store over a set in memory; fsspec's ``reference`` passes the same tests."""
 
     store_cls = FsspecStore
     buffer_cls = None if FsspecStore is None else cpu.Buffer
@@ -131,14 +131,14 @@ class TestStoresOverSetsInMemory(OfZarr):
         assert store.supports_listing
 
     def test_serializable_store(self, store: Any) -> None:
-        """zarr's own expects the copy to be equal, which stores over two such filesystems are not with either class."""
+        """zarr's test expects that the copy is equal. Stores over two such filesystems never are, with either class."""
         store.fs.pipe_file("foo", b"1234")
         assert asyncio.run(pickle.loads(pickle.dumps(store)).fs._cat_file("foo")) == b"1234"
 
 
 @pytest.mark.skipif(FsspecStore is None, reason="zarr 2 has no such stores")
 class TestStore(OfZarr):
-    """What zarr holds all stores to, with a store over a set that is written to."""
+    """zarr's tests of stores, with a store over a set that takes writes."""
 
     store_cls = None if FsspecStore is None else refshard_fs.Store
     buffer_cls = None if FsspecStore is None else cpu.Buffer

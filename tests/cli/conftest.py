@@ -25,5 +25,5 @@ def refs(tmp_path: Path) -> Refs:
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tables be as wide as they are, whatever terminal the tests run in."""
+    """Set a wide terminal, so that tables do not depend on the terminal in which tests run."""
     monkeypatch.setenv("COLUMNS", "1000")

@@ -13,8 +13,8 @@ from refshard_fs.cli import main
 from refshard_fs.cli.program import COMMANDS
 
 
-def completed(script: str, tmp_path: Path, *words: str) -> list[str]:
-    """Return what bash offers for the last of ``words``."""
+def complete(script: str, tmp_path: Path, *words: str) -> list[str]:
+    """Return the completions of bash for the last of ``words``."""
     (tmp_path / "refshard.bash").write_text(script)
     line = " ".join(f"'{word}'" for word in words)
     asked = f"""
@@ -33,14 +33,14 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path, capsys
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
     (tmp_path / "refs.json").touch()
-    assert set(completed(script, tmp_path, "refshard", "")) == {c.name for c in COMMANDS}
-    assert set(completed(script, tmp_path, "refshard", "con")) == {"convert", "concat"}
-    assert {"--help", "--version"} <= set(completed(script, tmp_path, "refshard", "-"))
-    assert completed(script, tmp_path, "refshard", "info", "--j") == ["--json"]
-    assert "--record-size" in completed(script, tmp_path, "refshard", "convert", "-")
-    assert completed(script, tmp_path, "refshard", "convert", "--format", "p") == ["parquet"]
-    assert completed(script, tmp_path, "refshard", "completion", "") == ["bash", "zsh", "fish"]
-    assert completed(script, tmp_path, "refshard", "info", "re") == ["refshard.bash", "refs.json"] or completed(
+    assert set(complete(script, tmp_path, "refshard", "")) == {c.name for c in COMMANDS}
+    assert set(complete(script, tmp_path, "refshard", "con")) == {"convert", "concat"}
+    assert {"--help", "--version"} <= set(complete(script, tmp_path, "refshard", "-"))
+    assert complete(script, tmp_path, "refshard", "info", "--j") == ["--json"]
+    assert "--record-size" in complete(script, tmp_path, "refshard", "convert", "-")
+    assert complete(script, tmp_path, "refshard", "convert", "--format", "p") == ["parquet"]
+    assert complete(script, tmp_path, "refshard", "completion", "") == ["bash", "zsh", "fish"]
+    assert complete(script, tmp_path, "refshard", "info", "re") == ["refshard.bash", "refs.json"] or complete(
         script, tmp_path, "refshard", "info", "re"
     ) == ["refs.json", "refshard.bash"]
 

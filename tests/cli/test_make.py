@@ -24,7 +24,7 @@ PROGRAM = "import sys; from refshard_fs.cli import main; sys.exit(main())"
 
 @pytest.fixture
 def refshard(tmp_path: Path, fast_python: list[str]) -> Callable[..., str]:
-    """Call it with the arguments of the command: what it printed, errors last."""
+    """Return a function that runs the command with arguments, and returns its output, errors last."""
 
     def refshard(*arguments: str, status: int = 0) -> str:
         command = [*fast_python, "-c", PROGRAM, *arguments]
@@ -36,7 +36,7 @@ def refshard(tmp_path: Path, fast_python: list[str]) -> Callable[..., str]:
     return refshard
 
 
-def packed(
+def write_packed(
     path: Path,
     day: int,
     scale: float = 0.5,
@@ -44,7 +44,7 @@ def packed(
     value: int | None = None,
     **more: Any,
 ) -> None:
-    """Write a NetCDF-3 file of a day, whose numbers are packed: they mean ``value``, that of the day if not given."""
+    """Write a NetCDF-3 file of a day, whose packed numbers mean ``value``, by default a value of the day."""
     scipy_io = pytest.importorskip("scipy.io")
     with scipy_io.netcdf_file(path, "w") as file:
         file.createDimension("time", 1)
@@ -58,7 +58,7 @@ def packed(
         t._FillValue = np.int16(-9)
 
 
-def meant(cube: Path, day: int) -> float:
+def read_meaning(cube: Path, day: int) -> float:
     """Return the number that the cube has for a day, unpacked as its attributes say."""
     fs = RefShardFileSystem(str(cube), skip_instance_cache=True)
     scale = json.loads(fs.cat_file("t/.zattrs")).get("scale_factor", 1)
@@ -83,19 +83,19 @@ def test_missing_dim_lists_the_choices(refshard: Callable[..., str], tmp_path: P
 
 def test_files_of_another_packing_are_recoded_or_refused(refshard: Callable[..., str], tmp_path: Path) -> None:
     for day, scale in enumerate((0.5, 0.25, 0.5)):
-        packed(tmp_path / f"day{day}.nc", day, scale)
+        write_packed(tmp_path / f"day{day}.nc", day, scale)
     said = refshard("concat", "day*.nc", "-o", "cube.json", "--dim", "time", status=2)
     for word in ("day0.nc", "day1.nc", "'t'", "scale_factor", "0.5", "0.25", "--lazy converts"):
         assert word in said
     said = refshard("concat", "day*.nc", "-o", "cube.refshard", "--dim", "time", "--lazy")
     assert "'t' is converted while reading" in said
-    assert [meant(tmp_path / "cube.refshard", day) for day in range(3)] == [0, 1, 2]
+    assert [read_meaning(tmp_path / "cube.refshard", day) for day in range(3)] == [0, 1, 2]
 
 
 def test_times_join_across_units_but_not_calendars(refshard: Callable[..., str], tmp_path: Path) -> None:
-    packed(tmp_path / "a.nc", 30)
-    packed(tmp_path / "b.nc", 0, units="days since 2024-02-01")
-    packed(tmp_path / "c.nc", 33, calendar="noleap")
+    write_packed(tmp_path / "a.nc", 30)
+    write_packed(tmp_path / "b.nc", 0, units="days since 2024-02-01")
+    write_packed(tmp_path / "c.nc", 33, calendar="noleap")
     refshard("concat", "a.nc", "b.nc", "-o", "cube.json", "--dim", "time")
     assert days_of(str(tmp_path / "cube.json")) == [30, 31]
     said = refshard("append", "cube.json", "c.nc", "--dim", "time", status=2)
@@ -117,7 +117,7 @@ def test_files_in_any_order_are_sorted_on_request(
 
 def test_duplicate_days_are_refused_unless_overlap_is_set(refshard: Callable[..., str], tmp_path: Path) -> None:
     for number, (day, value) in enumerate(((0, 0), (1, 1), (1, 7))):
-        packed(tmp_path / f"{number}.nc", day, value=value)
+        write_packed(tmp_path / f"{number}.nc", day, value=value)
     arguments = ["concat", "0.nc", "1.nc", "2.nc", "-o", "cube.json", "--dim", "time"]
     said = refshard(*arguments, status=2)
     assert "2.nc) has time = 2024-01-02, and so has" in said
@@ -125,25 +125,25 @@ def test_duplicate_days_are_refused_unless_overlap_is_set(refshard: Callable[...
     for which, expected in (("first", [0, 1]), ("last", [0, 7])):
         refshard(*arguments, "--overlap", which)
         assert days_of(str(tmp_path / "cube.json")) == [0, 1]
-        assert [meant(tmp_path / "cube.json", day) for day in range(2)] == expected
+        assert [read_meaning(tmp_path / "cube.json", day) for day in range(2)] == expected
 
 
 @pytest.mark.parametrize("lazy", [[], ["--lazy"]])
 def test_missing_day_is_filled_in(refshard: Callable[..., str], tmp_path: Path, lazy: list[str]) -> None:
     for day in (0, 1, 3):
-        packed(tmp_path / f"day{day}.nc", day)
+        write_packed(tmp_path / f"day{day}.nc", day)
     arguments = ["--dim", "time", "--join", "outer", "--freq", "1D", *lazy]
     refshard("concat", "day*.nc", "-o", "cube.json", *arguments)
     cube = tmp_path / "cube.json"
     assert days_of(str(cube)) == [0, 1, 2, 3]
-    assert [meant(cube, day) for day in (0, 1, 3)] == [0, 1, 3]
+    assert [read_meaning(cube, day) for day in (0, 1, 3)] == [0, 1, 3]
     assert not RefShardFileSystem(str(cube)).exists("t/2.0")
 
 
 def test_variable_missing_in_a_file_is_named_with_the_option(refshard: Callable[..., str], tmp_path: Path) -> None:
     scipy_io = pytest.importorskip("scipy.io")
     for day in (0, 1):
-        packed(tmp_path / f"day{day}.nc", day)
+        write_packed(tmp_path / f"day{day}.nc", day)
     with scipy_io.netcdf_file(tmp_path / "day0.nc", "a") as file:
         more = file.createVariable("wind", "f4", ("time", "x"))
         more[:], more._FillValue = 5, np.float32(-9)
@@ -183,15 +183,15 @@ def test_repeated_append_reports_no_change(
     refshard("concat", "day0.nc3", "day1.nc3", "-o", name, "--dim", "time", *lazy)
     append = ["append", name, "day2.nc3", "--dim", "time"]
     assert refshard(*append, "--on-duplicate", "skip") == f"{name}: time: +1\n"
-    before = content(tmp_path / name)
+    before = read_files(tmp_path / name)
     assert refshard(*append, "--on-duplicate", "skip") == f"{name}: nothing new, left as it is\n"
     said = refshard(*append, status=2)
     assert "has time = 2024-01-03 already: --on-duplicate skip" in said
-    assert content(tmp_path / name) == before
+    assert read_files(tmp_path / name) == before
     assert shown(str(tmp_path / name), 3) == [0, 1, 2]
 
 
-def content(path: Path) -> dict[str, bytes]:
+def read_files(path: Path) -> dict[str, bytes]:
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     return {str(file): file.read_bytes() for file in files if file.is_file()}
 

@@ -15,7 +15,7 @@ from tests.support.cli_sets import Refs
 pytestmark = pytest.mark.case(id="P20")
 
 
-def files(directory: Path) -> dict[str, bytes]:
+def read_files(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
 
 
@@ -36,18 +36,18 @@ def test_get_writes_one_file(refs: Refs, tmp_path: Path, monkeypatch: pytest.Mon
     assert main(["get", path, "a/1"]) == 0
     assert main(["get", path, "a/0", "b/new"]) == 0
     assert main(["get", path, "b/c/c/1/0", "."]) == 0
-    assert files(out) == {"1": b"34", "b/new": b"ab", "0": b"01234567"}
+    assert read_files(out) == {"1": b"34", "b/new": b"ab", "0": b"01234567"}
 
 
 def test_get_writes_all_below_a_path(refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = refs(), tmp_path / "out"
     assert main(["get", "-r", path, "b", str(out)]) == 0
     assert f"{out}: 2 files, " in capsys.readouterr().out
-    assert sorted(files(out)) == ["c/c/1/0", "c/zarr.json"]
+    assert sorted(read_files(out)) == ["c/c/1/0", "c/zarr.json"]
     assert main(["get", "-r", path, "", str(tmp_path / "all")]) == 0
-    assert len(files(tmp_path / "all")) == 7
+    assert len(read_files(tmp_path / "all")) == 7
     assert main(["get", "-r", path, "a/1", str(tmp_path / "one")]) == 0
-    assert files(tmp_path / "one") == {"1": b"34"}
+    assert read_files(tmp_path / "one") == {"1": b"34"}
 
 
 def test_get_of_a_directory_needs_r(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,15 +79,15 @@ def test_link_out_of_the_destination_is_not_followed(refs: Refs, tmp_path: Path)
     elsewhere.mkdir()
     (out / "c").symlink_to(elsewhere)
     assert main(["get", "-r", refs(), "b", str(out)]) == 2
-    assert files(elsewhere) == {}
+    assert read_files(elsewhere) == {}
 
 
 @pytest.mark.parametrize("key", ["../evil", "a/../../evil", "/../evil", "a/\0", "..\\evil"])
 def test_hostile_keys_are_one_line(key: str, refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = refs({key: "evil"})
-    before = files(tmp_path)
+    before = read_files(tmp_path)
     assert main(["get", "-r", path, "", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("refshard: ")
     assert printed.count("\n") == 1
-    assert files(tmp_path) == before
+    assert read_files(tmp_path) == before

@@ -17,7 +17,7 @@ xr = pytest.importorskip("xarray")
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-def new(path: Path, server: RangeServer, name: str, *more: str) -> int:
+def make_rule(path: Path, server: RangeServer, name: str, *more: str) -> int:
     archive = ARCHIVES[name]
     arguments = ["--url", f"{server.url}/{archive.url}", "--dialect", archive.dialect, "--start", "2026-11-01"]
     arguments += ["--stop", "2026-11-01T06", "--every", "6", "--steps", "0-14", *more]
@@ -44,7 +44,7 @@ def test_new_rule_reads_the_archive(
         for step in (0, 5, 6, 7, 8):
             found = publish(server, archive, START + timedelta(hours=6), step, members)
             values |= {(1, step, *key): value for key, value in found.items()}
-        assert new(path, server, name, *more) == 0
+        assert make_rule(path, server, name, *more) == 0
         assert path.stat().st_size < 3000
         got = xr.open_dataset(path, engine="refshard", decode_timedelta=True)
         covers = {"": "t2m", "run": "tp", "last 1": "tp_last1", "bucket 6": "tp_bucket6"}
@@ -64,7 +64,7 @@ def test_check_names_differences(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with RangeServer() as server:
         for step in (0, 5, 6, 7, 8):
             publish(server, ARCHIVES["hrrr"], START, step)
-        new(path, server, "hrrr", "--run", "2026-11-01")
+        make_rule(path, server, "hrrr", "--run", "2026-11-01")
         rule = json.loads(path.read_text())
         rule["step"] = {"values": [0, 5, 7, 8, 9]}
         rule["variables"]["t2m"]["message"]["surfaces"] = [[103, 3]]
@@ -90,5 +90,5 @@ def test_rule_without_names_or_files_is_an_error(tmp_path: Path, capsys: pytest.
     assert main(["rule", "new", str(tmp_path / "a.json")]) == 2
     assert "needs --url and --start" in capsys.readouterr().err
     with RangeServer() as server:
-        assert new(tmp_path / "a.json", server, "hrrr") == 2
+        assert make_rule(tmp_path / "a.json", server, "hrrr") == 2
         assert "expected a file and its sidecar, found nothing at" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_used_port_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_small_answers_are_sent_at_once(host: str) -> None:
-    """asyncio sets TCP_NODELAY on sockets of that protocol alone: each answer would wait 40 ms for the client."""
+    """asyncio sets TCP_NODELAY only on sockets with the protocol TCP: without it, answers wait 40 ms for the client."""
     if host == "::1" and not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     with _listen(host, 0) as listening:
@@ -64,7 +64,7 @@ def test_small_answers_are_sent_at_once(host: str) -> None:
 
 
 class _Without:
-    """Finds a package, and says that it is not installed."""
+    """An importer that makes one package look as if it were not installed."""
 
     def __init__(self, name: str) -> None:
         self._name = name

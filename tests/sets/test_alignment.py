@@ -227,7 +227,7 @@ class Piece(NamedTuple):
 
 @st.composite
 def cubes(draw: st.DrawFn) -> tuple[list[list[Piece | None]], int]:
-    """A grid of sets along time and member, some of which are not there."""
+    """A grid of sets along time and member; None for missing sets."""
     version = draw(st.sampled_from(VERSIONS))
     size = draw(st.integers(1, 2))
     lengths = [size * draw(st.integers(1, 2)) for _ in range(draw(st.integers(1, 3)))]

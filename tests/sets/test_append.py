@@ -201,7 +201,7 @@ def test_job_that_creates_its_document_may_run_twice(tmp_path: Path) -> None:
 
 
 def test_missing_first_file_does_not_recreate_the_document(tmp_path: Path) -> None:
-    """Before it was mended, ``create=True`` took the document for absent, and wrote another one over it."""
+    """Before it was mended, ``create=True`` treated the document as missing, and overwrote it."""
     meta = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": None}
     array = {".zarray": json.dumps({**meta, "filters": None, "compressor": None})}
     urls = [str(tmp_path / f"{number}.json") for number in range(3)]

@@ -24,40 +24,42 @@ FILES = 3
 RNG = np.random.default_rng(3)
 
 
-def _values(*shape: int, dtype: str = "i2") -> np.ndarray[Any, Any]:
+def _make_values(*shape: int, dtype: str = "i2") -> np.ndarray[Any, Any]:
     return RNG.integers(0, 30_000, shape).astype(dtype)
 
 
-def _tiff(number: int, predictor: int, dtype: str) -> bytes:
+def _make_tiff(number: int, predictor: int, dtype: str) -> bytes:
     pytest.importorskip("imagecodecs")
     import tifffile
 
     place = [(33550, "d", 3, (10.0, 10.0, 0.0), True), (33922, "d", 6, (0, 0, 0, number * 5120.0, 0, 0), True)]
     place.append((34735, "H", 8, (1, 1, 0, 1, 3072, 0, 1, 32633), True))
     file = io.BytesIO()
-    values = _values(512, 512, dtype=dtype)
+    values = _make_values(512, 512, dtype=dtype)
     tifffile.imwrite(file, values, tile=(128, 128), compression="zlib", predictor=predictor, extratags=place)
     return file.getvalue()
 
 
-def _scene(predictor: int, dtype: str, number: int = 0) -> bytes:
+def _make_scene(predictor: int, dtype: str, number: int = 0) -> bytes:
     """Return a COG as GDAL writes it: its index, then its overviews, each of less than 1 MiB, then the image."""
     rasterio = pytest.importorskip("rasterio")
     kind = {"driver": "COG", "count": 1, "crs": "EPSG:32633", "blocksize": 128, "compress": "DEFLATE"}
     place = {"width": 512, "height": 512, "transform": rasterio.Affine(10, 0, 5e5 + 5120 * number, 0, -10, 5e6)}
     with rasterio.MemoryFile() as memory:
         with memory.open(**kind, **place, dtype=np.dtype(dtype).name, predictor=predictor, overviews="AUTO") as file:
-            file.write(_values(512, 512, dtype=dtype), 1)
+            file.write(_make_values(512, 512, dtype=dtype), 1)
         return bytes(memory.read())
 
 
-def _mask(path: Path, number: int, mask: np.ndarray[Any, Any]) -> bytes:
-    ds = xr.Dataset({"v": (("time", "y", "x"), _values(1, 300, 400)), "mask": (("y", "x"), mask)}, {"time": [number]})
+def _make_mask(path: Path, number: int, mask: np.ndarray[Any, Any]) -> bytes:
+    ds = xr.Dataset(
+        {"v": (("time", "y", "x"), _make_values(1, 300, 400)), "mask": (("y", "x"), mask)}, {"time": [number]}
+    )
     ds.to_netcdf(path, engine="h5netcdf", encoding={"mask": {"zlib": True, "chunksizes": (100, 400)}})
     return path.read_bytes()
 
 
-def _netcdf4(number: int, path: Path) -> bytes:
+def _make_netcdf4(number: int, path: Path) -> bytes:
     import h5netcdf
 
     with h5netcdf.File(path, "w") as file:
@@ -67,46 +69,48 @@ def _netcdf4(number: int, path: Path) -> bytes:
         time.attrs["units"] = "hours since 2020-01-01"
         packed = file.create_variable("v", ("time", "x"), "i2", chunks=(1, 30_000), compression="gzip", shuffle=True)
         packed.attrs["scale_factor"], packed.attrs["add_offset"] = 0.1 + number / 100, float(number)
-        packed[:] = _values(8, 30_000)
+        packed[:] = _make_values(8, 30_000)
     return path.read_bytes()
 
 
-def _netcdf3(number: int, path: Path) -> bytes:
+def _make_netcdf3(number: int, path: Path) -> bytes:
     pytest.importorskip("scipy")
-    variables = {name: (("time", "x"), _values(8, 30_000)) for name in "vw"}
+    variables = {name: (("time", "x"), _make_values(8, 30_000)) for name in "vw"}
     ds = xr.Dataset(variables, {"time": np.arange(8) + 8 * number})
     ds.to_netcdf(path, engine="scipy", unlimited_dims=["time"])
     return path.read_bytes()
 
 
-def _fits(number: int, kind: str) -> bytes:
+def _make_fits(number: int, kind: str) -> bytes:
     fits = pytest.importorskip("astropy.io.fits")
-    image = getattr(fits, kind)(_values(400, 600), **({"tile_shape": (100, 600)} if kind == "CompImageHDU" else {}))
+    image = getattr(fits, kind)(
+        _make_values(400, 600), **({"tile_shape": (100, 600)} if kind == "CompImageHDU" else {})
+    )
     file = io.BytesIO()
     fits.HDUList([fits.PrimaryHDU(), image]).writeto(file)
     return file.getvalue()
 
 
-def _grib(number: int) -> bytes:
+def _make_grib(number: int) -> bytes:
     pytest.importorskip("eccodes", exc_type=Exception)
     from tests.support.grib_messages import message
 
     grid = {"Ni": 400, "Nj": 300, "iDirectionIncrementInDegrees": 0.5, "jDirectionIncrementInDegrees": 0.5}
     grid |= {"longitudeOfLastGridPointInDegrees": 199.5, "latitudeOfFirstGridPointInDegrees": 60}
     grid |= {"latitudeOfLastGridPointInDegrees": -89.5, "bitsPerValue": 16, "dataDate": 20200101 + number}
-    sample = "regular_ll_pl_grib2"  # of each variable, up to 1 MiB would be read to be compared
+    sample = "regular_ll_pl_grib2"  # a small sample: up to 1 MiB of each variable is read to be compared
     return b"".join(message(RNG.normal(280, 9, 120_000), sample, level=level, **grid) for level in (500, 700, 850))
 
 
 KINDS: dict[str, tuple[Callable[[int, Path], bytes], str, set[bool]]] = {
-    "COG, predictor 2": (lambda n, _: _tiff(n, 2, "u2"), "x", {True}),
-    "COG, predictor 3": (lambda n, _: _tiff(n, 3, "f4"), "x", {True}),
-    "COG": (lambda n, _: _tiff(n, 1, "u2"), "x", {True, False}),
-    "NetCDF-4, packed": (_netcdf4, "time", {True}),
-    "NetCDF-3, records": (_netcdf3, "time", {True, False}),
-    "FITS": (lambda n, _: _fits(n, "ImageHDU"), "y", {True, False}),
-    "FITS, tiles": (lambda n, _: _fits(n, "CompImageHDU"), "y", {True}),
-    "GRIB2": (lambda n, _: _grib(n), "time", {True}),
+    "COG, predictor 2": (lambda n, _: _make_tiff(n, 2, "u2"), "x", {True}),
+    "COG, predictor 3": (lambda n, _: _make_tiff(n, 3, "f4"), "x", {True}),
+    "COG": (lambda n, _: _make_tiff(n, 1, "u2"), "x", {True, False}),
+    "NetCDF-4, packed": (_make_netcdf4, "time", {True}),
+    "NetCDF-3, records": (_make_netcdf3, "time", {True, False}),
+    "FITS": (lambda n, _: _make_fits(n, "ImageHDU"), "y", {True, False}),
+    "FITS, tiles": (lambda n, _: _make_fits(n, "CompImageHDU"), "y", {True}),
+    "GRIB2": (lambda n, _: _make_grib(n), "time", {True}),
 }
 
 
@@ -132,7 +136,7 @@ def test_concat_reads_only_metadata_and_coordinates(
     ("kind", "name"), [("COG, predictor 2", "0"), ("NetCDF-4, packed", "v"), ("NetCDF-3, records", "v")]
 )
 def test_first_bytes_of_parts_are_read_once(kind: str, name: str, http_server: RangeServer, tmp_path: Path) -> None:
-    """What `concat` has read of its sources is not read again to open what it returns."""
+    """The result of `concat` is opened from the bytes that `concat` has read."""
     write, dim, _ = KINDS[kind]
     files = [write(number, tmp_path / f"{number}.nc") for number in range(FILES)]
     urls = [http_server.put(f"{number}.file", data) for number, data in enumerate(files)]
@@ -146,9 +150,9 @@ def test_first_bytes_of_parts_are_read_once(kind: str, name: str, http_server: R
 
 
 def test_part_replaced_after_concat_is_an_error(http_server: RangeServer, tmp_path: Path) -> None:
-    urls = [http_server.put(f"{n}.nc", _netcdf4(n, tmp_path / f"{n}.nc")) for n in range(FILES)]
+    urls = [http_server.put(f"{n}.nc", _make_netcdf4(n, tmp_path / f"{n}.nc")) for n in range(FILES)]
     fs = RefShardFileSystem(refshard_fs.concat(urls, "time", lazy=True), skip_instance_cache=True)
-    new = _netcdf4(2, tmp_path / "2.nc")
+    new = _make_netcdf4(2, tmp_path / "2.nc")
     http_server.put("2.nc", new, modified=2e9)
     with pytest.raises(TargetChanged, match="replaced since it was first read"):
         fs.cat_file("v/20.0")
@@ -164,7 +168,7 @@ def test_joining_by_names_reads_no_overview(
     bucket = f"overviews{predictor}{lazy:d}"
     s3_server.create_bucket(bucket)
     for number in range(FILES):
-        s3_server.put(f"{bucket}/red_2024010{number + 1}.tif", _scene(predictor, dtype))
+        s3_server.put(f"{bucket}/red_2024010{number + 1}.tif", _make_scene(predictor, dtype))
     options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
     how: dict[str, Any] = {"dims": ["time"], "lazy": lazy, "target_options": options}
     joined: Any = refshard_fs.concat(f"s3://{bucket}/red_{{time:%Y%m%d}}.tif", **how)
@@ -181,8 +185,8 @@ def test_joining_by_names_reads_no_overview(
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 def test_masks_are_compared_unless_in_same(http_server: RangeServer, tmp_path: Path, *, lazy: bool) -> None:
-    mask = _values(300, 400)
-    files = [_mask(tmp_path / f"{number}.nc", number, mask + (number == 2)) for number in range(FILES)]
+    mask = _make_values(300, 400)
+    files = [_make_mask(tmp_path / f"{number}.nc", number, mask + (number == 2)) for number in range(FILES)]
     urls = [http_server.put(f"{number}.nc", data) for number, data in enumerate(files)]
     http_server.clear()
     refshard_fs.concat(urls, "time", lazy=lazy, same=["mask"])  # type: ignore[call-overload]
@@ -193,7 +197,7 @@ def test_masks_are_compared_unless_in_same(http_server: RangeServer, tmp_path: P
 
 
 def test_overviews_in_same_are_not_read(http_server: RangeServer) -> None:
-    urls = [http_server.put(f"{number}.tif", _scene(2, "u2", number)) for number in range(FILES)]
+    urls = [http_server.put(f"{number}.tif", _make_scene(2, "u2", number)) for number in range(FILES)]
     http_server.clear()
     names = [*"12", *(f"{axis}_{level}" for axis in "xy" for level in "12"), "spatial_ref"]
     assert len(refshard_fs.concat(urls, "x", lazy=True, same=names)) == FILES

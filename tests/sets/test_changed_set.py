@@ -13,20 +13,20 @@ from refshard_fs.sets.variables import NamedSet, VariableReader
 from tests.support.day_sets import make_days
 
 
-def read(name: str = "a set") -> NamedSet:
+def read_set(name: str = "a set") -> NamedSet:
     refs = collect_references(RefShardFileSystem(make_days(1, 3)))
     return NamedSet(name, refs, VariableReader().read(refs, name))
 
 
 def test_changed_metadata_leaves_the_first_set() -> None:
-    part = read()
+    part = read_set()
     doc = {**part.variables["t"].meta.raw, "fill_value": 7}
     assert replace_metadata(part, {"t/.zarray": doc}).variables["t"].meta.raw["fill_value"] == 7
     assert part.variables["t"].meta.raw["fill_value"] is None
 
 
 def test_set_in_version_3_has_the_same_chunks() -> None:
-    part = convert_to_version_3(read())
+    part = convert_to_version_3(read_set())
     assert part.variables["t"].meta.zarr_format == 3
     assert part.refs.tables["t"].grid.tail(2) == "2"  # chunks keep their keys
     assert [part.refs.urls[row.target] for _, row in part.refs.tables["t"].rows()] == [
@@ -35,7 +35,7 @@ def test_set_in_version_3_has_the_same_chunks() -> None:
 
 
 def test_put_values_become_one_inline_chunk() -> None:
-    part = read()
+    part = read_set()
     changed = ChangedSet(part)
     changed.put_values(part.variables["time"], np.array([5, 6, 7], "<i4"))
     np.testing.assert_array_equal(changed.result().values("time"), [5, 6, 7])

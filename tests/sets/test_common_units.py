@@ -23,7 +23,7 @@ from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray m
 MONTHS = np.array([0, 31, 59, 90, 120])
 
 
-def year(path: Path, number: int, **how: Any) -> str:
+def write_year(path: Path, number: int, **how: Any) -> str:
     """Write a year of monthly means as climate models do: the middle of each month, and its bounds."""
     edges = how.get("edges", MONTHS) / how.get("divisor", 1)
     middles = (edges[1:] + edges[:-1]) / 2
@@ -58,7 +58,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def equal(found: Any, files: list[str]) -> None:
+def check_equal(found: Any, files: list[str]) -> None:
     each = [xr.load_dataset(file, engine="netcdf4") for file in files]
     expected = xr.concat(each, "time")
     xr.testing.assert_equal(found, expected)
@@ -70,16 +70,16 @@ def equal(found: Any, files: list[str]) -> None:
     ("name", "suffix"), [*((name, ".nc") for name in KINDS), ("noleap", ".nc3"), ("whole numbers", ".nc3")]
 )
 def test_years_of_different_origin_keep_their_instants(tmp_path: Path, name: str, lazy: bool, suffix: str) -> None:
-    files = [year(tmp_path / f"{i}{suffix}", i, **KINDS[name]) for i in range(2)]
+    files = [write_year(tmp_path / f"{i}{suffix}", i, **KINDS[name]) for i in range(2)]
     cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
-    equal(xr.open_dataset(pickle.loads(pickle.dumps(cube)), engine=RefShardBackend).load(), files)
+    check_equal(xr.open_dataset(pickle.loads(pickle.dumps(cube)), engine=RefShardBackend).load(), files)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_times_beyond_whole_days_become_hours(tmp_path: Path, lazy: bool) -> None:
     files = [
-        year(tmp_path / "0.nc", 0, dtype="i4", edges=MONTHS * 2, calendar="standard"),
-        year(
+        write_year(tmp_path / "0.nc", 0, dtype="i4", edges=MONTHS * 2, calendar="standard"),
+        write_year(
             tmp_path / "1.nc", 1, dtype="i4", edges=MONTHS * 2, calendar="standard", units="days since {}-01-01 06:00"
         ),
     ]
@@ -90,13 +90,13 @@ def test_times_beyond_whole_days_become_hours(tmp_path: Path, lazy: bool) -> Non
     )
     assert found["time"].attrs["units"] == "hours since 2001-01-01"
     assert found["time"].dtype.kind == "i"
-    equal(xr.decode_cf(found).load(), files)
+    check_equal(xr.decode_cf(found).load(), files)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_hours_as_day_fractions_keep_their_instants(tmp_path: Path, lazy: bool) -> None:
     how = {"edges": np.arange(25), "divisor": 24, "calendar": "standard"}
-    files = [year(tmp_path / f"{i}.nc", i, **how) for i in range(2)]
+    files = [write_year(tmp_path / f"{i}.nc", i, **how) for i in range(2)]
     found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=lazy), engine=RefShardBackend)  # type: ignore[call-overload]
     each = xr.concat([xr.load_dataset(file, engine="netcdf4") for file in files], "time")
     for name in ("time", "time_bnds"):
@@ -110,35 +110,35 @@ def test_hours_as_day_fractions_keep_their_instants(tmp_path: Path, lazy: bool) 
 def test_bounds_of_different_chunks_are_joined(tmp_path: Path, lazy: bool) -> None:
     leap = np.append(MONTHS, 151)
     hows = [{"chunk": 1}, {"chunk": 1, "edges": leap}, {"chunk": 1, "bounds": "f4", "zlib": True}]
-    files = [year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(hows)]
+    files = [write_year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(hows)]
     cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
-    equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
+    check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_years_are_appended_in_the_units_of_the_set(tmp_path: Path, lazy: bool) -> None:
-    files = [year(tmp_path / f"{i}.nc", i) for i in range(4)]
+    files = [write_year(tmp_path / f"{i}.nc", i) for i in range(4)]
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
     refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
     for file in files[1:]:
         assert refshard_fs.append(url, file, "time") == len(MONTHS) - 1
         with pytest.raises(ManifestError, match="already"):
             refshard_fs.append(url, file, "time")
-    equal(xr.open_dataset(url, engine=RefShardBackend).load(), files)
+    check_equal(xr.open_dataset(url, engine=RefShardBackend).load(), files)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_appended_year_may_have_the_common_units(tmp_path: Path, lazy: bool) -> None:
-    files = [year(tmp_path / f"{i}.nc", i) for i in range(2)]
-    again = year(tmp_path / "2.nc", 0, edges=MONTHS + 800)  # in the first one's units
+    files = [write_year(tmp_path / f"{i}.nc", i) for i in range(2)]
+    again = write_year(tmp_path / "2.nc", 0, edges=MONTHS + 800)  # in the first one's units
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
     refshard_fs.concat(files, "time", lazy=lazy).save(url)  # type: ignore[call-overload]
     refshard_fs.append(url, again, "time")
-    equal(xr.open_dataset(url, engine=RefShardBackend).load(), [*files, again])
+    check_equal(xr.open_dataset(url, engine=RefShardBackend).load(), [*files, again])
 
 
 def test_eager_cube_of_years_holds_times_and_bounds(tmp_path: Path) -> None:
-    files = [year(tmp_path / f"{i}.nc", i) for i in range(2)]
+    files = [write_year(tmp_path / f"{i}.nc", i) for i in range(2)]
     refs = refshard_fs.concat(files, "time").references
     assert [refs[f"v/{i}"][0] for i in (0, 4)] == files
     assert isinstance(refs["time/0"], bytes)
@@ -148,9 +148,9 @@ def test_eager_cube_of_years_holds_times_and_bounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lazy", [False, True])
 def test_sort_overlap_and_gaps_use_common_units(tmp_path: Path, lazy: bool) -> None:
     how = {"edges": np.arange(0, 366, 73), "calendar": "noleap"}
-    files = [year(tmp_path / f"{i}.nc", i, **how) for i in (2, 0, 1)]
+    files = [write_year(tmp_path / f"{i}.nc", i, **how) for i in (2, 0, 1)]
     cube = refshard_fs.concat(files, "time", sort=True, lazy=lazy)  # type: ignore[call-overload]
-    equal(xr.open_dataset(cube, engine=RefShardBackend).load(), [files[1], files[2], files[0]])
+    check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), [files[1], files[2], files[0]])
     shutil.copy(files[0], tmp_path / "copy.nc")
     with pytest.raises(ManifestError, match="overlap="):
         refshard_fs.concat([*files, str(tmp_path / "copy.nc")], "time", sort=True, lazy=lazy)  # type: ignore[call-overload]
@@ -167,7 +167,7 @@ def test_sort_overlap_and_gaps_use_common_units(tmp_path: Path, lazy: bool) -> N
 def test_inconvertible_times_are_refused_by_name(
     tmp_path: Path, one: dict[str, Any], other: dict[str, Any], said: str, lazy: bool
 ) -> None:
-    files = [year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate((one, other))]
+    files = [write_year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate((one, other))]
     with pytest.raises(ManifestError, match=f"(?s){said}"):
         refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
 
@@ -178,19 +178,19 @@ def test_times_of_a_wider_type_are_appended(tmp_path: Path, lazy: bool) -> None:
     hows = [{"edges": np.arange(5) * 2, "dtype": "i4"}, {"edges": later, "dtype": "i8"}]
     hows.append({"edges": later + 10**7, "dtype": "u4"})
     how = {"units": "seconds since 2000-01-01", "calendar": "standard", "bounds": "i8"}
-    files = [year(tmp_path / f"{i}.nc", i, **how, **own) for i, own in enumerate(hows)]
+    files = [write_year(tmp_path / f"{i}.nc", i, **how, **own) for i, own in enumerate(hows)]
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
     refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
     for file in files[1:]:
         refshard_fs.append(url, file, "time")
-    equal(xr.open_dataset(url, engine=RefShardBackend).load(), files)
+    check_equal(xr.open_dataset(url, engine=RefShardBackend).load(), files)
 
 
-# Numbers that are no exact instants, and those that are missing.
+# Numbers that are not exact instants, and missing numbers.
 
 
-def hourly(path: Path, hours: Any, day: int, version: float = 0, **attributes: Any) -> str:
-    """Write hours as float64 days since a day of the file's own, as climate models do."""
+def write_hours(path: Path, hours: Any, day: int, version: float = 0, **attributes: Any) -> str:
+    """Write hours as float64 days since ``day``, which differs from file to file, as climate models do."""
     since = np.datetime64("2000-01-01") + np.timedelta64(day, "D")
     time = np.asarray(hours) / 24 - day
     attributes = {"units": f"days since {since}", "calendar": "standard", **attributes}
@@ -202,7 +202,7 @@ def hourly(path: Path, hours: Any, day: int, version: float = 0, **attributes: A
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_hours_since_different_days_stay_integers(tmp_path: Path, lazy: bool) -> None:
-    files = [hourly(tmp_path / f"{d}.nc", np.arange(24 * d, 24 * d + 24), d) for d in (0, 7, 55, 20000)]
+    files = [write_hours(tmp_path / f"{d}.nc", np.arange(24 * d, 24 * d + 24), d) for d in (0, 7, 55, 20000)]
     cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
     found = xr.open_dataset(cube, engine=RefShardBackend)["time"].values
     hours = np.concatenate([np.arange(24 * d, 24 * d + 24) for d in (0, 7, 55, 20000)])
@@ -212,8 +212,8 @@ def test_hours_since_different_days_stay_integers(tmp_path: Path, lazy: bool) ->
 @pytest.mark.parametrize("day", [0, 7])
 @pytest.mark.parametrize("overlap", ["first", "last"])
 def test_equal_hours_of_two_files_are_joined(tmp_path: Path, overlap: str, day: int) -> None:
-    a = hourly(tmp_path / "a.nc", range(6), 0, 1)
-    b = hourly(tmp_path / "b.nc", np.array([3 * (1 + 2**-52), *range(4, 12)]), day, 2)  # 3 hours, but for rounding
+    a = write_hours(tmp_path / "a.nc", range(6), 0, 1)
+    b = write_hours(tmp_path / "b.nc", np.array([3 * (1 + 2**-52), *range(4, 12)]), day, 2)  # 3 hours, but for rounding
     found = xr.open_dataset(refshard_fs.concat([a, b], "time", overlap=overlap), engine=RefShardBackend)  # type: ignore[call-overload]
     assert found["v"].values.tolist() == ([1.0] * 6 + [2.0] * 6 if overlap == "first" else [1.0] * 3 + [2.0] * 9)
 
@@ -222,17 +222,17 @@ def test_equal_hours_of_two_files_are_joined(tmp_path: Path, overlap: str, day: 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_equal_hours_of_other_origin_are_appended_once(tmp_path: Path, lazy: bool, day: int) -> None:
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
-    refshard_fs.concat([hourly(tmp_path / "a.nc", range(6), 0)], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
-    again = hourly(tmp_path / "b.nc", range(6), day)
+    refshard_fs.concat([write_hours(tmp_path / "a.nc", range(6), 0)], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    again = write_hours(tmp_path / "b.nc", range(6), day)
     with pytest.raises(ManifestError, match="already"):
         refshard_fs.append(url, again, "time")
     assert refshard_fs.append(url, again, "time", on_duplicate="skip") == 0
-    assert refshard_fs.append(url, hourly(tmp_path / "c.nc", range(6, 9), day), "time") == 3
+    assert refshard_fs.append(url, write_hours(tmp_path / "c.nc", range(6, 9), day), "time") == 3
     assert len(np.unique(xr.open_dataset(url, engine=RefShardBackend)["time"].values)) == 9
 
 
 def test_late_hours_fill_their_gap(tmp_path: Path) -> None:
-    files = [hourly(tmp_path / f"{d}.nc", [10 * d, 10 * d + 1], d, d) for d in (0, 2, 5)]
+    files = [write_hours(tmp_path / f"{d}.nc", [10 * d, 10 * d + 1], d, d) for d in (0, 2, 5)]
     url = str(tmp_path / "cube.refshard")
     refshard_fs.concat([files[0], files[2]], "time", lazy=True, freq="1h").save(url)
     assert refshard_fs.append(url, files[1], "time") == 2
@@ -246,7 +246,7 @@ def test_equal_times_of_members_in_other_units_are_one(tmp_path: Path, lazy: boo
     files = []
     for member, (hours, day) in enumerate([(range(4), 0), (range(2, 6), 7)]):
         path = tmp_path / f"{member}.nc"
-        with xr.open_dataset(hourly(tmp_path / "t.nc", hours, day, member), decode_times=False) as ds:
+        with xr.open_dataset(write_hours(tmp_path / "t.nc", hours, day, member), decode_times=False) as ds:
             ds.expand_dims(member=[member]).to_netcdf(
                 path, encoding={"v": {"chunksizes": (1, 1), "_FillValue": np.nan}}
             )
@@ -260,11 +260,11 @@ def test_equal_times_of_members_in_other_units_are_one(tmp_path: Path, lazy: boo
 @pytest.mark.parametrize("lazy", [False, True])
 def test_calendars_equal_since_1582_are_joined(tmp_path: Path, lazy: bool) -> None:
     names = ("standard", "proleptic_gregorian", "gregorian")
-    files = [hourly(tmp_path / f"{d}.nc", [24 * d], d, calendar=name) for d, name in enumerate(names)]
+    files = [write_hours(tmp_path / f"{d}.nc", [24 * d], d, calendar=name) for d, name in enumerate(names)]
     cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
     found = xr.open_dataset(cube, engine=RefShardBackend)["time"].values
     np.testing.assert_array_equal(found, np.arange("2000-01-01", "2000-01-04", dtype="M8[D]").astype("M8[ns]"))
-    early = hourly(tmp_path / "early.nc", [-4_000_000], 3, calendar="proleptic_gregorian")
+    early = write_hours(tmp_path / "early.nc", [-4_000_000], 3, calendar="proleptic_gregorian")
     with pytest.raises(ManifestError, match=r"'time' .*calendar 'standard' .*'proleptic_gregorian'"):
         refshard_fs.concat([files[0], early], "time", lazy=lazy)  # type: ignore[call-overload]
 
@@ -282,13 +282,13 @@ def test_missing_times_stay_missing_in_other_units(tmp_path: Path, lazy: bool, f
             time[:] = np.ma.masked_equal([1, 99, 2], 99) if fill is not None else [1, np.nan, 2]
             file.createVariable("v", "f4", ("time",), chunksizes=(3,))[:] = np.arange(3) + 3 * number
     cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
-    equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
+    check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
 
 
 def test_bounds_beyond_whole_days_get_other_units(tmp_path: Path) -> None:
-    a = year(tmp_path / "0.nc", 0, edges=np.arange(4) * 2 + 1, calendar="standard")
-    b = year(
+    a = write_year(tmp_path / "0.nc", 0, edges=np.arange(4) * 2 + 1, calendar="standard")
+    b = write_year(
         tmp_path / "1.nc", 0, edges=np.arange(72, 170, 24), calendar="standard", units="hours since 2001-01-04 12:30"
     )
     found = xr.open_dataset(refshard_fs.concat([a, b], "time", lazy=True), engine=RefShardBackend).load()
-    equal(found, [a, b])
+    check_equal(found, [a, b])

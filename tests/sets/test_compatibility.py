@@ -22,8 +22,8 @@ h5py = pytest.importorskip("h5py")
 Change = Callable[[Any], None]
 
 
-def written(path: Path, number: int, change: Change | None = None) -> str:
-    """Write two days of a quantity, and an array that all files share; ``change`` makes a file another one."""
+def write_days(path: Path, number: int, change: Change | None = None) -> str:
+    """Write two days of a quantity, and an array that is equal in all files; then apply ``change`` to the file."""
     with h5py.File(path, "w", track_order=True) as file:
         time = file.create_dataset("time", data=np.array([2 * number, 2 * number + 1], "<i4"))
         time.attrs["units"] = "days since 2024-01-01"
@@ -41,8 +41,8 @@ def written(path: Path, number: int, change: Change | None = None) -> str:
     return str(path)
 
 
-def anew(name: str, **kinds: Any) -> Change:
-    """Return what writes a variable anew, of another type, shape, chunks or codecs."""
+def rewrite(name: str, **kinds: Any) -> Change:
+    """Return a change that rewrites a variable with another type, shape, chunks or codecs."""
 
     def change(file: Any) -> None:
         old, storage = file[name], dict(kinds)
@@ -63,19 +63,19 @@ def attribute(name: str, attribute: str, value: Any) -> Change:
     return lambda file: file[name].attrs.__setitem__(attribute, value)
 
 
-def without(name: str) -> Change:
+def remove(name: str) -> Change:
     return lambda file: file.__delitem__(name)
 
 
-# By name: how the second file is changed, arguments of `concat`, and what the error has to say beside both files.
+# By name: the change of the second file, arguments of `concat`, and words of the error besides the names of both files.
 CASES: dict[str, tuple[Change, dict[str, Any], list[str]]] = {
-    "a variable less": (without("v"), {}, ["'v'"]),
+    "a variable less": (remove("v"), {}, ["'v'"]),
     "units": (attribute("v", "units", "degC"), {}, ["'v'", "'K'", "'degC'"]),
     "units, lazily": (attribute("v", "units", "degC"), {"lazy": True}, ["'v'", "'K'", "'degC'"]),
-    "type": (anew("v", dtype="<f8", chunks=(1, 3)), {}, ["'v'", "<f4", "<f8", "lazy=True"]),
-    "type, lazily": (anew("v", data=np.full((2, 3), b"a"), chunks=(1, 3)), {"lazy": True}, ["'v'", "<f4", "|S1"]),
-    "codecs": (anew("v", chunks=(1, 3), compression="gzip"), {}, ["'v'", "zlib", "None"]),
-    "chunks": (anew("v", chunks=(1, 2)), {}, ["'v'", "[1, 3]", "[1, 2]"]),
+    "type": (rewrite("v", dtype="<f8", chunks=(1, 3)), {}, ["'v'", "<f4", "<f8", "lazy=True"]),
+    "type, lazily": (rewrite("v", data=np.full((2, 3), b"a"), chunks=(1, 3)), {"lazy": True}, ["'v'", "<f4", "|S1"]),
+    "codecs": (rewrite("v", chunks=(1, 3), compression="gzip"), {}, ["'v'", "zlib", "None"]),
+    "chunks": (rewrite("v", chunks=(1, 2)), {}, ["'v'", "[1, 3]", "[1, 2]"]),
     "scale": (attribute("v", "scale_factor", 0.5), {}, ["'v'", "scale_factor", "0.5", "None"]),
     "scale that is text, lazily": (attribute("v", "scale_factor", "x"), {"lazy": True}, ["'v'", "scale_factor"]),
     "calendar": (attribute("time", "calendar", "noleap"), {}, ["'time'", "'noleap'", "'standard'"]),
@@ -84,19 +84,19 @@ CASES: dict[str, tuple[Change, dict[str, Any], list[str]]] = {
     "another mask": (lambda file: file["mask"].__setitem__(2, 9), {}, ["'mask'", "same="]),
     "another mask, lazily": (lambda file: file["mask"].__setitem__(2, 9), {"lazy": True}, ["'mask'", "same="]),
     "a time twice": (lambda file: file["time"].__setitem__(0, 1), {}, ["time = 2024-01-02"]),
-    "no coordinate to sort by": (without("time"), {"sort": True}, ["'time'"]),
-    "no coordinate to fill in": (without("time"), {"freq": "1D"}, ["'time'"]),
-    "other dimensions": (anew("v", data=np.zeros((3, 2), "<f4"), scales=False), {}, ["'v'"]),
+    "no coordinate to sort by": (remove("time"), {"sort": True}, ["'time'"]),
+    "no coordinate to fill in": (remove("time"), {"freq": "1D"}, ["'time'"]),
+    "other dimensions": (rewrite("v", data=np.zeros((3, 2), "<f4"), scales=False), {}, ["'v'"]),
 }
 
 
-LATER = ("a time twice",)  # what is wrong with a file that follows another one
+LATER = ("a time twice",)  # errors that only a file after another one can have
 
 
 @pytest.mark.parametrize(("name", "odd"), [(name, odd) for name in CASES for odd in (1, 0) if odd or name not in LATER])
 def test_error_names_files_variable_and_both_values(tmp_path: Path, name: str, odd: int) -> None:
     change, options, said = CASES[name]
-    files = [written(tmp_path / f"file{i}.nc", i, change if i == odd else None) for i in range(2)]
+    files = [write_days(tmp_path / f"file{i}.nc", i, change if i == odd else None) for i in range(2)]
     with pytest.raises(ManifestError) as caught:
         refshard_fs.concat(files, "time", **options)
     text = str(caught.value)
@@ -107,7 +107,7 @@ def test_error_names_files_variable_and_both_values(tmp_path: Path, name: str, o
         assert all(f"file{i}.nc" in text for i in range(2)), text
 
 
-def scalar(path: Path, number: int, change: Change | None = None) -> str:
+def write_scalar(path: Path, number: int, change: Change | None = None) -> str:
     with h5py.File(path, "w") as file:
         file["time"], file["v"] = np.int32(number), np.full((2, 3), number, "f4")
         file["time"].attrs["units"] = "days since 2024-01-01"
@@ -120,23 +120,23 @@ def scalar(path: Path, number: int, change: Change | None = None) -> str:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (without("time"), "'time'.*does not exist in set 1 .*file1.*set 0 .*file0"),
-        (without("v"), "file1.* has no variable 'v', which .*file0.* has along 'time'"),
-        (anew("v", data=np.zeros((2, 4), "f4")), "'v' has the length.*3 in set 0.*file0.*4 in set 1.*file1"),
-        (anew("v", data=np.zeros(2, "f4")), "'v' has the dimensions.*file0.*file1.*: drop=.'v'. leaves"),
+        (remove("time"), "'time'.*does not exist in set 1 .*file1.*set 0 .*file0"),
+        (remove("v"), "file1.* has no variable 'v', which .*file0.* has along 'time'"),
+        (rewrite("v", data=np.zeros((2, 4), "f4")), "'v' has the length.*3 in set 0.*file0.*4 in set 1.*file1"),
+        (rewrite("v", data=np.zeros(2, "f4")), "'v' has the dimensions.*file0.*file1.*: drop=.'v'. leaves"),
         (attribute("v", "units", "K"), "'v' has the attribute units None in .*file0.*'K' in .*file1"),
     ],
 )
 def test_error_in_files_of_one_time_names_the_file(tmp_path: Path, change: Change, said: str, *, lazy: bool) -> None:
-    files = [scalar(tmp_path / f"file{i}.nc", i, change if i == 1 else None) for i in range(3)]
+    files = [write_scalar(tmp_path / f"file{i}.nc", i, change if i == 1 else None) for i in range(3)]
     with pytest.raises(ManifestError, match=f"(?s){said}"):
         refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
 def test_chunk_error_names_the_replaced_file(tmp_path: Path) -> None:
-    files = [scalar(tmp_path / f"file{i}.nc", i) for i in range(3)]
+    files = [write_scalar(tmp_path / f"file{i}.nc", i) for i in range(3)]
     fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
-    scalar(tmp_path / "file2.nc", 2, anew("v", data=np.zeros((2, 4), "f4")))
+    write_scalar(tmp_path / "file2.nc", 2, rewrite("v", data=np.zeros((2, 4), "f4")))
     with pytest.raises(ManifestError, match=r"'v' of the set '.*file2\.nc'.* \[1, 2, 3\], found \[1, 2, 4\]"):
         fs.cat_file("v/2.0.0")
 
@@ -156,7 +156,7 @@ def test_coordinates_in_other_units_are_not_concatenated(tmp_path: Path, units: 
 
         return change
 
-    files = [written(tmp_path / f"file{i}.nc", i, in_units(name)) for i, name in enumerate(units)]
+    files = [write_days(tmp_path / f"file{i}.nc", i, in_units(name)) for i, name in enumerate(units)]
     with pytest.raises(ManifestError, match="'time' has the attribute units .*file0.*file1"):
         refshard_fs.concat(files, "time", lazy=lazy)
     url = str(tmp_path / "cube.json")
@@ -169,7 +169,7 @@ def test_coordinates_in_other_units_are_not_concatenated(tmp_path: Path, units: 
 
 
 class Guarded(LocalFileSystem):
-    """The files of this machine, for those who know the word."""
+    """The files of this machine, for users who pass the secret."""
 
     protocol = "guarded"
     cachable = False

@@ -164,13 +164,13 @@ def test_differing_sets_need_a_dimension(is_scalar: bool) -> None:
         for part, number in ((one, 1), (two, 2)):
             for key in [key for key in part if key.startswith("time")]:
                 del part[key]
-            part |= scalar("step", number)
+            part |= make_scalar("step", number)
     with pytest.raises(ManifestError, match=rf"name a dimension \(dim='{'step' if is_scalar else 'time'}'\)") as caught:
         refshard_fs.concat([one, two])
     assert "same=" not in str(caught.value)
 
 
-def scalar(name: str, value: int) -> dict[str, Any]:
+def make_scalar(name: str, value: int) -> dict[str, Any]:
     meta = {"zarr_format": 2, "shape": [], "chunks": [], "dtype": "<i4", "order": "C"}
     return {
         f"{name}/.zarray": json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None}),
@@ -186,21 +186,25 @@ def test_units_that_differ_are_refused() -> None:
         refshard_fs.concat([day(0, 4), other], dim="time")
 
 
-def times(start: int, units: str) -> dict[str, Any]:
+def make_times(start: int, units: str) -> dict[str, Any]:
     part = day(start, 2)
     part["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": units})
     return part
 
 
 def test_times_in_other_units_are_converted_if_exact() -> None:
-    parts = [times(2, "days since 2001-01-01"), times(4, "days since 2001-01-03"), times(48, "hours since 2001-01-08")]
+    parts = [
+        make_times(2, "days since 2001-01-01"),
+        make_times(4, "days since 2001-01-03"),
+        make_times(48, "hours since 2001-01-08"),
+    ]
     parts[2]["time/0"] = np.array([24, 48], "<i4").tobytes()
     both = read(refshard_fs.concat(parts, dim="time"))
     np.testing.assert_array_equal(both["time"], [2, 3, 6, 7, 8, 9])
 
 
 def test_inconvertible_times_error_has_a_remedy() -> None:
-    parts = [times(2, "days since 2001-01-01"), times(4, "months since 2001-01-03")]
+    parts = [make_times(2, "days since 2001-01-01"), make_times(4, "months since 2001-01-03")]
     with pytest.raises(ManifestError) as caught:
         refshard_fs.concat(parts, dim="time")
     for words in (
@@ -250,7 +254,7 @@ def test_command_joins_a_grid_of_sets(tmp_path: Any, capsys: pytest.CaptureFixtu
 
 
 class Counting(Callback):  # type: ignore[misc]  # fsspec is untyped
-    """Remembers what it was told."""
+    """Keep the numbers that the callback gets."""
 
 
 def test_callback_counts_sets_and_chunks(tmp_path: Any) -> None:
@@ -294,7 +298,7 @@ def test_pinned_sets_are_joined_by_comparison(way: str, tmp_path: Path, monkeypa
     opened = []
     monkeypatch.setattr(sources, "open_read", lambda fo, options: opened.append(fo) or rebasing.open_read(fo, options))
     counted = {"parse_references": 0}
-    monkeypatch.setattr(taking, "parse_references", _counting(counted, "parse_references", taking.parse_references))
+    monkeypatch.setattr(taking, "parse_references", _count_calls(counted, "parse_references", taking.parse_references))
     found = refshard_fs.concat(sets, dim="time")
     assert sum(counted.values()) == (0 if way == "sets at hand" else 1)
     assert not opened
@@ -305,7 +309,7 @@ def test_pinned_sets_are_joined_by_comparison(way: str, tmp_path: Path, monkeypa
     assert values.tolist() == [start for start in range(0, 12, 2) for _ in range(2)]
 
 
-def _counting(counted: dict[str, int], name: str, call: Any) -> Any:
+def _count_calls(counted: dict[str, int], name: str, call: Any) -> Any:
     def count(*args: Any, **options: Any) -> Any:
         counted[name] += 1
         return call(*args, **options)

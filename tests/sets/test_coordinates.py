@@ -15,8 +15,8 @@ from tests.support.day_sets import _base64, write_refs
 from tests.support.set_values import values_of
 
 
-def grouped(times: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]:
-    """Return a set of groups, each of which has a time and an x of its own."""
+def make_groups(times: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]:
+    """Return a set of groups, each with its own coordinates time and x."""
 
     def array(path: str, values: Any, dims: list[str]) -> dict[str, str]:
         data = np.array(values, "<f4")
@@ -45,7 +45,7 @@ def test_groups_of_different_coordinates_get_no_common_union(tmp_path: Path, whi
 
     def both(first: int, x: Any, other: Any) -> dict[str, Any]:
         rest = "b" if which == "a" else "a"
-        return grouped({g: [first, first + 1] for g in "ab"}, {which: x, rest: other})
+        return make_groups({g: [first, first + 1] for g in "ab"}, {which: x, rest: other})
 
     names = [
         write_refs(tmp_path, f"{i}.json", both(2 * i, x, other))
@@ -64,11 +64,11 @@ def test_duplicates_in_a_group_leave_other_groups(tmp_path: Path, how: dict[str,
     second = 4 if "freq" in how else 0
     alone = {"a": [0], "b": [0]}
     starts = (0, second)
-    parts = [grouped({"a": [t, t + 1], "b": [10 + i, 20 + i]}, alone) for i, t in enumerate(starts)]
+    parts = [make_groups({"a": [t, t + 1], "b": [10 + i, 20 + i]}, alone) for i, t in enumerate(starts)]
     names = [write_refs(tmp_path, f"{i}.json", part) for i, part in enumerate(parts)]
     with pytest.raises(ManifestError, match="different dimensions 'time'"):
         refshard_fs.concat(names, "time", **how)
-    parts = [grouped({"a": [t, t + 1], "b": [t, t + 1]}, alone) for t in starts]
+    parts = [make_groups({"a": [t, t + 1], "b": [t, t + 1]}, alone) for t in starts]
     cube: Any = refshard_fs.concat(parts, "time", **how)
     for group in "ab":
         assert values_of(cube, f"{group}/time", "<f4") == ([0, 1, 2, 3, 4, 5] if second else [0, 1])
@@ -77,7 +77,7 @@ def test_duplicates_in_a_group_leave_other_groups(tmp_path: Path, how: dict[str,
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("how", ["skip", "replace"])
 def test_duplicates_of_groups_with_other_times_are_refused(tmp_path: Path, how: Any, lazy: bool) -> None:
-    first, second = (grouped({"a": [0, 1], "b": [10 + i, 20 + i]}, {"a": [0], "b": [0]}) for i in range(2))
+    first, second = (make_groups({"a": [0, 1], "b": [10 + i, 20 + i]}, {"a": [0], "b": [0]}) for i in range(2))
     url = str(tmp_path / "cube.json")
     made: Any = refshard_fs.concat([write_refs(tmp_path, "0.json", first)], "time", lazy=lazy)
     made.save(url)

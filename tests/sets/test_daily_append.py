@@ -40,7 +40,7 @@ def proxy(s3_server: SeaweedServer) -> Iterator[DeadlyProxy]:
 
 @pytest.fixture(scope="module")
 def appending(proxy: DeadlyProxy) -> Iterator[Append]:
-    """Appends in a process that is killed at a step: by how much the set grew (None: killed), and how many steps."""
+    """Append in a process that is killed at a step; return the growth of the set (None: killed), and the steps."""
     with Jobs(SCRIPT, proxy) as jobs:
 
         def append(url: str, day: str, last: int) -> tuple[int | None, int]:
@@ -52,7 +52,7 @@ def appending(proxy: DeadlyProxy) -> Iterator[Append]:
 
 
 def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int) -> str:
-    """Let a set grow by ``count`` days, by jobs that are killed and run again; return what came of it."""
+    """Append ``count`` days to a set, by jobs that are killed and run again; return a summary of the run."""
     chance = random.Random(seed)
     folder = uuid.uuid4().hex
     how: Any = options(server.endpoint_url)

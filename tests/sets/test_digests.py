@@ -17,8 +17,10 @@ from tests.support.joined_sets import VERSIONS, chunked, day
 zarr = pytest.importorskip("zarr")
 
 
-def own(day: dict[str, Any], name: str, values: np.ndarray[Any, Any], dims: list[str], version: int) -> dict[str, Any]:
-    """Return the references of a day with an array whose bytes lie in an object of that day's own."""
+def make_day(
+    day: dict[str, Any], name: str, values: np.ndarray[Any, Any], dims: list[str], version: int
+) -> dict[str, Any]:
+    """Return the references of a day, with an array whose bytes lie in an object of this day only."""
     out = chunked(name, values, values.shape, dims, version=version)
     for key, value in out.items():
         if isinstance(value, list):
@@ -32,7 +34,7 @@ def own(day: dict[str, Any], name: str, values: np.ndarray[Any, Any], dims: list
 @pytest.mark.parametrize("way", ["whole", "lazy", "append"])
 def test_repeated_arrays_are_compared_by_bytes(version: int, way: str, tmp_path: Path) -> None:
     bounds, crs = np.arange(10.0).reshape(5, 2), np.array(7, "<i4")
-    days = [own(own(day(i, 2, version), "x_bnds", bounds, ["x", "nv"], version), "crs", crs, [], version)
+    days = [make_day(make_day(day(i, 2, version), "x_bnds", bounds, ["x", "nv"], version), "crs", crs, [], version)
             for i in (0, 2, 4)]  # fmt: skip
     urls = [str(tmp_path / f"{number}.json") for number in range(3)]
     for url, refs in zip(urls, days, strict=True):
@@ -55,13 +57,13 @@ def test_repeated_arrays_in_other_encodings_compare_by_value(tmp_path: Path, laz
     bounds = np.arange(10.0).reshape(5, 2)
     urls = [str(tmp_path / f"{number}.json") for number in range(4)]
     for number, copy in enumerate((bounds, bounds.astype(">f8"), bounds + 1, np.where(bounds > 8, np.nan, bounds))):
-        RefShardFileSystem(own(day(2 * number, 2), "x_bnds", copy, ["x", "nv"], 2)).save(urls[number])
+        RefShardFileSystem(make_day(day(2 * number, 2), "x_bnds", copy, ["x", "nv"], 2)).save(urls[number])
     fs = RefShardFileSystem(refshard_fs.concat(urls[:2], "time", lazy=lazy))  # type: ignore[call-overload]
     np.testing.assert_array_equal(np.frombuffer(fs.cat_file("x_bnds/0.0")).reshape(5, 2), bounds)
     for other in urls[2:]:
         with pytest.raises(ManifestError, match="different values of 'x_bnds'"):
             refshard_fs.concat([urls[1], urls[0], other], "time", lazy=lazy)  # type: ignore[call-overload]
-    missing = own(day(2, 2), "x_bnds", bounds.astype(">f8"), ["x", "nv"], 2)
+    missing = make_day(day(2, 2), "x_bnds", bounds.astype(">f8"), ["x", "nv"], 2)
     missing["x_bnds/.zattrs"] = json.dumps({**json.loads(missing["x_bnds/.zattrs"]), "missing_value": 3.0})
     RefShardFileSystem(missing).save(urls[1])
     with pytest.raises(ManifestError, match="'x_bnds' has the"):
@@ -73,7 +75,7 @@ def test_repeated_arrays_in_other_encodings_compare_by_value(tmp_path: Path, laz
 def test_repeated_arrays_are_compared_in_a_grid(version: int, dims: tuple[str, str]) -> None:
     def part(time: int, x: int, more: int = 0) -> dict[str, Any]:
         bounds = np.arange(4.0).reshape(2, 2) + x + more
-        return own(day(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)
+        return make_day(day(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)
 
     def joined(parts: dict[tuple[int, int], dict[str, Any]]) -> RefShardFileSystem:
         outer, inner = ((2, 4, 6), (0, 2)) if dims[0] == "time" else ((0, 2), (2, 4, 6))
@@ -90,7 +92,7 @@ def test_repeated_arrays_are_compared_in_a_grid(version: int, dims: tuple[str, s
 
 
 def test_repeated_unnamed_arrays_are_compared_in_merges() -> None:
-    parts = [own(day(start, 2), "table", np.arange(6.0).reshape(2, 3), [], 2) for start in (0, 2)]
+    parts = [make_day(day(start, 2), "table", np.arange(6.0).reshape(2, 3), [], 2) for start in (0, 2)]
     for part in parts:
         del part["table/.zattrs"]
         for key in [key for key in part if key.startswith(("time", "air"))]:
@@ -102,8 +104,10 @@ def test_repeated_unnamed_arrays_are_compared_in_merges() -> None:
 def test_unequal_arrays_are_refused_and_large_ones_unread() -> None:
     one, two = day(0, 2), day(2, 2)
     with pytest.raises(ManifestError, match="different bytes of 'crs'.*same="):
-        refshard_fs.concat([own(one, "crs", np.array(7), [], 2), own(two, "crs", np.array(8), [], 2)], dim="time")
-    large = [own(part, "mask", np.ones((1 << 18, 5)), ["y", "x"], 2) for part in (one, two)]
+        refshard_fs.concat(
+            [make_day(one, "crs", np.array(7), [], 2), make_day(two, "crs", np.array(8), [], 2)], dim="time"
+        )
+    large = [make_day(part, "mask", np.ones((1 << 18, 5)), ["y", "x"], 2) for part in (one, two)]
     MemoryFileSystem().rm("/own", recursive=True)
     with pytest.raises(ManifestError, match="different references of 'mask'.*same="):
         refshard_fs.concat(large, dim="time")
@@ -111,7 +115,7 @@ def test_unequal_arrays_are_refused_and_large_ones_unread() -> None:
 
 
 def test_unreadable_arrays_cannot_be_compared() -> None:
-    parts = [own(part, "crs", np.array(7), [], 2) for part in (day(0, 2), day(2, 2))]
+    parts = [make_day(part, "crs", np.array(7), [], 2) for part in (day(0, 2), day(2, 2))]
     MemoryFileSystem().rm("/own", recursive=True)
     with pytest.raises(ManifestError, match="different references of 'crs'.*same="):
         refshard_fs.concat(parts, dim="time")
@@ -119,10 +123,10 @@ def test_unreadable_arrays_cannot_be_compared() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_hierarchies_may_repeat_equal_small_arrays(version: int, tmp_path: Path) -> None:
-    """Their chunks are whole objects, of which no reference says how long they are."""
+    """Their chunks are whole objects, whose references have no length."""
 
     def hierarchy(start: int, crs: int) -> str:
-        fs = RefShardFileSystem(own(day(start, 2, version), "crs", np.array(crs, "<i4"), [], version))
+        fs = RefShardFileSystem(make_day(day(start, 2, version), "crs", np.array(crs, "<i4"), [], version))
         place = tmp_path / f"{start}-{crs}.zarr"
         fs.get("", str(place), recursive=True)
         return str(place)

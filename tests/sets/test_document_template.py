@@ -28,14 +28,14 @@ FIRST: dict[str, Any] = {
 }
 
 
-def members(document: Any) -> Members:
+def parse_members(document: Any) -> Members:
     found = decode_members(document)
     assert found is not None
     return found
 
 
 def template() -> DocumentTemplate:
-    found = DocumentTemplate.of(members(FIRST), parse_document(FIRST, "first", {}))
+    found = DocumentTemplate.of(parse_members(FIRST), parse_document(FIRST, "first", {}))
     assert found is not None
     return found
 
@@ -64,7 +64,7 @@ def test_comparison_equals_parsing(changes: dict[str, Any]) -> None:
 
 def test_ranges_elsewhere_are_read_by_comparison() -> None:
     other = {**FIRST, "a/0": ["s3://new/0", 5, 6], "a/.zattrs": '{"title": "x"}', "a/2": "base64:AQ=="}
-    found = template().read(members(other))
+    found = template().read(parse_members(other))
     assert found is not None
     assert dict(References(found)) == dict(References(parse_document(other, "x", {})))
 

@@ -20,8 +20,8 @@ from tests.support.set_files import days, days_of, plain_file, shown
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sources that were opened to be looked at, in order."""
+def opened_urls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that were opened to be parsed, in order."""
     found: list[str] = []
     really = scanning.open_source
 
@@ -34,16 +34,16 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("writer", ["h5py", "netCDF4", "scipy"])
-def test_few_of_many_alike_files_are_opened(tmp_path: Path, writer: str, opened: list[str]) -> None:
+def test_few_of_many_alike_files_are_opened(tmp_path: Path, writer: str, opened_urls: list[str]) -> None:
     files = days(tmp_path, writer, 40)
     cube = refshard_fs.concat(files, "time", lazy=True)
-    assert len(opened) <= 5
+    assert len(opened_urls) <= 5
     assert days_of(cube) == list(range(40))
     assert shown(cube, 40) == list(range(40))
     assert refshard_fs.concat(files[5:], "time").references["t/0.0"][0] == files[5]
 
 
-def test_alike_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened: list[str]) -> None:
+def test_alike_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened_urls: list[str]) -> None:
     for day in range(20):
         with h5py.File(tmp_path / f"{day}.h5", "w", track_order=True) as file:
             time = file.create_dataset("time", data=np.array([day], "<i4"), maxshape=(None,), chunks=(1,))
@@ -51,7 +51,7 @@ def test_alike_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened: 
             values = file.create_dataset("t", data=np.full((1, 4), day), maxshape=(None, 4), chunks=(1, 2))
             values.dims[0].attach_scale(time)
     cube = refshard_fs.concat(f"{tmp_path}/*.h5", "time", lazy=True)
-    assert len(opened) <= 5
+    assert len(opened_urls) <= 5
     assert days_of(cube) == list(range(20))
     fs = refshard_fs.RefShardFileSystem(cube)
     assert [np.frombuffer(fs.cat_file(f"t/{day}.1"), "<i8").tolist() for day in range(20)] == [
@@ -83,7 +83,7 @@ def test_equal_bytes_elsewhere_do_not_mix_values_of_files(tmp_path: Path) -> Non
         assert read == values[:, number].tolist()
 
 
-def test_late_coordinates_are_read_from_each_file(tmp_path: Path, opened: list[str]) -> None:
+def test_late_coordinates_are_read_from_each_file(tmp_path: Path, opened_urls: list[str]) -> None:
     scipy_io = pytest.importorskip("scipy.io")
     for day in range(20):
         with scipy_io.netcdf_file(tmp_path / f"{day}.nc", "w") as file:
@@ -93,7 +93,7 @@ def test_late_coordinates_are_read_from_each_file(tmp_path: Path, opened: list[s
             time = file.createVariable("time", "i4", ("time",))
             time[:], time.units = [day], "days since 2024-01-01"
     cube = refshard_fs.concat(f"{tmp_path}/*.nc", "time")
-    assert len(opened) <= 5
+    assert len(opened_urls) <= 5
     assert days_of(cube) == list(range(20))
     assert shown(cube, 20) == list(range(20))
 
@@ -101,7 +101,7 @@ def test_late_coordinates_are_read_from_each_file(tmp_path: Path, opened: list[s
 URL = "memory://file"
 
 
-def _first(data: bytes) -> FirstBytes:
+def make_first_bytes(data: bytes) -> FirstBytes:
     first = FirstBytes(URL, 1 << 10)
     steps = first.read()
     next(steps)
@@ -121,12 +121,12 @@ def test_template_is_not_used_if_chunk_bytes_matter(depends: bool) -> None:
         return ReferenceSet(Texts.of([first.url]), {"a": table}, {"a/.zattrs": attributes})
 
     templates = FileTemplates(look)
-    one, other = _first(bytes(12)), _first(bytes(8) + b"abcd")
+    one, other = make_first_bytes(bytes(12)), make_first_bytes(bytes(8) + b"abcd")
     with pytest.raises(StopIteration) as stop:
         next(look(one))
     templates.add(one, stop.value.value)
     found = templates.find(other)
     assert (found is None) == depends
     assert found is None or found[1] is False
-    assert templates.find(_first(b"\1" + bytes(11))) is None
-    assert templates.find(_first(bytes(13))) is None
+    assert templates.find(make_first_bytes(b"\1" + bytes(11))) is None
+    assert templates.find(make_first_bytes(bytes(13))) is None

@@ -11,13 +11,13 @@ from refshard_fs.sets.variables import NamedSet, VariableReader
 from tests.support.day_sets import make_days
 
 
-def read(first: int, count: int) -> NamedSet:
+def read_days(first: int, count: int) -> NamedSet:
     refs = collect_references(RefShardFileSystem(make_days(first, count)))
     return NamedSet("a set", refs, VariableReader().read(refs, "a set"))
 
 
 def test_gap_has_a_length_and_the_coordinate_but_no_chunks() -> None:
-    part = read(1, 2)
+    part = read_days(1, 2)
     extent = make_extent(part.variables["time"], np.array([3, 4, 5], "<i4"), part, "the extent")
     gap = make_gap(part, "time", "the gap", 3, extent)
     assert gap.length("time") == 3
@@ -26,6 +26,6 @@ def test_gap_has_a_length_and_the_coordinate_but_no_chunks() -> None:
 
 
 def test_gap_without_an_extent_has_no_chunks_at_all() -> None:
-    gap = make_gap(read(1, 2), "time", "the gap", 4, None)
+    gap = make_gap(read_days(1, 2), "time", "the gap", 4, None)
     assert gap.variables["t"].meta.shape == (4,)
     assert len(gap.refs.tables["time"]) == 0

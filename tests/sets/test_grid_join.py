@@ -30,7 +30,7 @@ from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray ma
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A folder with three days of three members, and what they are together."""
+    """A folder with three days of three members, and the dataset of all of them."""
     folder = tmp_path_factory.mktemp("full")
     files = [
         write_member_day(folder / f"m{m}/202401{day:02d}.nc", make_member_day(day - 1, m))

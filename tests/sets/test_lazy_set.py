@@ -37,7 +37,7 @@ def opened(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, **options)
 
 
-def written(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
+def write_sets(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
     paths = []
     for i, part in enumerate(parts):
         paths.append(str(folder / f"part{i}.json"))
@@ -49,7 +49,7 @@ def written(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("saved", [True, False])
 def test_values_equal_the_eager_concatenation(tmp_path: Path, version: int, saved: bool) -> None:
     parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
-    lazy = refshard_fs.concat(written(tmp_path, parts), "time", lazy=True)
+    lazy = refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=True)
     assert len(lazy) == 3
     fo: Any = lazy
     if saved:
@@ -66,7 +66,7 @@ def test_name_of_too_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
     meta |= {"filters": None, "compressor": None, "dimension_separator": "/"}
     part = {".zgroup": {"zarr_format": 2}, "a/.zarray": meta, "a/.zattrs": {"_ARRAY_DIMENSIONS": ["time", "x"]}}
     part |= {"a/0/0": "ab", "a/1/0": "cd", f"a/{digits}/0": "x"}
-    fs = opened(refshard_fs.concat(written(tmp_path, [part, part]), "time", lazy=True))
+    fs = opened(refshard_fs.concat(write_sets(tmp_path, [part, part]), "time", lazy=True))
     names = [name for name in fs.ls("a", detail=False) if name[2:3].isdigit()]
     assert names == ["a/0", "a/1", "a/2", "a/3", f"a/{digits}"]  # the last one as it lies in the first set
     with pytest.raises(FileNotFoundError):
@@ -76,7 +76,7 @@ def test_name_of_too_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_listings_equal_the_eager_concatenation(tmp_path: Path, version: int) -> None:
     parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
-    lazy = opened(refshard_fs.concat(written(tmp_path, parts), "time", lazy=True))
+    lazy = opened(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=True))
     eager = opened(refshard_fs.concat(parts, "time"))
     assert {n: i["size"] for n, i in lazy.find("", detail=True).items() if "/c" in n or "." not in n} == {
         n: i["size"] for n, i in eager.find("", detail=True).items() if "/c" in n or "." not in n
@@ -111,7 +111,7 @@ def test_any_axis_and_key_spelling_is_joined(tmp_path: Path, axis: int, separato
         if i == 2:
             part.pop(next(key for key in part if key.endswith("0")))
         parts.append({".zgroup": '{"zarr_format": 2}', "deep/.zgroup": '{"zarr_format": 2}', **part})
-    lazy = opened(refshard_fs.concat(written(tmp_path, parts), dims[axis], lazy=True))
+    lazy = opened(refshard_fs.concat(write_sets(tmp_path, parts), dims[axis], lazy=True))
     eager = opened(refshard_fs.concat(parts, dims[axis]))
     assert sorted(lazy.find("")) == sorted(eager.find(""))
     for directory in ("", "deep", "deep/a", "deep/a/1", "deep/a/3"):
@@ -250,11 +250,11 @@ def put_fields(server: RangeServer, side: int, count: int = 4) -> tuple[list[str
     urls, fields = [], []
     for i in range(count):
         fields.append(np.random.default_rng(i).random((1, side, side)).astype("f4"))
-        urls.append(server.put(f"{i}.nc", netcdf(i, fields[-1])))
+        urls.append(server.put(f"{i}.nc", make_netcdf(i, fields[-1])))
     return urls, fields
 
 
-def netcdf(time: int, field: Any) -> bytes:
+def make_netcdf(time: int, field: Any) -> bytes:
     file = io.BytesIO()
     with h5netcdf.File(file, "w") as nc:
         nc.dimensions = {"time": 1, "y": field.shape[1], "x": field.shape[2]}
@@ -280,7 +280,7 @@ def test_bytes_read_to_join_are_not_read_again(http_server: RangeServer, side: i
 def test_file_replaced_after_join_is_an_error(http_server: RangeServer) -> None:
     urls, fields = put_fields(http_server, 200)
     cube = refshard_fs.open(urls, "time")
-    http_server.put("2.nc", netcdf(2, fields[0]))
+    http_server.put("2.nc", make_netcdf(2, fields[0]))
     with pytest.raises(TargetChanged, match=r"2\.nc"):
         opened(cube).cat_file("v/2.0.0")
 
@@ -289,7 +289,7 @@ def test_small_file_is_shown_whole_as_it_was_joined(http_server: RangeServer) ->
     """A file within 64 KiB stays in the memory of the process that joined it: its metadata and chunks fit together."""
     urls, fields = put_fields(http_server, 40)
     cube = refshard_fs.open(urls, "time")
-    http_server.put("1.nc", netcdf(1, np.ones((1, 40, 40), "f8")))
+    http_server.put("1.nc", make_netcdf(1, np.ones((1, 40, 40), "f8")))
     http_server.delete("2.nc")
     fs = opened(cube)
     assert [zlib.decompress(fs.cat_file(f"v/{n}.0.0")) for n in (1, 2)] == [fields[n].tobytes() for n in (1, 2)]
@@ -301,7 +301,7 @@ def test_forgotten_cube_reads_first_bytes_again(http_server: RangeServer) -> Non
     urls, _ = put_fields(http_server, 40)
     fs = opened(refshard_fs.open(urls, "time"))
     fs.cat_file("v/2.0.0")
-    http_server.put("2.nc", netcdf(2, np.ones((1, 40, 40), "f4")))
+    http_server.put("2.nc", make_netcdf(2, np.ones((1, 40, 40), "f4")))
     fs.invalidate_cache()
     assert np.all(np.frombuffer(zlib.decompress(fs.cat_file("v/2.0.0")), "<f4") == 1)
 
@@ -316,7 +316,7 @@ def test_first_bytes_are_kept_from_another_policy(http_server: RangeServer) -> N
 
 
 def test_few_parts_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    urls = written(tmp_path, [day(2 * i, 2) for i in range(5)])
+    urls = write_sets(tmp_path, [day(2 * i, 2) for i in range(5)])
     fs = opened(refshard_fs.concat(urls, "time", lazy=True), cache_size=2)
     fs.cat_file("air/0.0")
     once = openings(monkeypatch)
@@ -326,23 +326,23 @@ def test_few_parts_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_document_has_a_line_for_each_part(tmp_path: Path) -> None:
-    parts = written(tmp_path, [day(0, 2), day(2, 2)])
+    parts = write_sets(tmp_path, [day(0, 2), day(2, 2)])
     one, two = (refshard_fs.concat(parts, "time", lazy=True) for _ in range(2))
     assert one == two == pickle.loads(pickle.dumps(one))
     one.save(str(tmp_path / "all.json"))
     lines = (tmp_path / "all.json").read_text().splitlines()
     assert lines[1].startswith('["part0.json",2,"base64:')
     assert json.loads("\n".join(lines))["axes"] == {"air": 0, "time": 0}
-    assert opened(json.loads("\n".join(lines)) | {"sets": one_sets(one)}).cat_file("time/0")
+    assert opened(json.loads("\n".join(lines)) | {"sets": make_sets(one)}).cat_file("time/0")
 
 
-def one_sets(lazy: Any) -> Any:
+def make_sets(lazy: Any) -> Any:
     return json.loads(lazy.document.dumps())["sets"]
 
 
 def test_documents_are_parts_too(tmp_path: Path) -> None:
     parts = [day(0, 2), day(2, 2), day(4, 2), day(6, 2)]
-    paths = written(tmp_path, parts)
+    paths = write_sets(tmp_path, parts)
     (tmp_path / "years").mkdir()
     halves = []
     for i in range(2):
@@ -356,7 +356,7 @@ def test_documents_are_parts_too(tmp_path: Path) -> None:
 
 
 def test_inline_document_needs_its_length(tmp_path: Path) -> None:
-    written(tmp_path, [day(0, 2), day(2, 2)])
+    write_sets(tmp_path, [day(0, 2), day(2, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2}
     within = document | {"sets": ["part1.json"]}
     (tmp_path / "all.json").write_text(json.dumps(document | {"sets": ["part0.json", [within]]}))
@@ -374,7 +374,7 @@ def test_circular_document_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.case(id="P26")
 def test_nested_documents_have_bounded_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five lines are 20 000 chunks here, and could be any number: each is to be had, and all of them are not listed."""
+    """Five lines describe 20,000 chunks, and could describe any number: each can be read, but they are not listed."""
     array = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
     leaf = {"a/.zarray": json.dumps({**array, "order": "C", "filters": None}), "a/0": "x", "a/1": "y"}
     (tmp_path / "0.json").write_text(json.dumps({".zgroup": '{"zarr_format": 2}', **leaf}))
@@ -408,7 +408,7 @@ def test_nested_documents_have_bounded_names(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_invalid_document_is_refused_when_opened(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    written(tmp_path, [day(0, 2), day(2, 2)])
+    write_sets(tmp_path, [day(0, 2), day(2, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "sets": [["part0.json", 2], ["part1.json", 2]]}
     (tmp_path / "all.json").write_text(json.dumps(document | change))
     with pytest.raises(ManifestError, match=words):
@@ -424,7 +424,7 @@ def test_invalid_document_is_refused_when_opened(tmp_path: Path, change: dict[st
     ],
 )
 def test_changed_part_is_refused_when_read(tmp_path: Path, other: dict[str, Any], words: str) -> None:
-    lazy = refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2)]), "time", lazy=True)
+    lazy = refshard_fs.concat(write_sets(tmp_path, [day(0, 2), day(2, 2)]), "time", lazy=True)
     opened(other).save(str(tmp_path / "part1.json"), "json")
     fs = opened(lazy)
     assert fs.cat_file("air/0.0")
@@ -435,7 +435,7 @@ def test_changed_part_is_refused_when_read(tmp_path: Path, other: dict[str, Any]
 
 def test_unfit_part_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="only integers, floating-point numbers"):
-        refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2, dtype="<M8[s]")]), "time", lazy=True)
+        refshard_fs.concat(write_sets(tmp_path, [day(0, 2), day(2, 2, dtype="<M8[s]")]), "time", lazy=True)
     with pytest.raises(TypeError, match="save it first"):
         refshard_fs.concat([day(0, 2)], "time", lazy=True)
     with pytest.raises(TypeError, match="dimensions that have names"):
@@ -463,7 +463,7 @@ def test_sharded_parts_are_shown_as_their_inner_chunks(tmp_path: Path) -> None:
 
 def test_coordinate_without_values_is_joined_like_an_array(tmp_path: Path) -> None:
     parts = [day(0, 2), day(2, 2)]
-    paths = written(tmp_path, parts)
+    paths = write_sets(tmp_path, parts)
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0, "time": 0}, "length": 2, "sets": paths}
     assert read(document)["time"].tolist() == [0, 1, 2, 3]
 
@@ -488,7 +488,7 @@ def test_remote_part_of_local_document_may_not_read_local_files(http_server: Ran
 
 
 def test_remote_document_may_not_have_local_parts(http_server: RangeServer, tmp_path: Path) -> None:
-    (path,) = written(tmp_path, [day(0, 2)])
+    (path,) = write_sets(tmp_path, [day(0, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [path]}
     url = http_server.put("all.json", json.dumps(document).encode())
     with pytest.raises(TargetNotAllowed, match="this machine's files"):
@@ -499,7 +499,7 @@ def test_remote_document_may_not_have_local_parts(http_server: RangeServer, tmp_
 def test_remote_part_gets_no_credentials_for_other_servers(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody's, as what a remote set points to: neither by a chunk, nor where its server leads."""
+    """Targets of a remote set get no credentials, and neither do servers to which its server redirects."""
     monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": "HUSHHUSH"}})
     monkeypatch.setattr(admission, "_is_public", lambda address: True)
     with RangeServer() as other:
@@ -575,7 +575,7 @@ def test_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, l
 def test_xarray_opens_the_first_part_only(http_server: RangeServer, tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     parts = [day(0, 2), day(2, 2), day(4, 2)]
-    paths = written(tmp_path, parts)
+    paths = write_sets(tmp_path, parts)
     urls = [http_server.put(f"x/{i}.json", Path(path).read_bytes()) for i, path in enumerate(paths)]
     lazy = refshard_fs.concat(urls, "time", lazy=True, allow="any")
     url = http_server.put("x/all.json", lazy.document.dumps())
@@ -660,7 +660,7 @@ def test_sets_of_no_element_leave_no_line_in_a_document(tmp_path: Path, has_coor
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_times_in_another_byte_order_are_the_same(tmp_path: Path, version: int) -> None:
-    """NetCDF-3 is big-endian, which metadata of version 2 say, and those of version 3 do not."""
+    """NetCDF-3 is big-endian, which the data type says in metadata of version 2, and a codec in version 3."""
     paths = days(tmp_path, "scipy", 4)
     url, grown = str(tmp_path / "cube.json"), str(tmp_path / "grown.json")
     made = refshard_fs.concat(paths, "time", lazy=True, zarr_format=version)
@@ -683,7 +683,7 @@ def read_times(fo: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("join", ["exact", "outer"])
 @pytest.mark.parametrize("is_store_first", [False, True])
 def test_v3_files_and_stores_open_equally(tmp_path: Path, is_store_first: bool, join: Any) -> None:
-    """A cube of both took files for version 2 when it was read, and so had no array of theirs."""
+    """Before it was mended: a cube of both read the files as version 2, and found no arrays in them."""
     if 3 not in VERSIONS:
         pytest.skip("zarr 2 writes version 2 alone")
     paths = days(tmp_path, "h5py", 2)
@@ -718,8 +718,8 @@ def key_of(name: str, separator: str, at: tuple[int, int]) -> str:
     return "a/" + separator.join([*(["c"] if name == "default" else []), *map(str, at)])
 
 
-def spelled(version: int, name: str, separator: str, number: int) -> dict[str, Any]:
-    """Return a set of two steps at two places, a chunk each, with keys spelled so; one chunk does not exist."""
+def make_spelled_set(version: int, name: str, separator: str, number: int) -> dict[str, Any]:
+    """Return a set of two steps at two places, a chunk each, with this spelling of keys; one chunk does not exist."""
     shape: dict[str, Any] = {"shape": [2, 2], "fill_value": 9, "zarr_format": version}
     if version == 2:
         meta = shape | {"chunks": [1, 1], "dtype": "|u1", "order": "C", "filters": None, "compressor": None}
@@ -740,8 +740,8 @@ SPELLINGS = [(2, "v2", "."), (2, "v2", "/"), *((3, name, sep) for name in ("defa
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize(("mine", "theirs"), [(a, b) for a in SPELLINGS for b in SPELLINGS if a[0] == b[0] and a != b])
 def test_key_spelling_of_sets_does_not_matter(tmp_path: Path, mine: Any, theirs: Any, lazy: bool) -> None:
-    parts = [spelled(*how, number) for number, how in enumerate((mine, theirs, theirs))]
-    fs = opened(refshard_fs.concat(written(tmp_path, parts), "time", lazy=lazy))  # type: ignore[call-overload]
+    parts = [make_spelled_set(*how, number) for number, how in enumerate((mine, theirs, theirs))]
+    fs = opened(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=lazy))  # type: ignore[call-overload]
     expected = {
         key_of(*mine[1:], (2 * number + at[0], at[1])): f"{number}{at}".encode()
         for number in range(3)

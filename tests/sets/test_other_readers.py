@@ -28,7 +28,7 @@ def cube(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return path
 
 
-def check(values: Any) -> None:
+def check_values(values: Any) -> None:
     np.testing.assert_array_equal(values, np.repeat(np.arange(COUNT), PLACES).reshape(COUNT, PLACES))
 
 
@@ -38,9 +38,11 @@ def test_fsspec_and_zarr_read_a_cube(cube: str) -> None:
     fsspec = pytest.importorskip("fsspec")
     fs = fsspec.filesystem("reference", fo=cube, skip_instance_cache=True)
     if zarr.__version__.startswith("2."):
-        check(zarr.open_array(fs.get_mapper("t"), mode="r")[...])
+        check_values(zarr.open_array(fs.get_mapper("t"), mode="r")[...])
     else:
-        check(zarr.open_array("reference://", path="t", storage_options={"fo": cube}, mode="r", zarr_format=2)[...])
+        check_values(
+            zarr.open_array("reference://", path="t", storage_options={"fo": cube}, mode="r", zarr_format=2)[...]
+        )
 
 
 @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
@@ -50,9 +52,9 @@ def test_kerchunks_engine_reads_a_cube(cube: str, form: str) -> None:
     for needed in ("kerchunk", "fastparquet", "zarr.storage"):
         pytest.importorskip(needed)
     xarray = pytest.importorskip("xarray")
-    url = _in_form(cube, form)
+    url = _convert(cube, form)
     with xarray.open_dataset(url, engine="kerchunk", storage_options={"remote_protocol": "file"}) as ds:
-        check(ds["t"].values)
+        check_values(ds["t"].values)
 
 
 @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
@@ -69,11 +71,11 @@ def test_virtualizarr_reads_a_cube(cube: str, form: str) -> None:
         pytest.importorskip("icechunk")
         if not hasattr(parsers, "IcechunkParser"):
             pytest.skip("this VirtualiZarr does not read Icechunk")
-        url = _in_form(cube, form)
+        url = _convert(cube, form)
         parser = parsers.IcechunkParser()
         stores[f"file://{url}"] = LocalStore(url)
     else:
-        url = _in_form(cube, form)
+        url = _convert(cube, form)
         kind = parsers.KerchunkJSONParser if form == "json" else parsers.KerchunkParquetParser
         parser = kind(skip_variables=["time", "x"])  # VirtualiZarr 2.5 does not read data in the set itself
     with virtualizarr.open_virtual_dataset(f"file://{url}", registry=ObjectStoreRegistry(stores), parser=parser) as ds:
@@ -83,7 +85,7 @@ def test_virtualizarr_reads_a_cube(cube: str, form: str) -> None:
     ]
 
 
-def _in_form(cube: str, form: str) -> str:
+def _convert(cube: str, form: str) -> str:
     """Save a JSON set in another format beside it, and return its path."""
     if form == "json":
         return cube
@@ -99,7 +101,7 @@ def test_gdal_reads_a_cube(cube: str) -> None:
     if tuple(map(int, rasterio.__gdal_version__.split(".")[:2])) < (3, 11):
         pytest.skip("GDAL reads references from 3.11 on")
     with rasterio.open(f'ZARR:"{cube}":/t') as found:
-        check(found.read(1))
+        check_values(found.read(1))
 
 
 ZARRITA = """
@@ -132,7 +134,7 @@ def test_zarrita_reads_a_cube(tmp_path: Path, http_server: RangeServer, writer: 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["shape"] == [COUNT, PLACES]
-    check(np.reshape(found["data"], found["shape"]))
+    check_values(np.reshape(found["data"], found["shape"]))
 
 
 def test_remark_names_targets_within_other_files() -> None:

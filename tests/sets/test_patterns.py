@@ -108,7 +108,7 @@ def test_lazy_cube_opens_only_the_files_of_a_chunk(tmp_path: Path) -> None:
     assert fs.resolve("v/2.1.0.0") == RefShardFileSystem(str(tmp_path / "r10/20240102.nc")).resolve("v/0.0.0")
 
 
-def tile(path: Path, ys: Sequence[int], xs: Sequence[int], **storage: Any) -> str:
+def write_tile(path: Path, ys: Sequence[int], xs: Sequence[int], **storage: Any) -> str:
     data = np.array(ys, "f4")[:, None] * 10 + np.array(xs, "f4")
     ds = xr.Dataset({"v": (("y", "x"), data)}, coords={"y": list(ys), "x": list(xs)})
     encoding = {"v": {"chunksizes": (2, 3), **storage}}
@@ -119,7 +119,7 @@ def tile(path: Path, ys: Sequence[int], xs: Sequence[int], **storage: Any) -> st
 @pytest.mark.parametrize("lazy", [False, True])
 def test_tiles_are_a_mosaic(tmp_path: Path, lazy: bool) -> None:
     files = [
-        [tile(tmp_path / f"{i}{j}.nc", (2 * i, 2 * i + 1), range(3 * j, 3 * j + 3), zlib=lazy and i == 1)]
+        [write_tile(tmp_path / f"{i}{j}.nc", (2 * i, 2 * i + 1), range(3 * j, 3 * j + 3), zlib=lazy and i == 1)]
         for i in range(2)
         for j in range(2)
     ]

@@ -22,8 +22,8 @@ from tests.support.cube_files import DAYS, X, opened, values, write
 CALLS: list[str] = []
 
 
-def day_of_name(source: RefShardFileSystem) -> RefShardFileSystem:
-    """Give a file the time that its name says, and leave out what only the odd ones have."""
+def select_day(source: RefShardFileSystem) -> RefShardFileSystem:
+    """Give a file the time in its name, and leave out a variable that only odd days have."""
     name = Path(str(source.fo)).stem
     CALLS.append(name)
     time = np.datetime64("2024-01-01") + np.timedelta64(int(name), "D")
@@ -41,60 +41,60 @@ def folder(tmp_path: Path) -> Path:
 def test_function_gives_each_file_its_time(folder: Path) -> None:
     expected = xr.concat([xr.Dataset({"t": ("x", values(seed=n))}, {"x": X}) for n in range(3)], "time")
     expected = expected.assign_coords(time=DAYS[:3])
-    cube = refshard_fs.open(f"{folder}/*.nc", preprocess=day_of_name)
+    cube = refshard_fs.open(f"{folder}/*.nc", preprocess=select_day)
     cube.save(f"{folder}/cube.refshard")
     CALLS.clear()
     for source in (cube, f"{folder}/cube.refshard"):
         xr.testing.assert_equal(xr.open_dataset(source, engine="refshard").load(), expected)
     assert CALLS == []  # a document says what was selected
     assert json.loads(Path(f"{folder}/cube.refshard").read_text())["preprocess"].endswith(":day_of_name")
-    eager = refshard_fs.concat(f"{folder}/*.nc", "time", preprocess=day_of_name)
+    eager = refshard_fs.concat(f"{folder}/*.nc", "time", preprocess=select_day)
     xr.testing.assert_equal(xr.open_dataset(eager, engine="refshard").load(), expected)
 
 
-def rest_of(folder: Path) -> xr.Dataset:
-    return xr.open_dataset(refshard_fs.open(f"{folder}/*.nc", preprocess=day_of_name), engine="refshard").load()
+def read_rest(folder: Path) -> xr.Dataset:
+    return xr.open_dataset(refshard_fs.open(f"{folder}/*.nc", preprocess=select_day), engine="refshard").load()
 
 
 def test_document_grows_by_what_the_function_chooses(folder: Path) -> None:
     target, files = f"{folder}/cube.refshard", [f"{folder}/{day}.nc" for day in range(3)]
-    refshard_fs.append(target, files[:1], create=True, preprocess=day_of_name)
+    refshard_fs.append(target, files[:1], create=True, preprocess=select_day)
     with pytest.raises(ManifestError, match="day_of_name selects: expected this function .* found no preprocess="):
         refshard_fs.append(target, files[1])
     with pytest.raises(ManifestError, match="found preprocess=.*:another"):
-        refshard_fs.append(target, files[1], preprocess=another)
-    assert refshard_fs.append(target, f"{folder}/*.nc", preprocess=day_of_name) == 2
-    xr.testing.assert_equal(xr.open_dataset(target, engine="refshard").load(), rest_of(folder))
-    assert refshard_fs.append(target, f"{folder}/*.nc", preprocess=day_of_name) == 0
+        refshard_fs.append(target, files[1], preprocess=select_all)
+    assert refshard_fs.append(target, f"{folder}/*.nc", preprocess=select_day) == 2
+    xr.testing.assert_equal(xr.open_dataset(target, engine="refshard").load(), read_rest(folder))
+    assert refshard_fs.append(target, f"{folder}/*.nc", preprocess=select_day) == 0
 
 
-def another(source: RefShardFileSystem) -> RefShardFileSystem:
+def select_all(source: RefShardFileSystem) -> RefShardFileSystem:
     return source
 
 
 def test_references_grow_by_what_the_function_chooses(folder: Path) -> None:
     target = f"{folder}/set.json"
-    refshard_fs.concat([f"{folder}/0.nc", f"{folder}/1.nc"], "time", preprocess=day_of_name).save(target)
-    assert refshard_fs.append(target, f"{folder}/2.nc", "time", preprocess=day_of_name) == 1
-    xr.testing.assert_equal(xr.open_dataset(target, engine="refshard").load(), rest_of(folder))
+    refshard_fs.concat([f"{folder}/0.nc", f"{folder}/1.nc"], "time", preprocess=select_day).save(target)
+    assert refshard_fs.append(target, f"{folder}/2.nc", "time", preprocess=select_day) == 1
+    xr.testing.assert_equal(xr.open_dataset(target, engine="refshard").load(), read_rest(folder))
 
 
 def test_workers_call_the_function(folder: Path) -> None:
-    expected = rest_of(folder)
+    expected = read_rest(folder)
     with ThreadPoolExecutor(2) as pool:
-        cube = refshard_fs.open(f"{folder}/*.nc", preprocess=day_of_name, executor=pool)
+        cube = refshard_fs.open(f"{folder}/*.nc", preprocess=select_day, executor=pool)
     xr.testing.assert_equal(xr.open_dataset(cube, engine="refshard").load(), expected)
-    choose = partial(select_parts, options={}, function=day_of_name, known={}, unread=None)
+    choose = partial(select_parts, options={}, function=select_day, known={}, unread=None)
     sent = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(choose))([f"{folder}/1.nc"])))
     assert "odd" in str(sent[0].select)
 
 
 def test_choices_are_kept_until_file_or_function_changes(folder: Path) -> None:
-    how: Any = {"preprocess": day_of_name, "resume": f"{folder}/scans"}
+    how: Any = {"preprocess": select_day, "resume": f"{folder}/scans"}
     first = refshard_fs.open(f"{folder}/*.nc", **how)
     CALLS.clear()
     xr.testing.assert_equal(
-        xr.open_dataset(refshard_fs.open(f"{folder}/*.nc", **how), engine="refshard").load(), rest_of(folder)
+        xr.open_dataset(refshard_fs.open(f"{folder}/*.nc", **how), engine="refshard").load(), read_rest(folder)
     )
     assert sorted(CALLS) == ["0", "1", "2"]  # of `rest_of`, which keeps none
     CALLS.clear()
@@ -104,15 +104,15 @@ def test_choices_are_kept_until_file_or_function_changes(folder: Path) -> None:
     assert CALLS == ["1"]
     assert len(again) == len(first) == 3
     with pytest.raises(ManifestError, match="time"):  # another function chooses anew
-        refshard_fs.open(f"{folder}/*.nc", "time", preprocess=another, resume=f"{folder}/scans")
+        refshard_fs.open(f"{folder}/*.nc", "time", preprocess=select_all, resume=f"{folder}/scans")
 
 
 def test_whole_scan_stands_for_no_function(folder: Path) -> None:
-    """A file that keeps scans of whole sources has none of the parts that a function chooses."""
+    """Scans of whole sources are not used for parts that a function selects."""
     kept = f"{folder}/scans"
     refshard_fs.concat([f"{folder}/0.nc"], "x", resume=kept)
-    eager = refshard_fs.concat(f"{folder}/*.nc", "time", preprocess=day_of_name, resume=kept)
-    xr.testing.assert_equal(xr.open_dataset(eager, engine="refshard").load(), rest_of(folder))
+    eager = refshard_fs.concat(f"{folder}/*.nc", "time", preprocess=select_day, resume=kept)
+    xr.testing.assert_equal(xr.open_dataset(eager, engine="refshard").load(), read_rest(folder))
 
 
 def test_named_preprocess_function_is_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,16 +24,16 @@ from tests.support.random_cubes import Case  # noqa: E402  # xarray may be absen
 
 @pytest.mark.parametrize("seed", [4, 5, 18, 39, 1001, 1122])
 def test_cube_of_random_files_equals_xarrays(tmp_path: Path, seed: int) -> None:
-    check(tmp_path, seed)
+    check_cube(tmp_path, seed)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("seed", range(2000, 2600))
 def test_cubes_of_many_random_files_equal_xarrays(tmp_path: Path, seed: int) -> None:
-    check(tmp_path, seed)
+    check_cube(tmp_path, seed)
 
 
-def check(folder: Path, seed: int) -> None:
+def check_cube(folder: Path, seed: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of xarray, on what the files are
         case = Case(folder, seed, VERSIONS)
@@ -51,7 +51,7 @@ def check(folder: Path, seed: int) -> None:
 
 
 def compare(found: Any, expected: Any, *, is_packed: bool) -> None:
-    """Compare datasets; numbers that are packed by 32-bit numbers are computed with these, or with 64-bit ones."""
+    """Compare datasets; values packed with 32-bit numbers may be computed with 32-bit or with 64-bit numbers."""
     assert dict(found.sizes) == dict(expected.sizes)
     assert set(found.variables) == set(expected.variables)
     assert found.attrs == expected.attrs

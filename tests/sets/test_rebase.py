@@ -97,7 +97,7 @@ def test_local_path_and_its_url_are_the_same_place(url: str, prefix: str) -> Non
 
 
 def test_lazy_document_can_be_rebased(tmp_path: Path) -> None:
-    """Relative parts and absolute ones, in memory and from a file; nothing lies where they were any more."""
+    """Its parts have relative or absolute URLs, in memory or in a file; no file exists at the old URLs."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     for number in range(2):

@@ -94,8 +94,8 @@ def test_options_of_the_source_are_used_for_all(http_server: RangeServer) -> Non
     assert {request.headers.get("x-mine") for request in http_server.requests()} == {"yes"}
 
 
-def scene(number: int) -> bytes:
-    """Return a georeferenced TIFF of 512 KiB whose chunks are decoded here, since zarr knows no predictor."""
+def make_scene(number: int) -> bytes:
+    """Return a georeferenced TIFF of 512 KiB whose chunks this package decodes, since zarr has no predictor."""
     tifffile = pytest.importorskip("tifffile")
     file = io.BytesIO()
     values = np.random.default_rng(number).integers(0, 60_000, (512, 512), dtype="u2")
@@ -107,7 +107,7 @@ def scene(number: int) -> bytes:
 
 def test_document_of_files_is_made_without_their_data(http_server: RangeServer, tmp_path: Path) -> None:
     pytest.importorskip("imagecodecs")
-    urls, resume = [http_server.put(f"{n}.tif", scene(n), modified=1e9) for n in range(3)], tmp_path / "scans"
+    urls, resume = [http_server.put(f"{n}.tif", make_scene(n), modified=1e9) for n in range(3)], tmp_path / "scans"
     how: dict[str, Any] = {"resume": resume, "same": ["spatial_ref"]}
     refshard_fs.concat(urls[:2], "x", lazy=True, **how).save(str(tmp_path / "all.refshard"))
     assert refshard_fs.append(str(tmp_path / "all.refshard"), urls[2], "x", same=["spatial_ref"]) == 512

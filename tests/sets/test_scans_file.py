@@ -24,7 +24,7 @@ from tests.support.set_files import days, days_of, plain_file
 
 @pytest.fixture
 def archive(http_server: RangeServer) -> Callable[[], list[str]]:
-    """Returns the URLs of forty days, and fills the server anew."""
+    """Return a function that puts forty days on the server, and returns their URLs."""
     return lambda: [http_server.put(f"{n}.nc", plain_file(n), modified=1e9) for n in range(40)]
 
 
@@ -115,7 +115,7 @@ def test_command_has_resume(tmp_path: Path) -> None:
 
 
 def test_kept_scans_are_found_in_any_process(tmp_path: Path) -> None:
-    """The order in which a process iterates over texts decides no name of a record."""
+    """The name of a record does not depend on the order in which a process iterates over sets of texts."""
     facts, refs = Facts(3, "etag"), ReferenceSet(Texts.of(["memory://a"]), {}, {})
     names = [f"name {n}" for n in range(50)]
     for function in ("", "module:function 0123"):

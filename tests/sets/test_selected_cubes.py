@@ -33,7 +33,7 @@ def write_month(path: Path, number: int, dtype: np.dtype[Any]) -> None:
     ds.to_netcdf(path, engine="h5netcdf", encoding={"sst": {"chunksizes": (1, 1, 3)}})
 
 
-def expected(folder: Path) -> Any:
+def read_expected(folder: Path) -> Any:
     return np.concatenate([xr.open_dataset(path)["sst"].values for path in sorted(folder.glob("*.nc"))])
 
 
@@ -45,7 +45,7 @@ def test_lazy_cube_selects_from_each_set(folder: Path) -> None:
         assert set(ds.variables) == {"sst", "time", "depth", "lat"}
         assert ds["sst"].dims == ("time", "depth", "lat")
         assert ds["sst"].units == "K"
-        np.testing.assert_array_equal(ds["sst"], expected(folder))
+        np.testing.assert_array_equal(ds["sst"], read_expected(folder))
 
 
 def test_selected_lazy_cube_equals_the_eager_one(folder: Path) -> None:
@@ -59,7 +59,7 @@ def test_append_selects_from_the_new_set_too(folder: Path) -> None:
     write_month(folder / "month3.nc", 3, np.dtype("i2"))
     assert refshard_fs.append(f"{folder}/cube.refshard", f"{folder}/month3.nc", "time") == 2
     ds = xr.open_dataset(f"{folder}/cube.refshard", engine="refshard")
-    np.testing.assert_array_equal(ds["sst"], expected(folder))
+    np.testing.assert_array_equal(ds["sst"], read_expected(folder))
 
 
 def test_resumed_scan_needs_the_same_selection(folder: Path) -> None:

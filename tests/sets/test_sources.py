@@ -63,8 +63,8 @@ def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
     assert sorted(entry.path for entry in http_server.log.requests(method="GET")) == [f"/{i}.json" for i in range(3)]
 
 
-def pointing_to(url: str) -> bytes:
-    """Return the JSON of a set whose array `air` lies at ``url``."""
+def make_set(url: str) -> bytes:
+    """Return the JSON of a set whose array ``air`` refers to ``url``."""
     refs = {**day(0, 2), "time/0": encode(bytes([0, 0, 0, 0, 1, 0, 0, 0])), "air/0.0": [url, 0, 24], "air/0.1": [url]}
     return json.dumps({key: value for key, value in refs.items() if not key.startswith("x/")}).encode()
 
@@ -84,9 +84,9 @@ def test_allowed_files_are_joined_and_read_by_one_request(http_server: RangeServ
 def test_references_outside_allow_are_refused(http_server: RangeServer, tmp_path: Path, place: str) -> None:
     """A set may not point to a file of its own server that is not listed, even if the user gives this file."""
     other = http_server.put("other/x.nc", plain_file(0))
-    url = http_server.put("a/0.json", pointing_to(other))
+    url = http_server.put("a/0.json", make_set(other))
     if place == "local":
-        (tmp_path / "0.json").write_bytes(pointing_to(other))
+        (tmp_path / "0.json").write_bytes(make_set(other))
         url = str(tmp_path / "0.json")
     allow = [http_server.url + "/a/"]
     with pytest.raises(TargetNotAllowed, match="outside allow="):
@@ -100,7 +100,7 @@ def test_files_given_outside_allow_are_joined(http_server: RangeServer, tmp_path
 
 
 def test_kept_scans_belong_to_what_is_allowed(http_server: RangeServer, tmp_path: Path) -> None:
-    url = http_server.put("a/0.json", pointing_to(http_server.url + "/other/x"))
+    url = http_server.put("a/0.json", make_set(http_server.url + "/other/x"))
     given: dict[str, Any] = {"dim": "time", "resume": tmp_path / "scans"}
     refshard_fs.concat([url], **given, allow=[http_server.url + "/"])
     with pytest.raises(TargetNotAllowed, match="outside allow="):
@@ -109,7 +109,7 @@ def test_kept_scans_belong_to_what_is_allowed(http_server: RangeServer, tmp_path
 
 def test_kept_scans_belong_to_the_prefixes_of_options(http_server: RangeServer, tmp_path: Path) -> None:
     with RangeServer() as inside:
-        url = http_server.put("0.json", pointing_to(inside.put("x", b"0")))
+        url = http_server.put("0.json", make_set(inside.put("x", b"0")))
         given: dict[str, Any] = {"dim": "time", "resume": tmp_path / "scans"}
         refshard_fs.concat([url], **given, options={inside.url + "/": {}})
         with pytest.raises(TargetNotAllowed, match="private networks"):
@@ -120,7 +120,7 @@ def test_options_of_sources_open_nothing_to_a_set(http_server: RangeServer) -> N
     """A set may not point to the server of another source, whose options the user gave for all sources."""
     with RangeServer() as inside:
         other = inside.put("x.nc", plain_file(0))
-        url = http_server.put("0.json", pointing_to(other))
+        url = http_server.put("0.json", make_set(other))
         with pytest.raises(TargetNotAllowed, match="private networks"):
             refshard_fs.concat([url, other], dim="time", target_options={"headers": {"a": "b"}})
 

@@ -23,8 +23,8 @@ from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray m
 from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
 
 
-def one_time(folder: Path, day: int) -> str:
-    """Write a field of one time, which is a scalar, as are a height and an age; places have coordinates of two."""
+def write_one_time(folder: Path, day: int) -> str:
+    """Write a field of one time: time, height and age are scalars, and places have coordinates of two dimensions."""
     path = folder / f"day{day}.nc"
     places = (("y", "x"), np.arange(6.0).reshape(2, 3))
     time = np.datetime64("2024-01-01", "ns") + np.timedelta64(day, "D")
@@ -37,7 +37,7 @@ def one_time(folder: Path, day: int) -> str:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("lazy", [False, True])
 def test_files_of_one_time_are_joined_as_in_xarray(tmp_path: Path, version: int, *, lazy: bool) -> None:
-    files = [one_time(tmp_path, day) for day in range(4)]
+    files = [write_one_time(tmp_path, day) for day in range(4)]
     expected = xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()
     shuffled = [files[1], files[2], files[0]]
     made: Any = refshard_fs.concat(shuffled, "time", sort=True, zarr_format=version, lazy=lazy)  # type: ignore[call-overload]
@@ -94,7 +94,7 @@ def test_unreferenced_scalar_becomes_a_dimension(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_field_in_only_some_files_is_refused(tmp_path: Path, *, lazy: bool) -> None:
-    files = [one_time(tmp_path, day) for day in range(2)]
+    files = [write_one_time(tmp_path, day) for day in range(2)]
     with h5py.File(files[1], "r+") as file:
         file["w"] = np.zeros((2, 3))
     with pytest.raises(ManifestError, match=r"has no variable 'w', which .* has along 'time'"):
@@ -108,11 +108,11 @@ def test_scalar_in_only_some_files_is_not_a_dimension(tmp_path: Path) -> None:
         ManifestError,
         match=r"no variable has the dimension 'time'.*does not exist in set 1 .*other\.nc.*set 0 .*day1",
     ):
-        refshard_fs.concat([one_time(tmp_path, 1), str(other)], "time")
+        refshard_fs.concat([write_one_time(tmp_path, 1), str(other)], "time")
 
 
-def granule(path: Path, number: int, kind: str, *, named: bool = False) -> str:
-    """Write a file of one time, as those of GOES are, with a scalar that differs and one that does not."""
+def write_granule(path: Path, number: int, kind: str, *, named: bool = False) -> str:
+    """Write a file of one time, like files of GOES, with a scalar that differs and one that does not."""
     netCDF4 = pytest.importorskip("netCDF4")
     with netCDF4.Dataset(path, "w") as file:
         file.createDimension("x", 3)
@@ -130,7 +130,7 @@ def granule(path: Path, number: int, kind: str, *, named: bool = False) -> str:
 
 @pytest.mark.parametrize(
     ("lazy", "kind", "named", "how"),
-    [  # each with each of the others
+    [  # each pair of kinds
         (True, "f4", True, "list"),
         (True, "f4", False, "class"),
         (False, "f4", True, "field"),
@@ -144,7 +144,7 @@ def granule(path: Path, number: int, kind: str, *, named: bool = False) -> str:
 )
 def test_scalars_that_differ_get_the_dimension(tmp_path: Path, lazy: bool, kind: str, named: bool, how: str) -> None:
     xr = pytest.importorskip("xarray")
-    files = [granule(tmp_path / f"f{i:03}.nc", i, kind, named=named) for i in range(3)]
+    files = [write_granule(tmp_path / f"f{i:03}.nc", i, kind, named=named) for i in range(3)]
     sets: Any = {"class": "f[0-9][0-9]?.nc", "field": "f{time:d}.nc"}.get(how)
     sets = files if sets is None else str(tmp_path / sets)
     found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=lazy), engine="refshard").load()  # type: ignore[call-overload]
@@ -164,7 +164,7 @@ def test_text_scalars_of_stores_get_the_dimension(tmp_path: Path, dtype: str, ve
     for number, store in enumerate(stores):
         coords = {"time": number, "scene": ((), np.array(f"orbit{number}", dtype))}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # zarr 3 says which texts have no specification
+            warnings.simplefilter("ignore")  # zarr 3 warns of texts without a specification
             xr.Dataset({"v": ("x", np.arange(3.0) + number)}, coords).to_zarr(
                 store, consolidated=False, **({} if version == 2 and IS_ZARR_2 else {"zarr_format": version})
             )
@@ -176,7 +176,7 @@ def test_text_scalars_of_stores_get_the_dimension(tmp_path: Path, dtype: str, ve
 def test_scalars_that_differ_get_a_dimension_of_names(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     for number in range(2):
-        granule(tmp_path / f"f{number}.nc", number, "text")
+        write_granule(tmp_path / f"f{number}.nc", number, "text")
     found = xr.open_dataset(refshard_fs.concat(str(tmp_path / "f{member:d}.nc"), dims=["member"]), engine="refshard")
     assert found["scene"].values.tolist() == ["n0", "n1"]
     assert found["time"].dims == found["scene"].dims == found["member"].dims
@@ -185,7 +185,7 @@ def test_scalars_that_differ_get_a_dimension_of_names(tmp_path: Path) -> None:
 
 def test_scalars_are_decoded_once_or_twice_in_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(9):
-        granule(tmp_path / f"f{number}.nc", number, "f4")
+        write_granule(tmp_path / f"f{number}.nc", number, "f4")
     decoded: list[str] = []
     decode = NamedSet.decode
 

@@ -13,7 +13,7 @@ from refshard_fs.sets.tables import parse_placed_sources
 DAY = datetime(2024, 1, 2, tzinfo=UTC)
 
 
-def item(**assets: str) -> dict[str, Any]:
+def make_item(**assets: str) -> dict[str, Any]:
     """Return an item of STAC with the URLs of its assets."""
     members = {name: {"href": url} for name, url in assets.items()}
     return {"type": "Feature", "properties": {"datetime": "2024-01-02T00:00:00Z"}, "assets": members}
@@ -27,16 +27,16 @@ def test_times_of_pairs_are_utc(time: Any) -> None:
 
 
 def test_stac_assets_become_a_dimension() -> None:
-    whole = parse_placed_sources([item(b1="x.tif", b2="y.tif")])
+    whole = parse_placed_sources([make_item(b1="x.tif", b2="y.tif")])
     assert whole == [("x.tif", {"time": DAY, "asset": "b1"}), ("y.tif", {"time": DAY, "asset": "b2"})]
-    collection = {"type": "FeatureCollection", "features": [item(b1="x.tif", b2="y.tif")]}
+    collection = {"type": "FeatureCollection", "features": [make_item(b1="x.tif", b2="y.tif")]}
     assert parse_placed_sources(collection, ["b2"]) == [("y.tif", {"time": DAY})]
     with pytest.raises(ValueError, match="expected one of the assets b3"):
-        parse_placed_sources([item(b1="x.tif")], ["b3"])
+        parse_placed_sources([make_item(b1="x.tif")], ["b3"])
 
 
 def test_assets_that_are_not_data_are_left_out_by_default() -> None:
-    scene = item(b1="x.tif", b2="y.tif", thumbnail="z.jpg")
+    scene = make_item(b1="x.tif", b2="y.tif", thumbnail="z.jpg")
     for name, role in (("b1", "data"), ("b2", "data"), ("thumbnail", "thumbnail")):
         scene["assets"][name]["roles"] = [role]
     found = parse_placed_sources([scene])

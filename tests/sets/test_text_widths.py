@@ -45,7 +45,7 @@ def test_one_name_of_a_dimension_is_kept(tmp_path: Path) -> None:
 
 
 def test_names_of_widths_do_not_meet(tmp_path: Path) -> None:
-    """In one file texts of two and four characters, in the other of four and two."""
+    """One file has texts of two and of four characters, the other texts of four and of two."""
     urls, each = [], []
     for number, (one, other) in enumerate((("ab", "cdef"), ("ghij", "kl"))):
         ds = xr.Dataset({"name": ("time", np.array([one.encode()])), "v": ("time", [1.0])})

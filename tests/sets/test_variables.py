@@ -23,8 +23,8 @@ from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray m
 DATA = np.array([[0.0, 0.5, 1.0], [2.0, 4.0, 8.0]])
 PACKED = {"dtype": "i4", "scale_factor": 0.5, "_FillValue": -9}
 
-# What the two files are, by what differs: keywords of `written`; how a cube is made of them as references alone, and
-# how lazily: "equal" to xarray's, or "refused".
+# By the property that differs: keywords of `write_file` for both files; whether a cube of references, and a lazy cube, of
+# them is "equal" to xarray's or "refused".
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "nothing": ({}, {}, "equal", "equal"),
     "a wider type first": ({"dtype": "f8"}, {"dtype": "f4"}, "refused", "equal"),
@@ -46,7 +46,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "coordinates": ({}, {"xs": [1, 2, 4]}, "refused", "refused"),
     "a variable less": ({}, {"name": "w"}, "refused", "refused"),
 }
-# In NetCDF-3, where steps of one variable lie together; and of formats that have codecs and chunks.
+# Files of NetCDF-3, where the steps of one variable lie together; and of formats with codecs and chunks.
 TOGETHER = {"another length": ({}, {"steps": 1}, "refused", "equal")}
 STORED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "codecs": ({"is_compressed": True}, {}, "refused", "equal"),
@@ -59,7 +59,7 @@ SOME = {name: KINDS[name] for name in ("fill value", "scale", "units of time", "
 FORMATS = {"netcdf3": {**KINDS, **TOGETHER}, "zarr2": STORED, "zarr3": {**SOME, **STORED}}
 
 
-def written(
+def write_file(
     path: Path,
     kind: str,
     number: int,
@@ -97,7 +97,7 @@ def written(
     return str(path)
 
 
-def each(file: str, kind: str) -> Any:
+def write_each(file: str, kind: str) -> Any:
     return xr.load_dataset(
         file, **({"engine": "netcdf4"} if kind == "netcdf3" else {"engine": "zarr", "consolidated": False})
     )
@@ -106,13 +106,13 @@ def each(file: str, kind: str) -> Any:
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "zarr3" or 3 in VERSIONS])
 def test_cube_of_unlike_files_is_right_or_refused(tmp_path: Path, kind: str) -> None:
     for name, (one, other, eager, lazy) in FORMATS[kind].items():
-        if name == "byte order" and kind == "zarr3":  # whose types have none
+        if name == "byte order" and kind == "zarr3":  # data types of zarr 3 have no byte order
             continue
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            files = [written(folder / f"file{i}", kind, i, **how) for i, how in enumerate((one, other))]
+            files = [write_file(folder / f"file{i}", kind, i, **how) for i, how in enumerate((one, other))]
         for is_lazy, outcome in ((False, eager), (True, lazy)):
             what = f"{name} of {kind}, lazy={is_lazy}"
             if outcome == "refused":
@@ -126,7 +126,7 @@ def test_cube_of_unlike_files_is_right_or_refused(tmp_path: Path, kind: str) -> 
                 cube = refshard_fs.concat(files, "time", lazy=is_lazy)  # type: ignore[call-overload]
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    expected = xr.concat([each(file, kind) for file in files], "time")
+                    expected = xr.concat([write_each(file, kind) for file in files], "time")
                     found = xr.open_dataset(cube, engine=RefShardBackend).load()
                 np.testing.assert_array_equal(found["v"].values, expected["v"].values, err_msg=what)
                 assert found["time"].equals(expected["time"]), what
@@ -135,7 +135,7 @@ def test_cube_of_unlike_files_is_right_or_refused(tmp_path: Path, kind: str) -> 
 @pytest.mark.parametrize("name", ["nothing", "scale", "fill value", "units of time", "another length", "units"])
 def test_sets_of_unlike_files_equal_the_files(tmp_path: Path, name: str) -> None:
     one, other, eager, lazy = FORMATS["netcdf3"][name]
-    files = [written(tmp_path / f"file{i}.nc", "netcdf3", i, **how) for i, how in enumerate((one, other))]
+    files = [write_file(tmp_path / f"file{i}.nc", "netcdf3", i, **how) for i, how in enumerate((one, other))]
     sets = [str(tmp_path / f"file{i}.json") for i in range(2)]
     for file, url in zip(files, sets, strict=True):
         refshard_fs.RefShardFileSystem(file).save(url)
@@ -145,7 +145,7 @@ def test_sets_of_unlike_files_equal_the_files(tmp_path: Path, name: str) -> None
                 refshard_fs.concat(sets, "time", lazy=is_lazy)  # type: ignore[call-overload]
             continue
         found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=is_lazy), engine=RefShardBackend)  # type: ignore[call-overload]
-        expected = xr.concat([each(file, "netcdf3") for file in files], "time")
+        expected = xr.concat([write_each(file, "netcdf3") for file in files], "time")
         np.testing.assert_array_equal(found["v"].values, expected["v"].values, err_msg=f"{name}, lazy={is_lazy}")
         assert found["time"].equals(expected["time"])
 

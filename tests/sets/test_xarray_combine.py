@@ -1,4 +1,4 @@
-"""The cases of xarray's own tests of ``combine`` and ``open_mfdataset``, written anew: its result, or a refusal."""
+"""The cases of xarray's own tests of ``combine`` and ``open_mfdataset``: a cube has xarray's result, or is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:In a future v
 
 
 class Case(NamedTuple):
-    """Datasets, as nested lists, what xarray makes of them, and how `open` is told the same; or why it refuses."""
+    """Datasets in nested lists, xarray's way to combine them, and the arguments of `open`, or words of its error."""
 
     sets: Any
     combine: Callable[[Any], Any]
@@ -33,17 +33,17 @@ def nested(dim: Any, **how: Any) -> Callable[[Any], Any]:
     return lambda sets: xr.combine_nested(sets, concat_dim=dim, **how)
 
 
-def on(values: Any, x: Any, **others: Any) -> xr.Dataset:
+def make_line(values: Any, x: Any, **others: Any) -> xr.Dataset:
     """Return values of ``v`` along ``x``, and other variables along it."""
     every = {"v": values, **others}
     return xr.Dataset({name: ("x", np.asarray(some)) for name, some in every.items()}, {"x": np.asarray(x)})
 
 
-def at(value: float, y: int, x: int) -> xr.Dataset:
+def make_point(value: float, y: int, x: int) -> xr.Dataset:
     return xr.Dataset({"a": (("y", "x"), [[float(value)]])}, {"y": [y], "x": [x]})
 
 
-def plane(y: Any, x: Any = (0,)) -> xr.Dataset:
+def make_plane(y: Any, x: Any = (0,)) -> xr.Dataset:
     return xr.Dataset(
         {"v": (("x", "y"), np.random.default_rng(len(y)).random((len(x), len(y))))}, {"x": list(x), "y": y}
     )
@@ -72,109 +72,142 @@ CASES = {
         [xr.Dataset({"x": [k], "y": [k]}) for k in (0, 1)], nested("x"), ALONG_X, "different values of 'y'"
     ),
     "new_dimension": Case(
-        [on([k], [0]) for k in (10.0, 20.0)], nested("t"), {"dim": "t"}, "no variable .* has the dimension 't'"
+        [make_line([k], [0]) for k in (10.0, 20.0)], nested("t"), {"dim": "t"}, "no variable .* has the dimension 't'"
     ),
     "new_coordinate": Case(
-        [on([k], [0]) for k in (10.0, 20.0)],
+        [make_line([k], [0]) for k in (10.0, 20.0)],
         nested(xr.DataArray([100, 150], dims="t", name="t")),
         {"dims": ["t"], "coords": {"t": [100, 150]}},
     ),
     "quarters": Case(QUARTERS, nested(["dim1", "dim2"], **ALIKE), {"dims": ["dim1", "dim2"]}),
     "ragged": Case(
-        [[at(1, 0, 0)], [at(2, 1, 0), at(3, 1, 1)]], nested(["y", "x"]), {"dims": ["y", "x"]}, "the length along 'x'"
+        [[make_point(1, 0, 0)], [make_point(2, 1, 0), make_point(3, 1, 1)]],
+        nested(["y", "x"]),
+        {"dims": ["y", "x"]},
+        "the length along 'x'",
     ),
     "missing_data_new_dimension": Case(
-        [on([2.0, 3.0], [1, 2]), on([1.0, 2.0], [0, 1])], nested("t", **OUTER), {"dim": "t", **OUTER}, "'v' of set 0"
+        [make_line([2.0, 3.0], [1, 2]), make_line([1.0, 2.0], [0, 1])],
+        nested("t", **OUTER),
+        {"dim": "t", **OUTER},
+        "'v' of set 0",
     ),
     "no_coordinate": Case([xr.Dataset({"v": ("x", some)}) for some in ([1.0, 2.0], [3.0])], nested("x")),
     "no_coordinate_of_one_length": Case(
         [xr.Dataset({"v": ("x", [k])}) for k in (1.0, 3.0)], nested("x"), {}, "they are joined is not known"
     ),
-    "empty": Case([on(np.zeros(0), np.zeros(0)), on([2.0], [1.0])], nested("x"), ALONG_X),
+    "empty": Case([make_line(np.zeros(0), np.zeros(0)), make_line([2.0], [1.0])], nested("x"), ALONG_X),
     "variable_without_the_dimension": Case(
-        [on([k], [k]).assign(w=("y", [1.0, 2.0])) for k in (0.0, 1.0)], nested("x", **ALIKE), ALONG_X
+        [make_line([k], [k]).assign(w=("y", [1.0, 2.0])) for k in (0.0, 1.0)], nested("x", **ALIKE), ALONG_X
     ),
     "variable_without_the_dimension_differs": Case(
-        [on([k], [k]).assign(w=("y", [k, 2.0])) for k in (0.0, 1.0)], nested("x"), ALONG_X, "different bytes of 'w'"
+        [make_line([k], [k]).assign(w=("y", [k, 2.0])) for k in (0.0, 1.0)],
+        nested("x"),
+        ALONG_X,
+        "different bytes of 'w'",
     ),
     "scalar_coordinate_differs": Case(
-        [on([k], [k]).assign_coords(m=k) for k in (0, 1)], nested("x"), ALONG_X, "different values of 'm'"
+        [make_line([k], [k]).assign_coords(m=k) for k in (0, 1)], nested("x"), ALONG_X, "different values of 'm'"
     ),
     "scalar_coordinate_becomes_dimension": Case(
-        [on([k, 1], [0, 1]).assign_coords(m=k) for k in (0, 1)], nested("m"), {"dim": "m"}
+        [make_line([k, 1], [0, 1]).assign_coords(m=k) for k in (0, 1)], nested("m"), {"dim": "m"}
     ),
     # by coordinates
     "order": Case([WHOLE.isel(dim2=slice(4, 9)), WHOLE.isel(dim2=slice(4))], by_coords(**ALIKE)),
-    "bystander_of_text": Case([plane(["a", "c", "b"], x) for x in ([1, 2, 3], [4, 5, 6, 7])], by_coords()),
-    "variables_apart": Case([on([0.0], [0]), on([0.0], [0]).rename(v="w"), on([1.0], [1])], by_coords(**OUTER), OUTER),
-    "variables_of_one_grid": Case([on([1.0, 2], [0, 1]), on([3.0, 4], [0, 1]).rename(v="w")], by_coords()),
-    "scalars": Case([xr.Dataset({"x": k}) for k in (0, 1)], by_coords(), {}, "they are joined is not known"),
-    "interleaved": Case([on([0.0, 1, 2], [0, 1, 5]), on([3.0, 4], [2, 3])], by_coords(), {}, "have no common order"),
-    "one_descends": Case([on([1.0, 0], [1, 0]), on([2.0, 3], [2, 3])], by_coords(), {}, "have no common order"),
-    "all_descend_but_one_has_one_value": Case([on([0.0], [0]), on([2.0, 1], [2, 1])], by_coords()),
-    "all_descend": Case([on([1.0, 0], [1, 0]), on([3.0, 2], [3, 2])], by_coords()),
-    "grid_lacks_a_set": Case([at(1, 0, 0), at(2, 1, 0), at(3, 0, 1)], by_coords(**OUTER), OUTER),
-    "grid_must_be_whole": Case(
-        [at(1, 0, 0), at(2, 1, 0), at(3, 0, 1)], by_coords(join="exact", fill_value=None), {}, "do not form a grid"
+    "bystander_of_text": Case([make_plane(["a", "c", "b"], x) for x in ([1, 2, 3], [4, 5, 6, 7])], by_coords()),
+    "variables_apart": Case(
+        [make_line([0.0], [0]), make_line([0.0], [0]).rename(v="w"), make_line([1.0], [1])], by_coords(**OUTER), OUTER
     ),
-    "same_place": Case([at(1, 0, 0), at(2, 0, 0)], by_coords(), {}, "the same values of all coordinates"),
-    "overlap": Case([on([1.0, 2], [0, 1]), on([3.0, 4], [1, 2])], by_coords(), {}, "overlap='first'"),
-    "three_dimensions": Case([at(j + k, j, 0).expand_dims(z=[k]) for k in (0, 1) for j in (0, 1, 2)], by_coords()),
+    "variables_of_one_grid": Case(
+        [make_line([1.0, 2], [0, 1]), make_line([3.0, 4], [0, 1]).rename(v="w")], by_coords()
+    ),
+    "scalars": Case([xr.Dataset({"x": k}) for k in (0, 1)], by_coords(), {}, "they are joined is not known"),
+    "interleaved": Case(
+        [make_line([0.0, 1, 2], [0, 1, 5]), make_line([3.0, 4], [2, 3])], by_coords(), {}, "have no common order"
+    ),
+    "one_descends": Case(
+        [make_line([1.0, 0], [1, 0]), make_line([2.0, 3], [2, 3])], by_coords(), {}, "have no common order"
+    ),
+    "all_descend_but_one_has_one_value": Case([make_line([0.0], [0]), make_line([2.0, 1], [2, 1])], by_coords()),
+    "all_descend": Case([make_line([1.0, 0], [1, 0]), make_line([3.0, 2], [3, 2])], by_coords()),
+    "grid_lacks_a_set": Case(
+        [make_point(1, 0, 0), make_point(2, 1, 0), make_point(3, 0, 1)], by_coords(**OUTER), OUTER
+    ),
+    "grid_must_be_whole": Case(
+        [make_point(1, 0, 0), make_point(2, 1, 0), make_point(3, 0, 1)],
+        by_coords(join="exact", fill_value=None),
+        {},
+        "do not form a grid",
+    ),
+    "same_place": Case(
+        [make_point(1, 0, 0), make_point(2, 0, 0)], by_coords(), {}, "the same values of all coordinates"
+    ),
+    "overlap": Case([make_line([1.0, 2], [0, 1]), make_line([3.0, 4], [1, 2])], by_coords(), {}, "overlap='first'"),
+    "three_dimensions": Case(
+        [make_point(j + k, j, 0).expand_dims(z=[k]) for k in (0, 1) for j in (0, 1, 2)], by_coords()
+    ),
     "auxiliary_coordinate": Case(
-        [plane([0, 1], [k]).assign_coords(lat=(("x", "y"), [[k, 1]])) for k in (0, 1)], by_coords()
+        [make_plane([0, 1], [k]).assign_coords(lat=(("x", "y"), [[k, 1]])) for k in (0, 1)], by_coords()
     ),
     # join and missing variables
     "exact": Case(
-        [plane([0, 1], [0]), plane([1, 2], [1])], nested("x", join="exact"), ALONG_X, "different values of 'y'"
+        [make_plane([0, 1], [0]), make_plane([1, 2], [1])],
+        nested("x", join="exact"),
+        ALONG_X,
+        "different values of 'y'",
     ),
-    "outer": Case([plane([0, 1], [0]), plane([1, 2], [1])], nested("x", **OUTER), {**ALONG_X, **OUTER}),
+    "outer": Case([make_plane([0, 1], [0]), make_plane([1, 2], [1])], nested("x", **OUTER), {**ALONG_X, **OUTER}),
     "join_inner_by_outer_and_sel": Case(
-        [plane([0, 1], [0]), plane([1, 2], [1])],
+        [make_plane([0, 1], [0]), make_plane([1, 2], [1])],
         nested("x", join="inner"),
         {**ALONG_X, **OUTER, "sel": {"y": slice(1, 1)}},
     ),
     "join_override_by_tolerance": Case(
-        [plane([0, 1.0], [0]), plane([0, 1.0000001], [1])], nested("x", join="override"), {**ALONG_X, "tolerance": 1e-5}
+        [make_plane([0, 1.0], [0]), make_plane([0, 1.0000001], [1])],
+        nested("x", join="override"),
+        {**ALONG_X, "tolerance": 1e-5},
     ),
     "compat_override_by_same": Case(
-        [on([1.0], [0]).assign(a=1.0), on([1.0], [0]).rename(v="w").assign(a=2.0)],
+        [make_line([1.0], [0]).assign(a=1.0), make_line([1.0], [0]).rename(v="w").assign(a=2.0)],
         by_coords(compat="override"),
         {"same": ["a"]},
     ),
     "compat_no_conflicts": Case(
-        [on([1.0], [0]).assign(a=1.0), on([1.0], [0]).rename(v="w").assign(a=1.0)], by_coords(compat="no_conflicts")
+        [make_line([1.0], [0]).assign(a=1.0), make_line([1.0], [0]).rename(v="w").assign(a=1.0)],
+        by_coords(compat="no_conflicts"),
     ),
-    "missing": Case([on([1.0], [0], w=[1.0]), on([2.0], [1])], by_coords(), {}, "has no variable 'w'"),
-    "missing_outer": Case([on([1.0], [0], w=[1.0]), on([2.0], [1])], by_coords(**OUTER), OUTER),
-    "missing_first": Case([on([2.0], [0]), on([1.0], [1], w=[1.0])], by_coords(**OUTER), OUTER),
+    "missing": Case([make_line([1.0], [0], w=[1.0]), make_line([2.0], [1])], by_coords(), {}, "has no variable 'w'"),
+    "missing_outer": Case([make_line([1.0], [0], w=[1.0]), make_line([2.0], [1])], by_coords(**OUTER), OUTER),
+    "missing_first": Case([make_line([2.0], [0]), make_line([1.0], [1], w=[1.0])], by_coords(**OUTER), OUTER),
     "missing_integers": Case(
-        [on([1.0], [0], w=[1]), on([2.0], [1])], by_coords(**OUTER), OUTER, "Give it a _FillValue"
+        [make_line([1.0], [0], w=[1]), make_line([2.0], [1])], by_coords(**OUTER), OUTER, "Give it a _FillValue"
     ),
-    "missing_scalar": Case([on([2.0], [0]).assign(s=3.0), on([1.0], [1])], by_coords()),
+    "missing_scalar": Case([make_line([2.0], [0]).assign(s=3.0), make_line([1.0], [1])], by_coords()),
     # types and attributes
-    "text": Case([on([1.0], [0], n=["ab"]), on([2.0], [1], n=["abcdef"])], by_coords()),
+    "text": Case([make_line([1.0], [0], n=["ab"]), make_line([2.0], [1], n=["abcdef"])], by_coords()),
     "texts_of_characters": Case(
-        [on([1.0], [0], n=np.array(["ab"], "S2")), on([2.0], [1], n=np.array(["cde"], "S3"))],
+        [make_line([1.0], [0], n=np.array(["ab"], "S2")), make_line([2.0], [1], n=np.array(["cde"], "S3"))],
         by_coords(),
     ),
-    "booleans": Case([on([True], [0]), on([False], [1])], by_coords()),
-    "integers_and_floats": Case([on(np.array([1], "i4"), [0]), on([2.5], [1])], by_coords()),
-    "integers_of_sizes": Case([on(np.array([1], "i1"), [0]), on(np.array([2**40]), [1])], by_coords()),
-    "signed_and_unsigned": Case([on(np.array([-1]), [0]), on(np.array([2], "u8"), [1])], by_coords()),
-    "floats_of_sizes": Case([on(np.array([1], "f4"), [0]), on([0.1], [1])], by_coords()),
-    "coordinates_of_types": Case([on([1.0], np.array([0], "i4")), on([2.0], [1.5])], by_coords()),
+    "booleans": Case([make_line([True], [0]), make_line([False], [1])], by_coords()),
+    "integers_and_floats": Case([make_line(np.array([1], "i4"), [0]), make_line([2.5], [1])], by_coords()),
+    "integers_of_sizes": Case([make_line(np.array([1], "i1"), [0]), make_line(np.array([2**40]), [1])], by_coords()),
+    "signed_and_unsigned": Case([make_line(np.array([-1]), [0]), make_line(np.array([2], "u8"), [1])], by_coords()),
+    "floats_of_sizes": Case([make_line(np.array([1], "f4"), [0]), make_line([0.1], [1])], by_coords()),
+    "coordinates_of_types": Case([make_line([1.0], np.array([0], "i4")), make_line([2.0], [1.5])], by_coords()),
     "times": Case(
-        [on(np.array([text], "M8[ns]"), [k]) for k, text in enumerate(("2000-01-01", "2001-01-01T03:30"))], by_coords()
+        [make_line(np.array([text], "M8[ns]"), [k]) for k, text in enumerate(("2000-01-01", "2001-01-01T03:30"))],
+        by_coords(),
     ),
-    "attributes": Case([on([k], [k]).assign_attrs(t=k) for k in (0, 1)], by_coords(combine_attrs="override")),
+    "attributes": Case([make_line([k], [k]).assign_attrs(t=k) for k in (0, 1)], by_coords(combine_attrs="override")),
     "units": Case(
-        [on([k], [k]).assign(v=("x", [k], {"units": u})) for k, u in enumerate(("m", "km"))],
+        [make_line([k], [k]).assign(v=("x", [k], {"units": u})) for k, u in enumerate(("m", "km"))],
         by_coords(combine_attrs="override"),
         {},
         "attribute units 'm'",
     ),
     "dimensions_in_another_order": Case(
-        [plane([0, 1], [0]), plane([0, 1], [1]).transpose()], by_coords(), {}, "the dimensions"
+        [make_plane([0, 1], [0]), make_plane([0, 1], [1]).transpose()], by_coords(), {}, "the dimensions"
     ),
 }
 

@@ -32,28 +32,28 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 AIR = np.arange(12 * 8 * 10, dtype="f4").reshape(12, 8, 10)
 
 
-def dataset(start: int = 0, scale: float = 1.0) -> Any:
+def make_dataset(start: int = 0, scale: float = 1.0) -> Any:
     coords = {"time": np.arange(start, start + 12), "y": np.arange(8.0)}
     air = xr.DataArray(AIR + start, dims=("time", "y", "x"), attrs={"units": "K"})
     return xr.Dataset({"air": air}, coords=coords).assign_attrs(title="air")
 
 
-def netcdf(folder: Path, name: str = "a.nc", start: int = 0, **encoding: Any) -> str:
+def write_netcdf(folder: Path, name: str = "a.nc", start: int = 0, **encoding: Any) -> str:
     path = folder / name
     encoding = {"chunksizes": (5, 8, 10), "zlib": True, **encoding}
-    dataset(start).to_netcdf(path, engine="h5netcdf", encoding={"air": encoding})
+    make_dataset(start).to_netcdf(path, engine="h5netcdf", encoding={"air": encoding})
     return str(path)
 
 
-def store(folder: Path, version: int, **options: Any) -> str:
+def write_store(folder: Path, version: int, **options: Any) -> str:
     path = str(folder / "a.zarr")
     encoding = {"air": {"chunks": (5, 8, 10), **options}}
-    dataset().to_zarr(path, zarr_format=version, encoding=encoding, consolidated=False)
+    make_dataset().to_zarr(path, zarr_format=version, encoding=encoding, consolidated=False)
     return path
 
 
-def zipped(folder: Path) -> str:
-    root = Path(store(folder, 3))
+def write_zip(folder: Path) -> str:
+    root = Path(write_store(folder, 3))
     with zipfile.ZipFile(folder / "a.zip", "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(root.rglob("*")):
             if path.is_file():
@@ -61,31 +61,31 @@ def zipped(folder: Path) -> str:
     return str(folder / "a.zip")
 
 
-def cube(folder: Path) -> Any:
+def make_cube(folder: Path) -> Any:
     packed = {"dtype": "i2", "_FillValue": -1}
-    urls = [netcdf(folder, "0.nc", 0, **packed, scale_factor=0.5, add_offset=0.0)]
-    urls += [netcdf(folder, "1.nc", 12, **packed, scale_factor=0.25, add_offset=100.0)]
+    urls = [write_netcdf(folder, "0.nc", 0, **packed, scale_factor=0.5, add_offset=0.0)]
+    urls += [write_netcdf(folder, "1.nc", 12, **packed, scale_factor=0.25, add_offset=100.0)]
     return refshard_fs.concat(urls, "time", lazy=True)
 
 
-def saved(folder: Path, name: str) -> str:
-    RefShardFileSystem(netcdf(folder)).save(str(folder / name))
+def save_set(folder: Path, name: str) -> str:
+    RefShardFileSystem(write_netcdf(folder)).save(str(folder / name))
     return str(folder / name)
 
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
-    "netcdf": netcdf,
-    "netcdf without compression": lambda folder: netcdf(folder, zlib=False),
-    "contiguous netcdf": lambda folder: netcdf(folder, zlib=False, chunksizes=None),
-    "zarr 2": lambda folder: store(folder, 2),
-    "zarr 3": lambda folder: store(folder, 3),
-    "shards": lambda folder: store(folder, 3, shards=(10, 8, 10)),
-    "json": lambda folder: saved(folder, "refs.json"),
-    "parquet": lambda folder: saved(folder, "refs.parq"),
-    "manifests": lambda folder: saved(folder, "refs.zarr"),
-    "zip": zipped,
-    "cube whose parts are recoded": cube,
-    "dict": lambda folder: json.loads((folder / saved(folder, "refs.json")).read_text()),
+    "netcdf": write_netcdf,
+    "netcdf without compression": lambda folder: write_netcdf(folder, zlib=False),
+    "contiguous netcdf": lambda folder: write_netcdf(folder, zlib=False, chunksizes=None),
+    "zarr 2": lambda folder: write_store(folder, 2),
+    "zarr 3": lambda folder: write_store(folder, 3),
+    "shards": lambda folder: write_store(folder, 3, shards=(10, 8, 10)),
+    "json": lambda folder: save_set(folder, "refs.json"),
+    "parquet": lambda folder: save_set(folder, "refs.parq"),
+    "manifests": lambda folder: save_set(folder, "refs.zarr"),
+    "zip": write_zip,
+    "cube whose parts are recoded": make_cube,
+    "dict": lambda folder: json.loads((folder / save_set(folder, "refs.json")).read_text()),
 }
 
 DOCUMENT = {"zarr_format": 2, "shape": [6], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}
@@ -113,15 +113,15 @@ def test_repository_has_the_values_of_its_source(kind: str, tmp_path: Path) -> N
 
 
 def test_repository_of_unlike_files_has_their_values(tmp_path: Path) -> None:
-    """What joins such files by their metadata has wrong values for all but the first (VirtualiZarr 1059)."""
+    """A join that keeps only the first file's metadata gives wrong values for all other files (VirtualiZarr 1059)."""
     there = str(tmp_path / "made.icechunk")
-    cube(tmp_path).save(there)
+    make_cube(tmp_path).save(there)
     files = [xr.open_dataset(tmp_path / f"{number}.nc", decode_times=False).load() for number in range(2)]
     xr.testing.assert_equal(read(there), xr.concat(files, "time", data_vars="minimal"))
 
 
 def test_chunks_that_are_ranges_are_not_copied(tmp_path: Path) -> None:
-    url = netcdf(tmp_path)
+    url = write_netcdf(tmp_path)
     copied = RefShardFileSystem(url).save(str(tmp_path / "made.icechunk"))
     assert "2 chunks" in copied, "the coordinates, which are padded, or none at all"
     locations = opened(str(tmp_path / "made.icechunk")).all_virtual_chunk_locations()
@@ -132,7 +132,7 @@ def test_chunks_that_are_ranges_are_not_copied(tmp_path: Path) -> None:
 def test_save_reports_copies_before_and_after(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = cube(tmp_path)
+    made = make_cube(tmp_path)
     monkeypatch.setattr("refshard_fs.sinks.icechunk.COPIED", 1000)
     with monkeypatch.context() as patch:
         patch.setattr("refshard_fs.sinks.icechunk.put_native", _interrupted)
@@ -146,9 +146,9 @@ def test_save_reports_copies_before_and_after(
 
 def test_repository_is_replaced_only_on_request(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
-    RefShardFileSystem(netcdf(tmp_path)).save(there)
+    RefShardFileSystem(write_netcdf(tmp_path)).save(there)
     first = opened(there).snapshot_id
-    other = RefShardFileSystem(netcdf(tmp_path, "b.nc", 100))
+    other = RefShardFileSystem(write_netcdf(tmp_path, "b.nc", 100))
     with pytest.raises(FileExistsError, match="overwrite=True"):
         other.save(there)
     other.save(there, overwrite=True, message="the second")
@@ -158,13 +158,13 @@ def test_repository_is_replaced_only_on_request(tmp_path: Path) -> None:
 
 def test_branch_is_written_beside_main(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
-    RefShardFileSystem(netcdf(tmp_path)).save(there)
-    RefShardFileSystem(netcdf(tmp_path, "b.nc", 100)).save(there, overwrite=True, branch="next")
+    RefShardFileSystem(write_netcdf(tmp_path)).save(there)
+    RefShardFileSystem(write_netcdf(tmp_path, "b.nc", 100)).save(there, overwrite=True, branch="next")
     assert [read(there, branch=branch)["time"].values[0] for branch in ("main", "next")] == [0, 100]
 
 
 def test_target_versions_become_icechunk_checks(tmp_path: Path, http_server: RangeServer) -> None:
-    data = Path(netcdf(tmp_path)).read_bytes()
+    data = Path(write_netcdf(tmp_path)).read_bytes()
     http_server.put("/a.nc", data)
     there = str(tmp_path / "made.icechunk")
     pinned = refshard_fs.snapshot(f"{http_server.url}/a.nc")
@@ -206,10 +206,10 @@ def test_versions_in_a_repository_are_handed_over_for_each_chunk(tmp_path: Path)
 
 def test_failed_save_commits_nothing(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
-    RefShardFileSystem(netcdf(tmp_path)).save(there)
+    RefShardFileSystem(write_netcdf(tmp_path)).save(there)
     before = opened(there).snapshot_id
-    refs = json.loads(Path(saved(tmp_path, "refs.json")).read_text())["refs"]
-    refs["air/0.0.0"] = [str(tmp_path / "gone.nc")]  # whole: its size has to be asked for, or it is copied
+    refs = json.loads(Path(save_set(tmp_path, "refs.json")).read_text())["refs"]
+    refs["air/0.0.0"] = [str(tmp_path / "gone.nc")]  # a whole object, whose size has to be requested
     with pytest.raises((OSError, refshard_fs.RefShardError)):
         RefShardFileSystem(refs).save(there, "icechunk", overwrite=True)
     assert opened(there).snapshot_id == before
@@ -228,14 +228,14 @@ def test_target_with_a_quoted_name_is_virtual(name: str, tmp_path: Path, http_se
 
 
 def test_keys_beside_arrays_are_reported(tmp_path: Path) -> None:
-    """OME-Zarr has such keys (``OME/METADATA.ome.xml``), and JSON alone holds them."""
-    path = Path(store(tmp_path, 3))
+    """OME-Zarr has such keys (``OME/METADATA.ome.xml``), which only JSON can hold."""
+    path = Path(write_store(tmp_path, 3))
     (path / "OME").mkdir()
     (path / "OME" / "METADATA.ome.xml").write_text("<OME/>")
     (path / "README").write_text("air")
     said = RefShardFileSystem(str(path)).save(str(tmp_path / "made.icechunk"))
     assert said == "2 keys are left out, since they are neither metadata nor chunks: OME/METADATA.ome.xml, README"
-    xr.testing.assert_equal(read(str(tmp_path / "made.icechunk")), dataset())
+    xr.testing.assert_equal(read(str(tmp_path / "made.icechunk")), make_dataset())
     (path / "air" / "notes").write_text("of an array")
     with pytest.raises(refshard_fs.ManifestError, match="'air/notes' is neither metadata nor a chunk"):
         RefShardFileSystem(str(path)).save(str(tmp_path / "other.icechunk"))
@@ -262,8 +262,8 @@ def test_failed_save_does_not_block_the_next(tmp_path: Path) -> None:
 
 
 def test_whole_objects_become_virtual_chunks(tmp_path: Path) -> None:
-    """Their lengths are in no listing, and have to be asked for."""
-    root = store(tmp_path, 2)
+    """Their lengths are not in a listing, and have to be requested."""
+    root = write_store(tmp_path, 2)
     RefShardFileSystem(root).save(str(tmp_path / "refs.zarr"))
     assert RefShardFileSystem(str(tmp_path / "refs.zarr")).save(str(tmp_path / "made.icechunk")) is None
     xr.testing.assert_identical(read(str(tmp_path / "made.icechunk")), xr.open_dataset(root, engine="refshard").load())
@@ -271,7 +271,7 @@ def test_whole_objects_become_virtual_chunks(tmp_path: Path) -> None:
 
 def test_failed_save_removes_its_branch(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
-    RefShardFileSystem(netcdf(tmp_path)).save(there)
+    RefShardFileSystem(write_netcdf(tmp_path)).save(there)
     with pytest.raises(refshard_fs.ManifestError):
         RefShardFileSystem({**ONE_ARRAY, "a/1": ""}).save(there, overwrite=True, branch="next")
     own = icechunk.Repository.open(icechunk.local_filesystem_storage(there))
@@ -281,7 +281,7 @@ def test_failed_save_removes_its_branch(tmp_path: Path) -> None:
 def test_branch_appears_with_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed before its commit leaves no branch."""
     there = str(tmp_path / "made.icechunk")
-    RefShardFileSystem(netcdf(tmp_path)).save(there)
+    RefShardFileSystem(write_netcdf(tmp_path)).save(there)
     own = icechunk.Repository.open(icechunk.local_filesystem_storage(there))
     put_native, seen = sinks_icechunk.put_native, []
 
@@ -322,7 +322,7 @@ def test_repository_of_another_writer_is_kept(tmp_path: Path, monkeypatch: pytes
 def test_too_old_icechunk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(icechunk, "__version__", "1.1.21")
     with pytest.raises(ImportError, match=r"needs icechunk 2\.3 or later, .* found 1\.1\.21"):
-        RefShardFileSystem(netcdf(tmp_path)).save(str(tmp_path / "made.icechunk"))
+        RefShardFileSystem(write_netcdf(tmp_path)).save(str(tmp_path / "made.icechunk"))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ pytest.importorskip("h5netcdf")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def day(folder: Path, number: int, **encoding: Any) -> str:
+def write_day(folder: Path, number: int, **encoding: Any) -> str:
     """Write a file of two steps; return its path."""
     steps = np.arange(2) + 2 * number
     t = (("time", "x"), np.arange(8.0).reshape(2, 4) + 10 * number)
@@ -36,19 +36,19 @@ def day(folder: Path, number: int, **encoding: Any) -> str:
 def repository(tmp_path: Path) -> str:
     """The path of a repository of one day."""
     there = str(tmp_path / "grows.icechunk")
-    RefShardFileSystem(day(tmp_path, 0)).save(there)
+    RefShardFileSystem(write_day(tmp_path, 0)).save(there)
     return there
 
 
-def messages(there: str, branch: str = "main") -> list[str]:
+def list_messages(there: str, branch: str = "main") -> list[str]:
     repository = icechunk.Repository.open(icechunk.local_filesystem_storage(there))
     return [snapshot.message for snapshot in repository.ancestry(branch=branch)]
 
 
 def test_append_is_one_snapshot_of_virtual_chunks(repository: str, tmp_path: Path) -> None:
-    files = [str(tmp_path / "0.nc"), day(tmp_path, 1)]
+    files = [str(tmp_path / "0.nc"), write_day(tmp_path, 1)]
     assert refshard_fs.append(repository, files[1], "time", message="the second day") == 2
-    assert messages(repository)[0] == "the second day"
+    assert list_messages(repository)[0] == "the second day"
     expected = xr.concat([xr.open_dataset(file, decode_times=False) for file in files], "time", data_vars="minimal")
     xr.testing.assert_equal(read(repository), expected.load())
     ours = xr.open_dataset(repository, engine="refshard", decode_times=False).load()
@@ -57,26 +57,26 @@ def test_append_is_one_snapshot_of_virtual_chunks(repository: str, tmp_path: Pat
 
 
 def test_append_without_new_data_commits_nothing(repository: str, tmp_path: Path) -> None:
-    before = messages(repository)
+    before = list_messages(repository)
     again = str(tmp_path / "0.nc")
     assert refshard_fs.append(repository, again, "time", on_duplicate="skip") == 0
     with pytest.raises(refshard_fs.ManifestError, match="already"):
         refshard_fs.append(repository, again, "time")
-    assert messages(repository) == before
+    assert list_messages(repository) == before
 
 
 def test_append_of_an_unfit_day_commits_nothing(repository: str, tmp_path: Path) -> None:
-    before = messages(repository)
+    before = list_messages(repository)
     with pytest.raises(refshard_fs.ManifestError):
-        refshard_fs.append(repository, day(tmp_path, 1, chunksizes=(1, 2)), "time")
-    assert messages(repository) == before
+        refshard_fs.append(repository, write_day(tmp_path, 1, chunksizes=(1, 2)), "time")
+    assert list_messages(repository) == before
 
 
 def test_append_commits_to_the_named_branch(repository: str, tmp_path: Path) -> None:
     icechunk.Repository.open(icechunk.local_filesystem_storage(repository)).create_branch(
         "next", opened(repository).snapshot_id
     )
-    refshard_fs.append(repository, day(tmp_path, 1), "time", branch="next")
+    refshard_fs.append(repository, write_day(tmp_path, 1), "time", branch="next")
     assert [read(repository, branch=name).sizes["time"] for name in ("main", "next")] == [2, 4]
 
 
@@ -88,9 +88,9 @@ def test_values_and_references_are_committed_together(repository: str, tmp_path:
     fs.refer("new/c/1", str(tmp_path / "raw.bin"), 4, 8)
     (tmp_path / "raw.bin").write_bytes(np.arange(4, dtype="<i4").tobytes())
     group["new"].attrs["units"] = "K"
-    before = messages(repository)
+    before = list_messages(repository)
     fs.commit(message="edited")
-    assert messages(repository) == ["edited", *before]
+    assert list_messages(repository) == ["edited", *before]
     found = zarr.open_group(opened(repository).store, mode="r")
     assert found["t"][0].tolist() == [7] * 4
     assert found["t"][1].tolist() == [4, 5, 6, 7]
@@ -108,11 +108,11 @@ def test_commit_after_another_writer_is_a_conflict(repository: str) -> None:
     session.commit("another")
     with pytest.raises(ConflictError, match="another process"):
         fs.commit()
-    assert messages(repository)[0] == "another"
+    assert list_messages(repository)[0] == "another"
     fs.discard()
     zarr.open_group(refshard_fs.Store(fs), mode="a")["t"][0] = 7
     fs.commit()
-    assert messages(repository)[1] == "another"
+    assert list_messages(repository)[1] == "another"
 
 
 @pytest.mark.parametrize("version", ["tag", "snapshot", "as_of"])
@@ -132,11 +132,11 @@ def test_tags_and_snapshots_refuse_commits(repository: str, version: str) -> Non
 def test_unsupported_keys_are_named(repository: str) -> None:
     fs = RefShardFileSystem(repository, mode="a")
     fs.pipe_file("notes.txt", b"hello")
-    before = messages(repository)
+    before = list_messages(repository)
     with pytest.raises(refshard_fs.ManifestError, match=r"'notes\.txt' is neither metadata"):
         fs.commit()
     fs.discard()
-    assert messages(repository) == before
+    assert list_messages(repository) == before
 
 
 def test_message_for_other_formats_is_an_error(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_message_for_other_formats_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:sets that are not yours")
 def test_remote_set_keeps_its_limits(tmp_path: Path, http_server: RangeServer) -> None:
-    """A repository on this machine is the user's own, but not what a stranger chose of it."""
+    """A repository on this machine is the user's own, but targets that a stranger's set names are not."""
     meta = '{"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0, '
     meta += '"filters": null, "compressor": null}'
     refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": meta, "a/0": ["s3://private/data", 0, 2]}
@@ -168,7 +168,7 @@ def test_remote_set_keeps_its_limits(tmp_path: Path, http_server: RangeServer) -
 def test_repository_on_s3_takes_saves_appends_and_branches(tmp_path: Path, s3_server: SeaweedServer) -> None:
     """Of two writers who opened the same snapshot, the second is refused."""
     s3_server.create_bucket("commits")
-    files = [s3_server.put(f"commits/a b/{n}.nc", Path(day(tmp_path, n)).read_bytes()) for n in range(3)]
+    files = [s3_server.put(f"commits/a b/{n}.nc", Path(write_day(tmp_path, n)).read_bytes()) for n in range(3)]
     there, options = "s3://commits/grows.icechunk", s3_server.storage_options
     access = {"options": {"s3://commits/": options}}
     place = {"region": "us-east-1", "endpoint_url": s3_server.endpoint_url, "allow_http": True}

@@ -52,7 +52,7 @@ def test_json_survives_parquet(record_size: int, tmp_path: Path, target: str) ->
 
 @pytest.mark.parametrize("consolidated", [True, None])
 def test_zarr_opens_a_set_with_consolidated_metadata(tmp_path: Path, consolidated: bool | None) -> None:
-    """Where ``consolidated`` is None, xarray warns if there are none that zarr takes."""
+    """With ``consolidated=None``, xarray warns unless there are consolidated metadata that zarr reads."""
     xarray = pytest.importorskip("xarray")
     source = {".zgroup": {"zarr_format": 2}, "a/.zarray": v2_array([3], [3]), "a/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]}}
     RefShardFileSystem({**source, "a/0": "abc"}).save(str(tmp_path / "a.parq"))
@@ -83,7 +83,7 @@ def test_fsspec_reads_written_sets(record_size: int, tmp_path: Path, target: str
                     assert theirs.cat_file(key) == flat.cat_file(key)
                 else:
                     assert repr(json.loads(theirs.cat_file(key))) == repr(json.loads(flat.cat_file(key)))
-        # Theirs opens sets without a group below the root only, if it is not told the protocol; and lists only those.
+        # Without the protocol, fsspec's class only opens sets without a group below the root, and only lists these.
         plain = {k: v for k, v in source.items() if not k.startswith("g/")}
         RefShardFileSystem(plain).save(str(tmp_path / "plain.parq"), record_size=record_size)
         theirs = fsspec.filesystem("reference", fo=str(tmp_path / "plain.parq"))
@@ -94,7 +94,7 @@ def test_only_parquet_sets_are_replaced(tmp_path: Path, target: str) -> None:
     fs = RefShardFileSystem(refs(target))
     folder = tmp_path / "a.parq"
     folder.mkdir()
-    fs.save(str(folder), record_size=1)  # an empty directory is in nobody's way
+    fs.save(str(folder), record_size=1)  # an empty directory may exist
     with pytest.raises(FileExistsError, match="overwrite=True"):
         fs.save(str(folder))
     fs.save(str(folder), overwrite=True)

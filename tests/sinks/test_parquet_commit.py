@@ -26,7 +26,7 @@ ARRAYS, CHUNKS, RECORD_SIZE = ("a", "b"), 5, 2
 Open = Callable[..., RefShardFileSystem]
 
 
-def document(chunks: int = CHUNKS) -> bytes:
+def make_document(chunks: int = CHUNKS) -> bytes:
     return json.dumps(
         {
             "zarr_format": 2,
@@ -41,19 +41,19 @@ def document(chunks: int = CHUNKS) -> bytes:
     ).encode()
 
 
-def state(number: int) -> dict[str, bytes]:
-    """All keys of a set that has the state ``number``, which every value tells."""
+def make_state(number: int) -> dict[str, bytes]:
+    """Return all keys of a set in the state ``number``, which every value contains."""
     value = b"%04d" % number
     chunks = {f"{array}/{i}": value for array in ARRAYS for i in range(CHUNKS)}
     return {".zgroup": b'{"zarr_format":2}', ".zattrs": b'{"state":%d}' % number, **chunks} | {
-        f"{array}/.zarray": document() for array in ARRAYS
+        f"{array}/.zarray": make_document() for array in ARRAYS
     }
 
 
 def check_state(fs: RefShardFileSystem) -> int:
-    """See that a reader finds one state, whatever it reads first; return its number."""
+    """Check that all values that a reader finds have the same state; return its number."""
     number = int(json.loads(fs.cat_file(".zattrs"))["state"])
-    wanted = {key: value for key, value in state(number).items() if not key.split("/")[-1].startswith(".z")}
+    wanted = {key: value for key, value in make_state(number).items() if not key.split("/")[-1].startswith(".z")}
     first, *others = wanted
     assert fs.cat_file(first) == wanted[first]
     assert fs.cat(others) == {key: wanted[key] for key in others}
@@ -61,8 +61,8 @@ def check_state(fs: RefShardFileSystem) -> int:
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens a set in the state 0, which `save` wrote."""
+def open_fs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Return a function that opens a set in the state 0, which `save` wrote."""
     name = uuid.uuid4().hex
     options: dict[str, Any] = {}
     match request.param:
@@ -74,84 +74,91 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
             server: SeaweedServer = request.getfixturevalue("s3_server")
             server.create_bucket("generations")
             url, options = f"s3://generations/{name}", {"target_options": server.storage_options}
-    made = RefShardFileSystem({key: value.decode() for key, value in state(0).items()})
+    made = RefShardFileSystem({key: value.decode() for key, value in make_state(0).items()})
     made.save(url, format="parquet", record_size=RECORD_SIZE, **options.get("target_options", {}))
     yield lambda mode="r", **how: RefShardFileSystem(url, mode=mode, skip_instance_cache=True, **options, **how)
     if request.param == "memory":
         MemoryFileSystem().rm(f"/{name}", recursive=True)
 
 
-def commit(opened: Open, number: int) -> None:
-    fs = opened("a")
+def commit(open_fs: Open, number: int) -> None:
+    fs = open_fs("a")
     with fs.transaction:
-        fs.pipe(state(number))
+        fs.pipe(make_state(number))
 
 
-def test_readers_keep_the_state_they_opened(opened: Open) -> None:
-    """Each reader has read nothing but metadata, or one partition, before the set changes."""
+def test_readers_keep_the_state_they_opened(open_fs: Open) -> None:
+    """Before the set changes, each reader has read only metadata, or one partition."""
     readers = []
     for number in range(4):
         if number:
-            commit(opened, number)
-        readers += [opened() for _ in range(2)]
+            commit(open_fs, number)
+        readers += [open_fs() for _ in range(2)]
         assert json.loads(readers[-1].cat_file(".zattrs")) == {"state": number}
         assert readers[-2].cat_file("a/0") == b"%04d" % number
     assert [check_state(fs) for fs in readers] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_evicted_partition_is_read_again_after_a_commit(opened: Open) -> None:
+def test_evicted_partition_is_read_again_after_a_commit(open_fs: Open) -> None:
     """The listing reads all partitions, of which one is kept."""
-    reader = opened(cache_size=1)
+    reader = open_fs(cache_size=1)
     listed = reader.ls("a", detail=False)
-    commit(opened, 1)
+    commit(open_fs, 1)
     assert {reader.cat_file(key) for key in listed if not key.endswith(".zarray")} == {b"0000"}
 
 
-def test_reader_of_a_resized_array_gets_an_error(opened: Open) -> None:
-    reader = opened()
+def test_reader_of_a_resized_array_gets_an_error(open_fs: Open) -> None:
+    reader = open_fs()
     assert reader.exists("a/.zarray")
-    fs = opened("a")
+    fs = open_fs("a")
     with fs.transaction:
-        fs.pipe({"a/.zarray": document(CHUNKS + 2), "a/6": b"0001", "b/.zarray": document(CHUNKS - 1), "b/0": b"0001"})
+        fs.pipe(
+            {
+                "a/.zarray": make_document(CHUNKS + 2),
+                "a/6": b"0001",
+                "b/.zarray": make_document(CHUNKS - 1),
+                "b/0": b"0001",
+            }
+        )
         fs.rm("b/4")
     assert reader.ls("a", detail=False) == ["a/.zarray", *(f"a/{i}" for i in range(CHUNKS))]
     assert reader.cat_file("b/0") == b"0000"
     with pytest.raises(TargetChanged, match="a commit has changed the set since it was opened"):
         reader.cat_file("b/4")
-    assert opened().cat_file("a/6") == b"0001"
-    assert not opened().exists("b/4")
+    assert open_fs().cat_file("a/6") == b"0001"
+    assert not open_fs().exists("b/4")
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_reader_of_a_removed_array_gets_an_error(opened: Open, again: bool) -> None:
-    reader = opened()
+def test_reader_of_a_removed_array_gets_an_error(open_fs: Open, again: bool) -> None:
+    reader = open_fs()
     assert reader.exists("a/.zarray")
-    fs = opened("a")
+    fs = open_fs("a")
     with fs.transaction:
         fs.rm("a", recursive=True)
-        fs.pipe({"a/.zarray": document(), "a/0": b"0001"} if again else {})
+        fs.pipe({"a/.zarray": make_document(), "a/0": b"0001"} if again else {})
     with pytest.raises(TargetChanged, match="a commit has changed the set since it was opened"):
         reader.cat_file("a/4")
     reader.invalidate_cache()
     assert reader.find("a") == (["a/.zarray", "a/0"] if again else [])
 
 
-def test_replaced_partitions_are_removed_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The set then has the files that other writers would have made, and a late reader is told."""
-    before = opened("r")
+def test_replaced_partitions_are_removed_later(open_fs: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards the set has only the files that other writers would make, and a late reader gets an error."""
+    before = open_fs("r")
     assert before.exists("a/.zarray")
-    commit(opened, 1)
+    commit(open_fs, 1)
     monkeypatch.setattr(parquet_commit, "KEPT", -1)
     monkeypatch.setattr(source, "KEPT", -1)
-    commit(opened, 2)
-    fs = opened("a")
+    commit(open_fs, 2)
+    fs = open_fs("a")
     with fs.transaction:
         fs.rm("b", recursive=True)
-    commit(opened, 3)
+    commit(open_fs, 3)
     with pytest.raises(TargetChanged):
         before.cat_file("a/0")
-    assert check_state(opened()) == 3
-    session = opened().source
+    assert check_state(open_fs()) == 3
+    session = open_fs().source
 
     url = str(session.options.source)
     files = Objects(url, session.stores).find("")
@@ -159,25 +166,25 @@ def test_replaced_partitions_are_removed_later(opened: Open, monkeypatch: pytest
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
-def test_readers_beside_killed_writers_see_whole_states(opened: Open, request: pytest.FixtureRequest) -> None:
-    """Fresh readers find one state at any moment, whatever the writer is at, and other readers of references too."""
+def test_readers_beside_killed_writers_see_whole_states(open_fs: Open, request: pytest.FixtureRequest) -> None:
+    """At any step of the writer, new readers find one state, and so do other readers of references."""
     if "memory" in request.node.name:
         pytest.skip("processes share no memory")
-    fs = opened("a")
+    fs = open_fs("a")
     options = {"url": fs.source.options.source, "options": fs.storage_options.get("target_options")}
     seen: set[int] = set()
     for kill in (False, True, False)[: 1 if "s3" in request.node.name else 3]:
         writer = subprocess.Popen([sys.executable, "-m", "tests.sinks.test_parquet_commit", json.dumps(options)])
         try:
             for _ in range(12):
-                seen.add(check_state(opened()))
+                seen.add(check_state(open_fs()))
                 if writer.poll() is not None:
                     break
         finally:
             if kill:
                 os.kill(writer.pid, signal.SIGKILL)
             assert writer.wait(60) == (-signal.SIGKILL if kill and writer.returncode else 0)
-    assert check_state(opened()) in range(1, 100)
+    assert check_state(open_fs()) in range(1, 100)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ pytest.importorskip("pyarrow.parquet")
 FORMATS = pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
 
 
-def source(value: str, arrays: str, count: int = 5) -> RefShardFileSystem:
+def make_source(value: str, arrays: str, count: int = 5) -> RefShardFileSystem:
     keys: dict[str, Any] = {".zgroup": {"zarr_format": 2}} | {f"{a}/.zarray": v2_array([count], [1]) for a in arrays}
     return RefShardFileSystem(keys | {f"{array}/{i}": f"{array}{value}" for array in arrays for i in range(count)})
 
@@ -28,7 +28,7 @@ def save(fs: RefShardFileSystem, url: str, format: Any) -> None:
     fs.save(url, format, record_size=2, overwrite=True)
 
 
-def chunks(url: str) -> dict[str, bytes]:
+def read_chunks(url: str) -> dict[str, bytes]:
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     return {key: data for key, data in fs.cat(fs.find("")).items() if key[-1].isdigit()}
 
@@ -40,10 +40,10 @@ def url() -> str:
 
 @FORMATS
 def test_error_at_any_request_leaves_old_set_or_new(url: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(source("old", "ab"), url, format)
-    old = chunks(url)
-    save(source("new", "bc"), url, format)
-    new = chunks(url)
+    save(make_source("old", "ab"), url, format)
+    old = read_chunks(url)
+    save(make_source("new", "bc"), url, format)
+    new = read_chunks(url)
     assert old != new
     put, count, seen = Objects.put, 0, []
 
@@ -57,12 +57,12 @@ def test_error_at_any_request_leaves_old_set_or_new(url: str, format: str, monke
     monkeypatch.setattr(Objects, "put", fail)
     for last in range(20):
         count = 1000
-        save(source("old", "ab"), url, format)
+        save(make_source("old", "ab"), url, format)
         count = last
         try:
-            save(source("new", "bc"), url, format)
+            save(make_source("new", "bc"), url, format)
         except OSError:
-            seen.append(chunks(url))
+            seen.append(read_chunks(url))
             assert seen[-1] in (old, new)
     assert old in seen
     assert new in seen
@@ -70,27 +70,27 @@ def test_error_at_any_request_leaves_old_set_or_new(url: str, format: str, monke
 
 @FORMATS
 def test_another_writer_in_between_is_a_conflict(url: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(source("old", "a"), url, format)
+    save(make_source("old", "a"), url, format)
     put_all = Objects.put_all
 
     def put_beside(self: Objects, files: Any) -> None:
         monkeypatch.setattr(Objects, "put_all", put_all)
-        save(source("other", "a"), url, format)
+        save(make_source("other", "a"), url, format)
         put_all(self, files)
 
     monkeypatch.setattr(Objects, "put_all", put_beside)
     with pytest.raises(ConflictError, match="another writer wrote it"):
-        save(source("new", "a"), url, format)
-    assert set(chunks(url).values()) == {b"aother"}
+        save(make_source("new", "a"), url, format)
+    assert set(read_chunks(url).values()) == {b"aother"}
 
 
 @pytest.mark.parametrize("is_local", [True, False])
 def test_open_readers_of_a_replaced_set_are_told(url: str, tmp_path: Any, *, is_local: bool) -> None:
     url = str(tmp_path / "set") if is_local else url
-    save(source("old", "a"), url, "parquet")
+    save(make_source("old", "a"), url, "parquet")
     reader = RefShardFileSystem(url, skip_instance_cache=True)
     assert reader.cat_file("a/0") == b"aold"
-    save(source("new", "a"), url, "parquet")
+    save(make_source("new", "a"), url, "parquet")
     with pytest.raises(TargetChanged, match="since it was opened"):
         reader.cat_file("a/4")
     reader.invalidate_cache()
@@ -98,18 +98,18 @@ def test_open_readers_of_a_replaced_set_are_told(url: str, tmp_path: Any, *, is_
 
 
 def test_other_readers_get_an_error_until_the_set_is_whole(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(source("old", "a"), url, "parquet")
+    save(make_source("old", "a"), url, "parquet")
     store = fsspec.filesystem("memory")
     seen = []
 
     def look(self: Objects, names: Any) -> None:
         seen.append(json.loads(store.cat_file(f"{url}/{PARQUET}")))
-        assert set(chunks(url).values()) == {b"anew"}
+        assert set(read_chunks(url).values()) == {b"anew"}
         copy_all(self, names)
 
     copy_all = Objects.copy_all
     monkeypatch.setattr(Objects, "copy_all", look)
-    save(source("new", "a"), url, "parquet")
+    save(make_source("new", "a"), url, "parquet")
     assert ["record_size" in document for document in seen] == [False]
     document = json.loads(store.cat_file(f"{url}/{PARQUET}"))
     assert document["record_size"] == 2
@@ -119,11 +119,11 @@ def test_other_readers_get_an_error_until_the_set_is_whole(url: str, monkeypatch
 
 
 def test_a_commit_completes_a_set_that_was_not(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(source("old", "ab"), url, "parquet")
+    save(make_source("old", "ab"), url, "parquet")
     with monkeypatch.context() as patch:
         patch.setattr(Objects, "copy_all", lambda *given: (_ for _ in ()).throw(OSError("lost")))
         with pytest.raises(OSError, match="lost") as caught:
-            save(source("new", "a"), url, "parquet")
+            save(make_source("new", "a"), url, "parquet")
     assert "has the new set, whole" in caught.value.__notes__[0]
     with monkeypatch.context() as patch:
         patch.setattr("refshard_fs.sinks.parquet_commit.ABANDONED", -1)
@@ -133,4 +133,4 @@ def test_a_commit_completes_a_set_that_was_not(url: str, monkeypatch: pytest.Mon
     document = json.loads(fsspec.filesystem("memory").cat_file(f"{url}/{PARQUET}"))
     assert document["record_size"] == 2
     assert "partitions" not in document["refshard"]
-    assert chunks(url) == {"a/0": b"more"} | {f"a/{i}": b"anew" for i in range(1, 5)}
+    assert read_chunks(url) == {"a/0": b"more"} | {f"a/{i}": b"anew" for i in range(1, 5)}

@@ -13,7 +13,7 @@ from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder in which the plug-in is installed, as an installer leaves it."""
+    """A folder with the plug-in and its metadata, as after an installation."""
     folder = tmp_path / "site"
     about = folder / "tiny_plugin-1.0.dist-info"
     about.mkdir(parents=True)

@@ -6,13 +6,13 @@ from refshard_fs.tools.colours import mix_colours, pick_shade, resolve_by_day
 from refshard_fs.tools.views import ROLES
 
 
-def lightness(colour: str) -> float:
+def compute_lightness(colour: str) -> float:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_shades_rise_in_lightness() -> None:
-    shades = [lightness(pick_shade(step / 50)) for step in range(51)]
+    shades = [compute_lightness(pick_shade(step / 50)) for step in range(51)]
     assert shades == sorted(shades)
 
 

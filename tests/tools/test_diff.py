@@ -15,7 +15,7 @@ from refshard_fs.tools.diff import compare
 from tests.support.tool_sources import SOURCES, meta
 
 
-def source(shape: list[int], chunks: list[int], **more: Any) -> RefShardFileSystem:
+def make_source(shape: list[int], chunks: list[int], **more: Any) -> RefShardFileSystem:
     refs: dict[str, Any] = {"a/.zarray": json.dumps(meta(shape, chunks))}
     return RefShardFileSystem(refs | {key.replace("_", "/"): value for key, value in more.items()})
 
@@ -27,9 +27,9 @@ def test_source_equals_itself(shared_data: Path, name: str) -> None:
 
 
 def test_targets_are_compared_by_url_not_by_position() -> None:
-    a = source([4], [2], a_0=["memory://x", 0, 2], a_1=["memory://y", 0, 2])
-    b = source([4], [2], a_1=["memory://y", 0, 2], a_0=["memory://x", 0, 2])
-    c = source([4], [2], a_0=["memory://y", 0, 2], a_1=["memory://x", 0, 2])
+    a = make_source([4], [2], a_0=["memory://x", 0, 2], a_1=["memory://y", 0, 2])
+    b = make_source([4], [2], a_1=["memory://y", 0, 2], a_0=["memory://x", 0, 2])
+    c = make_source([4], [2], a_0=["memory://y", 0, 2], a_1=["memory://x", 0, 2])
     assert compare(a, b).is_empty
     (changes,) = compare(a, c).keys
     assert (changes.changed, changes.some_changed) == (2, ("a/0", "a/1"))
@@ -48,18 +48,18 @@ def test_array_that_grew_keeps_its_chunks() -> None:
 
 
 def test_inline_bytes_are_compared() -> None:
-    (changes,) = compare(source([4], [2], a_0="ab", a_1="cd"), source([4], [2], a_0="ab", a_1="cD")).keys
+    (changes,) = compare(make_source([4], [2], a_0="ab", a_1="cd"), make_source([4], [2], a_0="ab", a_1="cD")).keys
     assert changes.some_changed == ("a/1",)
 
 
 def test_other_keys_are_compared() -> None:
-    (changes,) = compare(source([4], [2], x="1", y="2"), source([4], [2], x="1", z="2")).keys
+    (changes,) = compare(make_source([4], [2], x="1", y="2"), make_source([4], [2], x="1", z="2")).keys
     assert (changes.path, changes.some_added, changes.some_removed) == (None, ("z",), ("y",))
 
 
 def test_equivalent_metadata_is_equal() -> None:
     a = RefShardFileSystem({"a/.zarray": json.dumps(meta([4], [2]), indent=1)})
-    assert compare(a, source([4], [2])).is_empty
+    assert compare(a, make_source([4], [2])).is_empty
 
 
 def dataset() -> Any:
@@ -68,7 +68,7 @@ def dataset() -> Any:
     return xr.Dataset(values, {"t": ("t", np.arange(20)), "x": ("x", np.arange(10.0))}, {"title": "T"})
 
 
-def convertible(kind: str, folder: Path) -> str:
+def write_convertible(kind: str, folder: Path) -> str:
     """Write a source of ``kind``, and return its path."""
     zarr, ds, path = pytest.importorskip("zarr"), dataset(), str(folder / "source")
     if kind.endswith("netcdf"):
@@ -96,7 +96,7 @@ def convertible(kind: str, folder: Path) -> str:
 @pytest.mark.parametrize("kind", ["zarr 2", "zarr 3", "zarr 3 shards", "netcdf", "packed netcdf", "json"])
 def test_source_equals_its_converted_set(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    path = convertible(kind, tmp_path)
+    path = write_convertible(kind, tmp_path)
     kinds = {"json": "s.json", "parquet": "s.parquet", "chunk-manifest": "s.zarr"}
     for format, name in kinds.items():
         RefShardFileSystem(path).save(str(tmp_path / name), format=format)
@@ -122,9 +122,9 @@ def test_consolidated_metadata_that_differ_are_a_difference() -> None:
 def test_inline_data_is_compared_with_read_bytes(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abcd")
     url = str(tmp_path / "data")
-    a = source([4], [2], a_0=[url, 0, 2], a_1=[url, 2, 2])
-    assert compare(a, source([4], [2], a_0="ab", a_1=[url, 2, 2])).is_empty
-    (changes,) = compare(a, source([4], [2], a_0="xx", a_1=[url, 2, 2])).keys
+    a = make_source([4], [2], a_0=[url, 0, 2], a_1=[url, 2, 2])
+    assert compare(a, make_source([4], [2], a_0="ab", a_1=[url, 2, 2])).is_empty
+    (changes,) = compare(a, make_source([4], [2], a_0="xx", a_1=[url, 2, 2])).keys
     assert changes.some_changed == ("a/0",)
 
 

@@ -1,4 +1,4 @@
-"""What a source holds, in figures, and as a tree."""
+"""The summary of a source, and its tree."""
 
 from __future__ import annotations
 

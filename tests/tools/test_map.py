@@ -1,4 +1,4 @@
-"""Chunks as cells: each chunk is counted in one cell, whatever the grid."""
+"""Pictures show the requests that a read sends."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_selection_as_array_name_error_has_a_remedy() -> None:
         fs.visualize("a[0]")
 
 
-def sent(server: RangeServer) -> list[tuple[str, int, int]]:
+def list_requests(server: RangeServer) -> list[tuple[str, int, int]]:
     """Return path, start and stop of each request for bytes since the log was cleared."""
     found = [(r.path, r.start, r.stop) for r in server.log.requests() if r.method == "GET"]
     assert all(start is not None for _, start, _ in found)
     return sorted(found)  # type: ignore[arg-type]  # as asserted
 
 
-def drawn(made: Picture, server: RangeServer) -> list[tuple[str, int, int]]:
+def list_drawn(made: Picture, server: RangeServer) -> list[tuple[str, int, int]]:
     assert made.map.selection is not None
     return sorted((r.url.removeprefix(server.url.rstrip("/")), r.start, r.stop) for r in made.map.selection.requests)  # type: ignore[misc]  # ends are known
 
@@ -51,13 +51,13 @@ def test_drawn_requests_of_references_equal_a_read(http_server: RangeServer, sel
     }
     fs = RefShardFileSystem(refs)
     made = fs.visualize("a", selection)
-    assert sent(http_server) == []
+    assert list_requests(http_server) == []
     chosen = parse_selection(selection)[1]
     if how == "prefetch":
         fs.prefetch("a", chosen)
     else:
         fs.cat([f"a/{n // 10}.{n % 10}" for n in select_chunk_numbers(chosen, (12, 10), (1, 1)).tolist() if n % 11])
-    assert sent(http_server) == drawn(made, http_server)
+    assert list_requests(http_server) == list_drawn(made, http_server)
 
 
 def test_drawn_requests_of_inner_chunks_equal_a_read(http_server: RangeServer, shared_data: Path) -> None:
@@ -70,5 +70,5 @@ def test_drawn_requests_of_inner_chunks_equal_a_read(http_server: RangeServer, s
     made = fs.visualize("", "[0:5, 2:7]")
     http_server.log.clear()
     fs.cat(["c/0/0", "c/0/1", "c/1/0", "c/1/1"])
-    assert sent(http_server) == drawn(made, http_server)
-    assert len(drawn(made, http_server)) == 2
+    assert list_requests(http_server) == list_drawn(made, http_server)
+    assert len(list_drawn(made, http_server)) == 2

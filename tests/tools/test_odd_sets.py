@@ -1,7 +1,7 @@
-"""Whatever is done with a set whose metadata or references are odd, what goes wrong is told as what it is.
+"""Operations on sets with odd metadata or references succeed, or raise an error that explains the fault.
 
-Sets are changed at random, in few places; whoever asks gets an answer, or an error of this package: never one that a
-line of code stumbled over.
+Sets are changed at random, in few places. Each operation must succeed, or raise an error of this package; any other
+error is a defect of the code.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ VALUES = [None, True, -1, 2**63, 1.5, "", "x", "NaN", [], [1], [[]], {}, {"name"
           [None], ["memory://odd", -1, 5], ["memory://odd", 0, 2**64]]  # fmt: skip
 
 
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each object or list in ``value`` with each of its members' names or places."""
+def list_places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each object or list in ``value`` with the name or position of each of its members."""
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, member in members:
         yield value, name
-        yield from places(member)
+        yield from list_places(member)
 
 
-def changed(document: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+def change(document: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     out = copy.deepcopy(document)
     for _ in range(chance.choice((1, 1, 2))):
-        holder, name = chance.choice(list(places(out)))
+        holder, name = chance.choice(list(list_places(out)))
         if chance.random() < 0.2:
             del holder[name]
         else:
@@ -80,23 +80,23 @@ def changed(document: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     return out
 
 
-def opened(fo: Any) -> RefShardFileSystem:
+def open_fs(fo: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True)
 
 
 USES: dict[str, Callable[[dict[str, Any], dict[str, Any], Path], object]] = {
-    "check": lambda odd, right, folder: refshard_fs.check(opened(odd), "full"),
-    "info": lambda odd, right, folder: summarise(opened(odd)),
-    "tree": lambda odd, right, folder: make_tree(opened(odd)),
-    "diff": lambda odd, right, folder: compare(opened(right), opened(odd)),
-    "notebook": lambda odd, right, folder: opened(odd)._repr_html_(),
+    "check": lambda odd, right, folder: refshard_fs.check(open_fs(odd), "full"),
+    "info": lambda odd, right, folder: summarise(open_fs(odd)),
+    "tree": lambda odd, right, folder: make_tree(open_fs(odd)),
+    "diff": lambda odd, right, folder: compare(open_fs(right), open_fs(odd)),
+    "notebook": lambda odd, right, folder: open_fs(odd)._repr_html_(),
     "concat": lambda odd, right, folder: refshard_fs.concat([right, odd], "time"),
     "merge": lambda odd, right, folder: refshard_fs.concat([odd, right]),
     "snapshot": lambda odd, right, folder: refshard_fs.snapshot(odd, shards="inner"),
     "rebase": lambda odd, right, folder: refshard_fs.rebase(odd, {"memory://": "s3://x/"}, missing="ignore"),
-    "JSON": lambda odd, right, folder: opened(odd).save(str(folder / "odd.json")),
-    "parquet": lambda odd, right, folder: opened(odd).save(str(folder / "odd.parq")),
-    "manifests": lambda odd, right, folder: opened(odd).save(str(folder / "odd.zarr")),
+    "JSON": lambda odd, right, folder: open_fs(odd).save(str(folder / "odd.json")),
+    "parquet": lambda odd, right, folder: open_fs(odd).save(str(folder / "odd.parq")),
+    "manifests": lambda odd, right, folder: open_fs(odd).save(str(folder / "odd.zarr")),
 }
 
 
@@ -107,7 +107,7 @@ def test_each_fault_is_reported(use: str, count: int, tmp_path: Path) -> None:
     chance = random.Random(f"{use} of odd sets")
     for number in range(count):
         right = SETS[number % len(SETS)]
-        odd = changed(right, chance)
+        odd = change(right, chance)
         folder = tmp_path / str(number)
         folder.mkdir()
         try:

@@ -1,4 +1,4 @@
-"""The picture of any array: its labels and counts are right, no text lies over another, nothing leaves the page."""
+"""The picture of any array has right labels and counts; no text covers another, and no shape leaves the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.tool_sources import in_files, many, source
 KINDS = list(many())
 
 
-def overlap(a: Box, b: Box) -> bool:
+def do_overlap(a: Box, b: Box) -> bool:
     return a.x < b.x + b.width and b.x < a.x + a.width and a.y < b.y + b.height and b.y < a.y + a.height
 
 
@@ -25,7 +25,7 @@ def test_no_text_overlaps_or_leaves_the_page(name: str, asked: bool) -> None:
     scene = draw_source(name, asked=asked).scene
     assert len(scene.labels) > 4
     for one, other in combinations(scene.labels, 2):
-        assert not overlap(one.box, other.box), (one.text, other.text)
+        assert not do_overlap(one.box, other.box), (one.text, other.text)
     for label in scene.labels:
         assert label.box.x > 0
         assert label.box.x + label.box.width < scene.width, label.text
@@ -44,7 +44,7 @@ def test_no_shape_leaves_the_page_or_covers_a_text(name: str, asked: bool) -> No
         assert 0 <= cell.y <= cell.y + cell.height <= scene.height
         for label in scene.labels:
             text = label.box._replace(y=label.y - 0.7 * label.size, height=0.7 * label.size)
-            assert not overlap(text, cell), (label.text, cell)
+            assert not do_overlap(text, cell), (label.text, cell)
 
 
 def test_picture_of_a_set_shows_arrays_and_their_bytes() -> None:
@@ -57,7 +57,7 @@ def test_picture_of_a_set_shows_arrays_and_their_bytes() -> None:
     assert scene.text == "2 arrays in 3 files"
     assert {"#0072b2", "#e69f00"} <= {shape.fill for shape in scene.shapes if isinstance(shape, Boxes)}
     for one, other in combinations(scene.labels, 2):
-        assert not overlap(one.box, other.box), (one.text, other.text)
+        assert not do_overlap(one.box, other.box), (one.text, other.text)
 
 
 def test_largest_array_is_shown_by_default() -> None:

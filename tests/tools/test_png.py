@@ -1,4 +1,4 @@
-"""PNG: the same picture, in which no text lies over another either."""
+"""A PNG shows the same picture as SVG, and no text covers another."""
 
 from __future__ import annotations
 

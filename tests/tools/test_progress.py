@@ -1,4 +1,4 @@
-"""Progress bars: one for all that may take long, where somebody looks on, and none where not."""
+"""Progress bars: each long operation has one in a terminal or notebook, and none elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFS = {
 
 
 class Bar:
-    """What tqdm is to fsspec's callback; all that were made are in ``made``."""
+    """A stand-in for tqdm in fsspec's callback; ``made`` has all instances."""
 
     made: ClassVar[list[Bar]] = []
 
@@ -40,8 +40,8 @@ class Bar:
         self.is_closed = True
 
 
-def looked_on(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shell: object = None) -> None:
-    """Let the helper see a terminal, a notebook's shell, or neither."""
+def simulate_viewer(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shell: object = None) -> None:
+    """Simulate a terminal, a notebook's shell, or neither."""
     seen = SimpleNamespace(
         stderr=SimpleNamespace(isatty=lambda: terminal), modules={"IPython": SimpleNamespace(get_ipython=lambda: shell)}
     )
@@ -55,7 +55,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
     tqdm.tqdm = auto.tqdm = Bar  # type: ignore[attr-defined]  # of a module made here
     monkeypatch.setitem(sys.modules, "tqdm", tqdm)
     monkeypatch.setitem(sys.modules, "tqdm.auto", auto)
-    looked_on(monkeypatch, terminal=True)
+    simulate_viewer(monkeypatch, terminal=True)
     monkeypatch.setattr(Bar, "made", [])
     return Bar.made
 
@@ -81,13 +81,13 @@ def test_user_callback_replaces_the_bar(bars: list[Bar], tmp_path: Path) -> None
 
 
 def test_no_bar_outside_terminals_and_notebooks(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_on(monkeypatch, terminal=False)
+    simulate_viewer(monkeypatch, terminal=False)
     with progress("read") as shown:
         assert shown is DEFAULT_CALLBACK
 
 
 def test_notebook_kernel_gets_a_bar(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_on(monkeypatch, terminal=False, shell=SimpleNamespace(kernel=object()))
+    simulate_viewer(monkeypatch, terminal=False, shell=SimpleNamespace(kernel=object()))
     with progress("read") as shown:
         shown.set_size(2)
     assert [(bar.total, bar.is_closed) for bar in bars] == [(2, True)]

@@ -1,4 +1,4 @@
-"""A survey has every chunk of a source where a look-up finds it, whatever the source."""
+"""A survey of any source has every chunk at the place that a look-up finds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from refshard_fs.tools.survey import INLINE, Survey, survey
 from tests.support.tool_sources import SOURCES, meta
 
 
-def keys_of(found: Survey) -> set[str]:
+def list_keys(found: Survey) -> set[str]:
     chunks = {extents.key(i) for extents in found.arrays.values() for i in range(len(extents))}
     return chunks | set(found.rest.names) | found.documents.keys()
 
@@ -25,8 +25,8 @@ def keys_of(found: Survey) -> set[str]:
 def test_survey_has_each_key_once_with_its_place(shared_data: Path, name: str) -> None:
     fs = RefShardFileSystem(str(shared_data / name))
     found = survey(fs)
-    assert keys_of(found) == {key for key in fs.find("") if key != ".zmetadata" or key in found.documents}
-    assert found.keys == len(keys_of(found))
+    assert list_keys(found) == {key for key in fs.find("") if key != ".zmetadata" or key in found.documents}
+    assert found.keys == len(list_keys(found))
     for path, extents in found.arrays.items():
         assert (np.diff(extents.chunks.numbers.astype(np.int64)) > 0).all(), path
         for i in range(len(extents)):
@@ -108,7 +108,7 @@ def nested_set(tmp_path: Path) -> str:
 def test_nested_shards_and_keys_beside_them_are_surveyed(tmp_path: Path) -> None:
     fs = RefShardFileSystem(nested_set(tmp_path))
     found = survey(fs)
-    assert keys_of(found) == set(fs.find(""))
+    assert list_keys(found) == set(fs.find(""))
     assert {path: len(extents) for path, extents in found.arrays.items()} == {"deep": 20, "flat": 9}
     assert sorted(found.rest.names) == ["flat/more/x", "flat/notes.txt"]
     for extents in found.arrays.values():

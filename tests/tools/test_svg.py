@@ -1,4 +1,4 @@
-"""SVG and HTML: well-formed, whatever keys and URLs hold, and without what gives access."""
+"""SVG and HTML are well-formed with any keys and URLs, and contain no credentials."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HOSTILE = [
 ALLOWED = {"svg", "title", "desc", "style", "rect", "path", "text"}
 
 
-def checked(text: str) -> ElementTree.Element:
-    """Return the root of an SVG that has nothing in it but what we draw."""
+def parse_svg(text: str) -> ElementTree.Element:
+    """Return the root of an SVG; check that it has only the elements and attributes that we draw."""
     root = ElementTree.fromstring(text)
     for element in root.iter():
         assert element.tag.removeprefix(SVG) in ALLOWED
@@ -39,7 +39,7 @@ def checked(text: str) -> ElementTree.Element:
 def test_svg_is_well_formed_and_has_all_labels(name: str) -> None:
     fs, select = many()[name]
     made = fs.visualize(None, select)
-    root = checked(made._repr_svg_())
+    root = parse_svg(made._repr_svg_())
     texts = ["".join([e.text or "", *(child.tail or "" for child in e)]) for e in root.iter(f"{SVG}text")]
     assert texts == [label.text for label in made.scene.labels]
 
@@ -50,7 +50,7 @@ def test_hostile_keys_and_urls_are_text(evil: str) -> None:
     path = evil.replace("/", "_").replace("\x01", "").strip(".")
     fs = source((3,), lambda n: [f"s3://bucket/{evil}/{n}", n, 1], path=path or "a", dims=[evil])
     made = fs.visualize(None, (slice(0, 1),))
-    root = checked(made._repr_svg_())
+    root = parse_svg(made._repr_svg_())
     assert any(evil[:5] in (e.text or "") for e in root.iter())
     page = made.encode(".html").decode()
     assert "<script" not in page
@@ -74,7 +74,7 @@ def test_colours_follow_light_and_dark_themes() -> None:
 
 
 def test_svg_scales_to_its_container() -> None:
-    root = checked(source((3,), in_files(1)).visualize()._repr_svg_())
+    root = parse_svg(source((3,), in_files(1)).visualize()._repr_svg_())
     assert root.get("viewBox") is not None
     assert root.get("width") is None
     assert root.get("height") is None
@@ -84,7 +84,7 @@ def test_picture_of_a_real_set_has_its_labels_and_counts(shared_data: Path, tmp_
     out = tmp_path / "sst.svg"
     path = str(shared_data / "refs" / "goes-sst-template" / "mur_sst.json")
     assert main(["map", path, "SST", "-o", str(out), "--select", "SST[1000:2300, 2000:3400]"]) == 0
-    root = checked(out.read_text())
+    root = parse_svg(out.read_text())
     said = [element.text for element in root.iter(f"{SVG}text")]
     assert "SST" in said
     assert "524 of 576 chunks  ·  27 MiB  ·  1 file" in said

@@ -1,4 +1,4 @@
-"""What chunks of a set from elsewhere may do to the check that decodes them: nothing, but be left out."""
+"""Chunks of a stranger's set cannot harm the check that decodes them: harmful ones are left out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Odd(Codec):
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a codec, for this process and those that begin from now on, that does as a chunk says."""
+    """Install a codec, for this process and later ones, that does what the bytes of a chunk tell it to do."""
     (tmp_path / "odd_codec.py").write_text(CODEC)
     (tmp_path / "odd_codec-1.0.dist-info").mkdir()
     (tmp_path / "odd_codec-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: odd_codec\nVersion: 1.0\n")
@@ -53,7 +53,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(numcodecs.registry.codec_registry, "odd", runpy.run_path(str(tmp_path / "odd_codec.py"))["Odd"])
 
 
-def checked(server: RangeServer, chunks: list[str], codec: str = "odd", **options: Any) -> Report:
+def run_check(server: RangeServer, chunks: list[str], codec: str = "odd", **options: Any) -> Report:
     meta = {"zarr_format": 2, "shape": [4 * len(chunks)], "chunks": [4], "dtype": "|u1", "order": "C"}
     meta |= {"fill_value": 0, "filters": None, "compressor": {"id": codec}}
     refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta)}
@@ -63,7 +63,7 @@ def checked(server: RangeServer, chunks: list[str], codec: str = "odd", **option
 
 
 def test_chunk_that_crashes_its_process_is_left_out(http_server: RangeServer) -> None:
-    report = checked(http_server, ["good", "exit", "huge", "good"])
+    report = run_check(http_server, ["good", "exit", "huge", "good"])
     assert report.decoded == 2
     assert [(finding.severity, finding.kind, finding.key) for finding in report.findings] == [
         ("warning", "not-decoded", "a/1"),
@@ -76,19 +76,19 @@ def test_chunk_that_crashes_its_process_is_left_out(http_server: RangeServer) ->
 
 def test_chunk_that_takes_too_long_is_left_out(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "PATIENCE", 0.2)
-    report = checked(http_server, ["loop"])
+    report = run_check(http_server, ["loop"])
     assert [(finding.severity, finding.key) for finding in report.findings] == [("warning", "a/0")]
     assert "left out: decoding it takes more than 0.2 s" in report.findings[0].text
 
 
 def test_decoding_errors_equal_those_in_process(http_server: RangeServer) -> None:
-    there = checked(http_server, ["good"], codec="packbits")
-    here = checked(http_server, ["good"], codec="packbits", allow=[http_server.url + "/refs.json"])
+    there = run_check(http_server, ["good"], codec="packbits")
+    here = run_check(http_server, ["good"], codec="packbits", allow=[http_server.url + "/refs.json"])
     assert there.findings == here.findings
     assert there.findings
 
 
 def test_common_codecs_need_no_process(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial.subprocess, "run", lambda *arguments, **options: pytest.fail("a process begins"))
-    report = checked(http_server, ["good"], codec="gzip")
+    report = run_check(http_server, ["good"], codec="gzip")
     assert [finding.kind for finding in report.findings] == ["undecodable"]

@@ -1,4 +1,4 @@
-"""What a notebook shows: no I/O, nothing secret, and pictures."""
+"""Views in notebooks need no I/O, contain no secrets, and show pictures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_views_follow_the_theme_of_the_notebook() -> None:
 
 
 def test_view_cells_have_styles_for_jupyterlab() -> None:
-    """Its style for tables, of one class, puts all cells on the right."""
+    """JupyterLab's own style for tables would align all cells on the right."""
     style = Counters(keys=1)._repr_html_().partition("<style>")[2].partition("</style>")[0]
     aligned = [line for line in style.splitlines() if "text-align" in line]
     assert len(aligned) == 2
