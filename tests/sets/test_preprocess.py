@@ -47,7 +47,7 @@ def test_function_gives_each_file_its_time(folder: Path) -> None:
     for source in (cube, f"{folder}/cube.refshard"):
         xr.testing.assert_equal(xr.open_dataset(source, engine="refshard").load(), expected)
     assert CALLS == []  # a document says what was selected
-    assert json.loads(Path(f"{folder}/cube.refshard").read_text())["preprocess"].endswith(":day_of_name")
+    assert json.loads(Path(f"{folder}/cube.refshard").read_text())["preprocess"].endswith(":select_day")
     eager = refshard_fs.concat(f"{folder}/*.nc", "time", preprocess=select_day)
     xr.testing.assert_equal(xr.open_dataset(eager, engine="refshard").load(), expected)
 
@@ -59,9 +59,9 @@ def read_rest(folder: Path) -> xr.Dataset:
 def test_document_grows_by_what_the_function_chooses(folder: Path) -> None:
     target, files = f"{folder}/cube.refshard", [f"{folder}/{day}.nc" for day in range(3)]
     refshard_fs.append(target, files[:1], create=True, preprocess=select_day)
-    with pytest.raises(ManifestError, match="day_of_name selects: expected this function .* found no preprocess="):
+    with pytest.raises(ManifestError, match="select_day selects: expected this function .* found no preprocess="):
         refshard_fs.append(target, files[1])
-    with pytest.raises(ManifestError, match="found preprocess=.*:another"):
+    with pytest.raises(ManifestError, match="found preprocess=.*:select_all"):
         refshard_fs.append(target, files[1], preprocess=select_all)
     assert refshard_fs.append(target, f"{folder}/*.nc", preprocess=select_day) == 2
     xr.testing.assert_equal(xr.open_dataset(target, engine="refshard").load(), read_rest(folder))
@@ -96,14 +96,14 @@ def test_choices_are_kept_until_file_or_function_changes(folder: Path) -> None:
     xr.testing.assert_equal(
         xr.open_dataset(refshard_fs.open(f"{folder}/*.nc", **how), engine="refshard").load(), read_rest(folder)
     )
-    assert sorted(CALLS) == ["0", "1", "2"]  # of `rest_of`, which keeps none
+    assert sorted(CALLS) == ["0", "1", "2"]  # the reads by `read_rest`, which have no file of scans
     CALLS.clear()
     write(xr.Dataset({"t": ("x", values(seed=7))}, {"x": X}).assign(odd=1, even=2).drop_vars("even"), folder / "1.nc")
     os.utime(folder / "1.nc", (1, 1))
     again = refshard_fs.open(f"{folder}/*.nc", **how)
     assert CALLS == ["1"]
     assert len(again) == len(first) == 3
-    with pytest.raises(ManifestError, match="time"):  # another function chooses anew
+    with pytest.raises(ManifestError, match="time"):  # another function selects again
         refshard_fs.open(f"{folder}/*.nc", "time", preprocess=select_all, resume=f"{folder}/scans")
 
 
