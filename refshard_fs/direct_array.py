@@ -1,8 +1,8 @@
 """An array of xarray that looks up, reads and decodes whole selections without zarr.
 
-For each selection zarr takes several turns of an event loop and hands work to a thread, which costs more than decoding
-the chunks of a task. zarr reads what this module does not: selections of points, and codecs and data types that numpy
-and numcodecs do not decode. Source: xarray's "How to add a new backend", on ``BackendArray``.
+For each selection, zarr takes several turns of an event loop and hands work to a thread, which costs more than decoding
+the chunks of a task. Only selections of points, and codecs and data types that numpy and numcodecs cannot decode, are
+read by zarr. Source: xarray's "How to add a new backend", on ``BackendArray``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from refshard_fs.reading.plan import MIB, Unmade
 from refshard_fs.reading.selection import GUARD, TOGETHER, WORKERS
 from refshard_fs.tuning import hook_zarr
 
-LARGE: Final = 16 * MIB  # more bytes of chunks after decoding are read on an event loop, while others are decoded
-ALONE: Final = 2 * MIB  # above this, the main thread decodes with a pool; other threads may be dask's workers
+LARGE: Final = 16 * MIB  # larger selections (bytes after decoding) are read on an event loop, and decoded meanwhile
+ALONE: Final = 2 * MIB  # larger selections are decoded by a pool in the main thread; other threads may be dask's
 
 Within = int | slice | npt.NDArray[np.intp]
 
@@ -63,7 +63,7 @@ class DirectArray(BackendArray):
     __slots__ = ("_by_zarr", "_decoder", "_fill_value", "_fs", "_node", "_token", "dtype", "meta", "shape")
 
     def __init__(self, fs: RefShardFileSystem, node: ArrayNode, meta: ArrayMeta, decoder: ChunkDecoder) -> None:
-        # In version 3, the order of bytes is a codec's, and not the data type's.
+        # In version 3, a codec has the byte order, not the data type.
         self.dtype = decoder.dtype if meta.zarr_format == 2 else decoder.dtype.newbyteorder("<")
         self.shape = meta.shape
         self.meta = meta
@@ -81,9 +81,9 @@ class DirectArray(BackendArray):
             and meta.zarr_format == 3
             and (requires_extension(meta.raw) or meta.raw.get("fill_value") is None)
         ):
-            return None  # zarr raises its error for invalid metadata
+            return None  # zarr raises an error for invalid metadata
         decoder = None if meta is None or meta.grid is None else ChunkDecoder.of(meta)
-        if decoder is None or decoder.dtype.hasobject:  # zarr chooses the type of texts of variable length
+        if decoder is None or decoder.dtype.hasobject:  # the type of texts of variable length depends on zarr's version
             return None
         with contextlib.suppress(ValueError):  # the fill value is not one of the data type
             return None if meta is None else cls(fs, node, meta, decoder)
@@ -102,7 +102,7 @@ class DirectArray(BackendArray):
         return self._open_by_zarr()[key]
 
     async def async_getitem(self, key: Any) -> Any:
-        """Return the same values; for callers on an event loop."""
+        """Return the values of a selection, for callers on an event loop."""
         selection = self._select(key)
         if selection is not None:
             with contextlib.suppress(_NotDecoded):
@@ -121,7 +121,7 @@ class DirectArray(BackendArray):
         return _Selection(self.meta, key.tuple, self._node.path, self.dtype)
 
     def _is_small(self, selection: _Selection) -> bool:
-        """Return whether a selection is read in the calling thread; while a source is opened, none is: see `GUARD`."""
+        """Return whether to read a selection in the calling thread; never while `GUARD` limits an opening."""
         size = len(selection.keys) * self._chunk_size
         return size <= min(LARGE, self._fs.source.memory // 8) and GUARD.get() is None
 
@@ -154,7 +154,7 @@ class DirectArray(BackendArray):
         return out
 
     def _read_small(self, selection: _Selection) -> npt.NDArray[Any]:
-        """Read and decode a selection in this thread, as far as no event loop is needed."""
+        """Read and decode a selection in this thread; an event loop is used only for bytes that need it."""
         source, keys = self._fs.source, selection.keys
         keyspace = source.open_now()
         is_fixed = keyspace is not None and keyspace.url_of is None  # other processes may write objects of a hierarchy

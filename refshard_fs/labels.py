@@ -30,9 +30,9 @@ def find_positions(fs: OpenFileSystem, sel: Mapping[str, Any]) -> dict[str, int 
     nodes = group_by_node(fs.source.run("", lambda: read_all_documents(fs.source.open())))
     isel: dict[str, int | slice] = {}
     for dim, label in sel.items():
-        path = next((path for path in nodes.named(dim) if nodes[path].dims == [parent(path)[1]]), None)
+        path = next((path for path in nodes.find_all(dim) if nodes[path].dims == [parent(path)[1]]), None)
         if path is None:
-            raise nodes.unknown(f"sel= names {dim!r}, which has no coordinate in the source")
+            raise nodes.make_unknown_error(f"sel= names {dim!r}, which has no coordinate in the source")
         group, name = parent(path)
         source: Any = fs
         with xr.open_dataset(source, engine="refshard", group=group or None, cache=False) as ds:

@@ -30,7 +30,7 @@ from refshard_fs.source.source import wait
 from refshard_fs.tools.progress import progress
 from refshard_fs.tools.trial import OpeningGuard
 from refshard_fs.unpacking import unpack_in_blocks
-from refshard_fs.xarray_store import TASK, GroupStore
+from refshard_fs.xarray_store import TASK_SIZE, GroupStore
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
@@ -184,7 +184,7 @@ class _Opening:
             self._fs,
             group,
             fill_value_is_mask=self._options.get("use_zarr_fill_value_as_mask"),
-            task_size=self._options.get("task_size", TASK),
+            task_size=self._options.get("task_size", TASK_SIZE),
             not_loaded={dropped} if isinstance(dropped, str) else set(dropped),
             load_together=_load_together,
             guard=self._guard,

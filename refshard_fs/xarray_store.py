@@ -1,4 +1,4 @@
-"""xarray's interface to one group of a source: variables and attributes, made of zarr's metadata without zarr.
+"""xarray's interface to one group of a source: variables and attributes, made from zarr's metadata without zarr.
 
 Source: xarray's "Zarr Encoding Specification", and its own ``ZarrStore``, which makes the same variables.
 """
@@ -26,8 +26,9 @@ from refshard_fs.group_metadata import ArrayNode, GroupNode
 from refshard_fs.tools.trial import OpeningGuard
 
 # The least bytes of a chunk of dask after decoding: dask needs about as much time for a task as for decoding 1 MiB.
-TASK = 1 << 20
-MOST = 16  # The largest chunk of dask is this many times TASK: variables with the same chunks grow by the same factor.
+TASK_SIZE = 1 << 20
+# The largest chunk of dask is this many times TASK_SIZE: variables with the same chunks grow by the same factor.
+MOST_TIMES = 16
 
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions in version 2
 _NETCDF_CODECS: Final = {"shuffle": "shuffle", "fletcher32": "fletcher32", "zlib": "zlib", "gzip": "zlib"}
@@ -38,7 +39,7 @@ class GroupStore(AbstractDataStore):
 
     ``fill_value_is_mask``: whether fill values of zarr become the attribute ``_FillValue``; by default, those of
     version 2 do. ``load_together`` is called with index coordinates, whose names are not in ``not_loaded``, before
-    xarray reads one after the other. ``guard`` bounds what reading takes while a source is opened.
+    xarray reads one after the other. ``guard`` limits memory and time of reads while a source is opened.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class GroupStore(AbstractDataStore):
         group: GroupNode,
         *,
         fill_value_is_mask: bool | None = None,
-        task_size: int = TASK,
+        task_size: int = TASK_SIZE,
         not_loaded: Container[Any] = (),
         load_together: Callable[[Iterable[xr.Variable]], None],
         guard: OpeningGuard | None = None,
@@ -58,11 +59,11 @@ class GroupStore(AbstractDataStore):
 
     def get_variables(self) -> dict[str, xr.Variable]:
         """Return the arrays of the group as variables that read values when they are used."""
-        variables = {name: self._variable(name, node) for name, node in self._group.arrays.items()}
+        variables = {name: self._make_variable(name, node) for name, node in self._group.arrays.items()}
         # xarray would read one coordinate after the other: first value, last value, all values.
         self._load_together([v for name, v in variables.items() if v.dims == (name,) and name not in self._not_loaded])
         if self._task_size:
-            _enlarge(variables, self._task_size)
+            _enlarge_chunks(variables, self._task_size)
         return variables
 
     def get_attrs(self) -> dict[str, Any]:
@@ -74,25 +75,27 @@ class GroupStore(AbstractDataStore):
     def get_dimensions(self) -> dict[str, int]:
         """Return the lengths of the dimensions of the arrays."""
         nodes = self._group.arrays.values()
-        return {dim: n for node in nodes for dim, n in zip(_dimensions(node)[0], node.document["shape"], strict=True)}
+        named = [(_split_dimensions(node)[0], node.document["shape"]) for node in nodes]
+        return {dim: n for names, shape in named for dim, n in zip(names, shape, strict=True)}
 
     def get_encoding(self) -> dict[str, Any]:
         """Return the encoding of the dataset: its unlimited dimensions, which zarr's metadata cannot express."""
         unlimited = self._fs.unlimited_dimensions.get(self._group.path)
         return {} if unlimited is None else {"unlimited_dims": set(unlimited)}
 
-    def _variable(self, name: str, node: ArrayNode) -> xr.Variable:
+    def _make_variable(self, name: str, node: ArrayNode) -> xr.Variable:
         direct = DirectArray.of(self._fs, node)  # checks the shape
-        dimensions, attributes = _dimensions(node)
+        dimensions, attributes = _split_dimensions(node)
         if direct is None:
             by_zarr = open_by_zarr(self._fs, node)
             data: Any = ZarrArrayWrapper(by_zarr)
             fill_value = by_zarr.fill_value
-            encoding = _encoding_of_zarr(by_zarr)
+            encoding = _make_zarr_encoding(by_zarr)
         else:
             data = direct
             fill_value = direct.fill_value
-            encoding = {"chunks": direct.meta.chunks, **_codecs_of(direct.meta), **_netcdf_encoding(direct.meta)}
+            meta = direct.meta
+            encoding = {"chunks": meta.chunks, **_make_codec_encoding(meta), **_make_netcdf_encoding(meta)}
         encoding["preferred_chunks"] = dict(zip(dimensions, encoding["chunks"], strict=True))
         if self._fill_value_is_mask:
             if fill_value is not None:
@@ -128,7 +131,7 @@ class GroupStore(AbstractDataStore):
             attributes[attribute] = dumps(attributes[attribute]).decode()
         for attribute, dtype in self._fs.attribute_dtypes.get(path, {}).items():
             if attribute in attributes:
-                attributes[attribute] = _convert(attributes[attribute], np.dtype(dtype))
+                attributes[attribute] = _convert_attribute(attributes[attribute], np.dtype(dtype))
 
 
 def _is_hidden(name: str) -> bool:
@@ -136,7 +139,7 @@ def _is_hidden(name: str) -> bool:
     return name.lower().startswith("_nc")
 
 
-def _dimensions(node: ArrayNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _split_dimensions(node: ArrayNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the names of an array's dimensions, and its attributes without those that hold names.
 
     KeyError, as by xarray, if the dimensions do not have names.
@@ -158,7 +161,7 @@ def _dimensions(node: ArrayNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(names), {k: v for k, v in attributes.items() if k != _DIMENSIONS and not _is_hidden(k)}
 
 
-class _Preferred(dict[Any, Any]):
+class _PreferredChunks(dict[Any, Any]):
     """The stored chunks of a variable by dimension; `get` with a default returns the enlarged chunks instead.
 
     xarray passes a default when it makes chunks, but not when it warns that the user's chunks divide stored chunks.
@@ -172,14 +175,14 @@ class _Preferred(dict[Any, Any]):
         return super().get(dim) if default is None else self.enlarged.get(dim, default)
 
     def __reduce__(self) -> Any:
-        return _Preferred, (dict(self), self.enlarged)
+        return _PreferredChunks, (dict(self), self.enlarged)
 
 
-def _enlarge(variables: Mapping[Any, xr.Variable], least: int) -> None:
+def _enlarge_chunks(variables: Mapping[Any, xr.Variable], least: int) -> None:
     """Enlarge the chunks of dask along the first dimensions until they have ``least`` bytes or span the whole array.
 
     Variables with the same stored chunks along a dimension get the same chunks there. For that, chunks may grow up to
-    ``MOST * least`` bytes.
+    ``MOST_TIMES * least`` bytes.
     """
     regular: dict[Any, dict[Any, int]] = {}
     for name, variable in variables.items():
@@ -194,16 +197,16 @@ def _enlarge(variables: Mapping[Any, xr.Variable], least: int) -> None:
         counts = {name: -(-variables[name].sizes[dim] // size) for name in alike}
         needed = [min(-(-least // sizes[name]), counts[name]) for name in alike if sizes[name] < least]
         largest = max((sizes[name] for name in alike), default=1)
-        times = min([*needed, max(MOST * least // largest, 1)]) if needed else 1
+        times = min([*needed, max(MOST_TIMES * least // largest, 1)]) if needed else 1
         for name in alike:
             enlarged[name][dim] = times * size
             sizes[name] *= times
     for name, chunks in enlarged.items():
         if chunks != regular[name]:
-            variables[name].encoding["preferred_chunks"] = _Preferred(regular[name], chunks)
+            variables[name].encoding["preferred_chunks"] = _PreferredChunks(regular[name], chunks)
 
 
-def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
+def _convert_attribute(value: Any, dtype: np.dtype[Any]) -> Any:
     """Convert an attribute's value to the file's dtype; complex numbers are pairs in JSON."""
     if dtype.kind == "c":
         pairs = np.asarray(value, f"f{dtype.itemsize // 2}")
@@ -211,12 +214,12 @@ def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
     return dtype.type(value)
 
 
-def _encoding_of_zarr(array: Any) -> dict[str, Any]:
-    """Return the chunks and the codecs of an array that zarr has opened, as xarray's encoding."""
+def _make_zarr_encoding(array: Any) -> dict[str, Any]:
+    """Return the encoding of a variable from an array that zarr has opened: its chunks and its codecs."""
     try:
         encoding = {"chunks": tuple(array.chunks), "shards": getattr(array, "shards", None)}
     except NotImplementedError:  # the chunks along a dimension differ in size
-        encoding = {"chunks": tuple(map(_common_size, array.read_chunk_sizes)), "shards": None}
+        encoding = {"chunks": tuple(map(_find_common_size, array.read_chunk_sizes)), "shards": None}
     if array.dtype.kind == "T":
         encoding["dtype"] = array.dtype
     names = ("compressor", "filters") if zarr_major() == 2 else ("compressors", "filters", "serializer")
@@ -225,14 +228,14 @@ def _encoding_of_zarr(array: Any) -> dict[str, Any]:
     return encoding
 
 
-def _common_size(sizes: tuple[int, ...]) -> int | tuple[int, ...]:
+def _find_common_size(sizes: tuple[int, ...]) -> int | tuple[int, ...]:
     """Return the size of all chunks along a dimension, of which the last may be shorter; ``sizes`` if they differ."""
     is_regular = bool(sizes) and len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
     return sizes[0] if is_regular else tuple(sizes) or (0,)
 
 
-def _codecs_of(meta: ArrayMeta) -> dict[str, Any]:
-    """Return the codecs of an array as the encoding with which `xarray.Dataset.to_zarr` writes the same codecs.
+def _make_codec_encoding(meta: ArrayMeta) -> dict[str, Any]:
+    """Return the encoding with which `xarray.Dataset.to_zarr` writes the codecs of an array.
 
     Codecs of version 2 are left out with zarr 3: xarray would pass them to version 3, which refuses them.
     """
@@ -248,7 +251,7 @@ def _codecs_of(meta: ArrayMeta) -> dict[str, Any]:
         return {}
     from zarr.abc.codec import ArrayArrayCodec, ArrayBytesCodec
 
-    codecs = [_zarr_codec(dumps(codec)) for codec in list_codec_documents(meta)]
+    codecs = [_make_zarr_codec(dumps(codec)) for codec in list_codec_documents(meta)]
     filters = tuple(codec for codec in codecs if isinstance(codec, ArrayArrayCodec))
     serializer = next((codec for codec in codecs if isinstance(codec, ArrayBytesCodec)), None)
     compressors = tuple(codec for codec in codecs if codec not in filters and codec is not serializer)
@@ -256,8 +259,8 @@ def _codecs_of(meta: ArrayMeta) -> dict[str, Any]:
 
 
 @cache
-def _zarr_codec(document: bytes) -> Any:
-    """Return zarr's codec of a document of version 3."""
+def _make_zarr_codec(document: bytes) -> Any:
+    """Return zarr's codec for the JSON of a codec of version 3."""
     from zarr.registry import get_codec_class
 
     codec = loads(document)
@@ -265,7 +268,7 @@ def _zarr_codec(document: bytes) -> Any:
     return get_codec_class(codec["name"]).from_dict(codec)
 
 
-def _netcdf_encoding(meta: ArrayMeta) -> dict[str, Any]:
+def _make_netcdf_encoding(meta: ArrayMeta) -> dict[str, Any]:
     """Return the encoding with which `xarray.Dataset.to_netcdf` compresses a variable as its source does.
 
     The encoding is empty if NetCDF does not have one of the codecs.

@@ -1,7 +1,7 @@
-"""CF times in the units of others, where that changes no instant: exact arithmetic on whole numbers. No I/O here.
+"""Convert CF times to other units, exactly: the arithmetic uses whole numbers, and no instant changes. No I/O here.
 
-CF conventions, section 4.4. Only units of fixed length are known (no months, no years), and reference times in UTC.
-Lengths and instants are whole numbers of nanoseconds.
+See the CF conventions, section 4.4. Only units of fixed length are supported (no months, no years), and reference
+times in UTC. Lengths and instants are whole numbers of nanoseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-UNITS: Final = ("units", "calendar")  # attributes that say the units of times
+UNITS: Final = ("units", "calendar")  # the attributes with the units of times
 SECOND: Final = 10**9
 _LENGTHS: Final = {
     **dict.fromkeys(("nanosecond", "nanosec", "ns"), 1),
@@ -37,11 +37,12 @@ _NAMES: Final = {
     10**3: "microseconds",
     1: "nanoseconds",
 }  # the longest first
-# Sources mean whole seconds, mostly: 1/24 day is an hour. The closest of these that a number's precision tells apart.
+# Most sources mean whole seconds: 1/24 day is an hour. A number means the closest multiple of the first of these
+# grains (nanoseconds) that is coarser than the number's precision.
 _GRAINS: Final = (SECOND, 10**6, 10**3)
-_SLACK: Final = 10**6  # nanoseconds that a number may be off what it means, whatever its type
+_SLACK: Final = 10**6  # the most nanoseconds by which a number, of any type, may differ from the instant that it means
 GREGORIAN: Final = ("standard", "proleptic_gregorian")
-CHANGE: Final = (1582, 10, 15)  # the standard calendar is Julian before
+CHANGE: Final = (1582, 10, 15)  # the first Gregorian day of the standard calendar, which is Julian before
 CALENDARS: Final = (*GREGORIAN, "julian", "noleap", "all_leap", "360_day")
 _SYNONYMS: Final = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
 
@@ -53,9 +54,9 @@ _TIME = re.compile(
 
 
 class TimeUnits(NamedTuple):
-    """Units of times: the length of one, the time that they count from, on the scale of the calendar, and that.
+    """Units of times: their length and their reference time, in nanoseconds, and the calendar of the reference time.
 
-    ``standard`` and ``proleptic_gregorian`` have one scale, on which days follow each other, whatever they are called.
+    ``standard`` and ``proleptic_gregorian`` count the same days, under different dates before 1582.
     """
 
     length: int
@@ -64,7 +65,7 @@ class TimeUnits(NamedTuple):
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> TimeUnits:
-        """Return the units that attributes say; ValueError, saying why, if these are not units of times."""
+        """Parse the units of times in attributes; ValueError, with the reason, if they are not units of times."""
         length, since = parse_units(attributes.get("units"))
         calendar = calendar_of(attributes)
         return cls(length, _instant(since, calendar) * SECOND, family_of(calendar))
@@ -72,13 +73,13 @@ class TimeUnits(NamedTuple):
     def convert(self, values: npt.NDArray[Any], to: TimeUnits, *, rounded: bool = False) -> npt.NDArray[Any]:
         """Convert numbers of these units to other units, with 64 bits; ValueError if an instant would change.
 
-        A floating-point number as close to a whole second as its type tells apart means that second. If ``rounded``, an
-        instant without an exact floating-point number becomes the closest number. NaN stays NaN.
+        A floating-point number means a whole second if they differ by less than the precision of its type. If
+        ``rounded``, an instant without an exact floating-point number becomes the closest number. NaN stays NaN.
         """
         if self.calendar != to.calendar:
             raise ValueError(f"its calendar is {self.calendar!r}, not {to.calendar!r}")
         if values.dtype.kind not in "iuf":
-            raise ValueError(f"its type is {values.dtype}, no number")
+            raise ValueError(f"expected numbers, got values of type {values.dtype}")
         distinct, where = np.unique(values, return_inverse=True)
         found = [self._number(value, to, rounded=rounded) for value in distinct]
         try:
@@ -102,7 +103,7 @@ class TimeUnits(NamedTuple):
         return float(wanted)
 
     def _to_nanoseconds(self, value: np.floating[Any]) -> Fraction:
-        """Return the nanoseconds that a number stands for."""
+        """Return the nanoseconds that a number means."""
         exact = Fraction(float(value)) * self.length
         slack = min(Fraction(float(np.spacing(np.abs(value)))) * self.length, Fraction(_SLACK))
         for grain in _GRAINS:
@@ -112,9 +113,9 @@ class TimeUnits(NamedTuple):
         return exact
 
     def snap(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return numbers of these units so that those which mean the same instant are equal.
+        """Return ``values`` in which numbers that mean the same instant are equal.
 
-        Those as close to a whole second as their type tells apart become the floating-point number of that second.
+        A number that means a whole second becomes the floating-point number closest to that second.
         """
         if values.dtype.kind != "f":
             return values
@@ -129,38 +130,38 @@ class TimeUnits(NamedTuple):
         return wide
 
     def is_gregorian(self, values: npt.NDArray[Any]) -> bool:
-        """Whether all instants are such that the standard calendar and the proleptic one name them alike."""
+        """Return whether all instants have the same dates in the standard and in the proleptic Gregorian calendar."""
         known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
         first = _instant("-".join(map(str, CHANGE)), GREGORIAN[0]) * SECOND
         return not known.size or int(known.min()) * self.length + self.since >= first
 
 
 def finest(units: Iterable[TimeUnits]) -> int:
-    """Return the length of the longest unit that counts all of them as integers from the first one's reference time."""
+    """Return the length of the longest unit in which times of all ``units`` are integers since the first reference."""
     every = list(units)
-    common = math.gcd(*(each.length for each in every), *(each.since - every[0].since for each in every))
+    common = math.gcd(*(unit.length for unit in every), *(unit.since - every[0].since for unit in every))
     return next(length for length in _NAMES if common % length == 0)
 
 
 def finer(length: int, like: object) -> list[str]:
-    """Return all units of that length or less that count from the time that those of ``like`` do, the longest first."""
-    return [f"{_NAMES[each]} since {parse_units(like)[1]}" for each in _NAMES if each <= length]
+    """Return all units of at most this ``length``, the longest first, with the reference time of the units ``like``."""
+    return [f"{name} since {parse_units(like)[1]}" for known, name in _NAMES.items() if known <= length]
 
 
 def is_time(attributes: Mapping[str, Any]) -> bool:
-    """Whether an array has units of time."""
+    """Return whether an array has units of time."""
     units = attributes.get("units")
     return isinstance(units, str) and _UNITS.fullmatch(units) is not None
 
 
 def calendar_of(attributes: Mapping[str, Any]) -> str:
-    """Return the calendar of times, by one name where CF has several."""
+    """Return the calendar of times; if CF has several names for it, always the same one."""
     calendar = str(attributes.get("calendar") or "standard").lower()
     return _SYNONYMS.get(calendar, calendar)
 
 
 def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether attributes of two arrays of times say the same units, however they spell them."""
+    """Return whether the attributes of two arrays of times have the same units, in any spelling."""
     try:
         return TimeUnits.of(one) == TimeUnits.of(other)
     except ValueError:
@@ -168,12 +169,12 @@ def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def family_of(calendar: str) -> str:
-    """Return the calendar by which a calendar counts days."""
+    """Return the calendar that counts the same days: "standard" for both Gregorian ones, else ``calendar``."""
     return GREGORIAN[0] if calendar in GREGORIAN else calendar
 
 
 def parse_units(units: object) -> tuple[int, str]:
-    """Return the nanoseconds of the unit, and the reference time."""
+    """Return the length of the unit in nanoseconds, and the text of the reference time."""
     match = _UNITS.fullmatch(units) if isinstance(units, str) else None
     name = "" if match is None else match[1].lower()
     length = _LENGTHS.get(name) or _LENGTHS.get(f"{name}s")  # "ms" and "s" end like a plural
@@ -183,18 +184,18 @@ def parse_units(units: object) -> tuple[int, str]:
 
 
 def format_time(value: Any, attributes: Mapping[str, Any]) -> str:
-    """Return a CF time as a date; as a number with its units, where Python has no date for it."""
+    """Return a CF time as the text of a date; as a number with its units if Python has no date for it."""
     with suppress(ValueError, OverflowError):
         length, since = parse_units(attributes.get("units"))
-        begin = instant(since)
+        begin = parse_instant(since)
         time = begin + timedelta(microseconds=round(float(value) * length / 1000))
         if family_of(calendar_of(attributes)) == GREGORIAN[0] and min(begin, time).year > CHANGE[0]:
             return str(time.date() if time == datetime(time.year, time.month, time.day) else time)
     return f"{value} {attributes.get('units')}"
 
 
-def instant(text: str) -> datetime:
-    """Return the time that the units of CF times count from; ValueError if it is not in UTC."""
+def parse_instant(text: str) -> datetime:
+    """Parse the reference time of CF units; ValueError if it is not in UTC."""
     try:
         return datetime(*_fields(text))  # type: ignore[arg-type]  # six integers
     except ValueError as e:
@@ -209,13 +210,13 @@ def _fields(text: str) -> tuple[int, ...]:
 
 
 def _instant(text: str, calendar: str) -> int:
-    """Return the seconds of a time since a day that is the same for all times of the calendar."""
+    """Return the seconds from day 0 of the calendar's family to a time; ValueError if it is not in the calendar."""
     if calendar not in CALENDARS:
         raise ValueError(f"the calendar {calendar!r} is not known")
     year, month, day, hour, minute, second = _fields(text)
     date, shift, rule = (year, month, day), 0, calendar
     if calendar == "standard":
-        # Its days are counted as Gregorian ones: the first day of the Julian calendar is two days earlier.
+        # Count all days from the first Gregorian one, 0001-01-01: the first Julian one is two days earlier.
         shift, rule = (-2, "julian") if date < CHANGE else (0, "proleptic_gregorian")
     if not (year >= 1 and 1 <= month <= 12 and 1 <= day <= _days(year, month, rule)):
         raise ValueError(f"{text!r} is not a date of the calendar {calendar!r}")
@@ -237,7 +238,7 @@ def _days(year: int, month: int, calendar: str) -> int:
 
 
 def _leap_days(year: int, calendar: str) -> int:
-    """Return how many leap days there are until the end of a year."""
+    """Return the number of leap days from year 1 to the end of ``year``."""
     match calendar:
         case "noleap" | "360_day":
             return 0

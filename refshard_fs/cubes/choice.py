@@ -1,4 +1,4 @@
-"""Find the nodes that a selection takes from a source, and change their metadata. No I/O here."""
+"""The arguments of a selection (`RefShardFileSystem.select`), and the arrays that it adds. No I/O here."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, SingleChu
 from refshard_fs.errors import ManifestError
 
 Attributes = dict[str, Any]
-DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute in which xarray names them in version 2
+DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute in which xarray names dimensions in version 2
 COORDINATES: Final = "coordinates"
 
-_KINDS: Final = "biufSU"  # kinds of types that can be assigned
+_KINDS: Final = "biufSU"  # numpy's kinds of the types that can be assigned
 
 
 class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -33,19 +33,19 @@ class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     attrs: Attributes = {}
 
     @classmethod
-    def of(cls, name: str, given: Any) -> Assigned:
-        """Return an array as xarray's ``assign_coords`` takes it: values, ``(dims, values[, attrs])``, or an array."""
+    def of(cls, name: str, value: Any) -> Assigned:
+        """Make an array of an argument of xarray's ``assign_coords``: values, ``(dims, values[, attrs])``, an array."""
         dims: Any
         attrs: Mapping[str, Any] = {}
-        match given:
-            case tuple() if len(given) in (2, 3):
-                dims, given, attrs = given if len(given) == 3 else (*given, {})
+        match value:
+            case tuple() if len(value) in (2, 3):
+                dims, value, attrs = value if len(value) == 3 else (*value, {})
                 dims = (dims,) if isinstance(dims, str) else tuple(dims)
-            case _ if hasattr(given, "dims") and hasattr(given, "values"):
-                dims, given, attrs = tuple(given.dims), given.values, given.attrs
+            case _ if hasattr(value, "dims") and hasattr(value, "values"):
+                dims, value, attrs = tuple(value.dims), value.values, value.attrs
             case _:
                 dims = None
-        values = np.asarray(given)
+        values = np.asarray(value)
         if values.dtype.kind == "O" and all(isinstance(value, str) for value in values.flat):
             values = values.astype("U")
         if values.dtype.kind == "O":  # objects, for example times of the standard library
@@ -69,14 +69,17 @@ class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return cls(dims, values.dtype.str, values.shape, data, dict(attrs))
 
     def describe(self, path: str) -> ArrayDescription:
-        """Return what its metadata say; ManifestError where its parts do not fit each other."""
+        """Return the description of the array; ManifestError if its type, shape, dimensions and bytes do not fit."""
         where = f"assign= of {path!r}"
         try:
             dtype = np.dtype(self.dtype)
         except TypeError as e:
             raise ManifestError(f"{where}: {e}") from None
         if dtype.kind not in _KINDS or len(self.dims) != len(self.shape) or min(self.shape, default=0) < 0:
-            raise ManifestError(f"{where}: {self.dtype} of shape {list(self.shape)} along {list(self.dims)}")
+            raise ManifestError(
+                f"{where}: expected numbers or texts with a length for each dimension, got {self.dtype} of shape "
+                f"{list(self.shape)} along {list(self.dims)}"
+            )
         if len(self.values()) != math.prod(self.shape) * dtype.itemsize:
             raise ManifestError(
                 f"{where}: {len(self.values())} bytes do not fill the shape {list(self.shape)} with {self.dtype}"
@@ -85,19 +88,19 @@ class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return ArrayDescription(where, self.shape, chunks, dtype, self.dims, self.attrs)
 
     def values(self) -> bytes:
-        """Return the bytes of its one chunk; ManifestError where they are not base64."""
+        """Return the bytes of its one chunk; ManifestError if they are not base64."""
         try:
             return base64.b64decode(self.data, validate=True)
         except ValueError as e:
-            raise ManifestError(f"assign=: {e}") from None
+            raise ManifestError(f"assign=: expected values in base64: {e}") from None
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The arguments of one selection; all names are names in the source.
 
-    A name without a slash means the variables, or groups, of that name in every group; one with a slash is the path of
-    one ("/air" in the root). ``isel`` has the bounds of slices. ``squeeze`` names dimensions of length 1 that are not
-    shown, or is True for all. ``assign`` are arrays that are added, or shown in place of others, by path.
+    A name without a slash means the variables, or groups, of that name in every group; a name with a slash is one path
+    ("/air" in the root). ``isel`` has bounds of slices. ``squeeze`` names dimensions of length 1 to drop, or is True
+    for all. ``assign`` has, by path, arrays that are added, or replace others.
     """
 
     drop: tuple[str, ...] = ()
@@ -119,58 +122,57 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         squeeze: Iterable[str] | str | bool = (),
         assign: Mapping[str, Any] | None = None,
     ) -> Choice:
-        """Return what the arguments of ``fs.select`` say; TypeError or ValueError for what they do not take."""
-        single = [dim for dim, chosen in (isel or {}).items() if isinstance(chosen, int | np.integer)]
-        squeezed: Any = True if squeeze is True else [*single, *_names_of(squeeze or ())]
-        given = {
-            "drop": _names_of(drop),
-            "keep": None if keep is None else _names_of(keep),
+        """Make a choice of the arguments of ``fs.select``; TypeError or ValueError if an argument is invalid."""
+        single = [dim for dim, bounds in (isel or {}).items() if isinstance(bounds, int | np.integer)]
+        squeezed: Any = True if squeeze is True else [*single, *_list_names(squeeze or ())]
+        values = {
+            "drop": _list_names(drop),
+            "keep": None if keep is None else _list_names(keep),
             "rename": dict(rename or {}),
             "attrs": {path: dict(values) for path, values in (attrs or {}).items()},
-            "isel": {dim: _bounds(dim, chosen) for dim, chosen in (isel or {}).items()},
+            "isel": {dim: _parse_bounds(dim, bounds) for dim, bounds in (isel or {}).items()},
             "squeeze": squeezed,
             "assign": {path: msgspec.to_builtins(Assigned.of(path, value)) for path, value in (assign or {}).items()},
         }
-        return cls.read(given)
+        return cls.read(values)
 
     @classmethod
-    def read(cls, given: Any) -> Choice:
-        """Return a selection given as JSON values; ValueError where it breaks the form."""
+    def read(cls, value: Any) -> Choice:
+        """Parse a choice from JSON values; ValueError if they do not have its form."""
         try:
-            return msgspec.convert(given, cls)
+            return msgspec.convert(value, cls)
         except msgspec.ValidationError as e:
-            raise ValueError(f"select={given!r:.500}: {e}") from None
+            raise ValueError(f"select={value!r:.500}: {e}") from None
 
     @property
     def only_leaves_out(self) -> bool:
-        """Whether all arrays that it shows are shown as they are, under their own paths."""
+        """Whether all shown arrays are unchanged, and have their paths in the source."""
         return self == Choice(self.drop, self.keep)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the selection as JSON values; TypeError for attributes that JSON cannot express."""
+        """Return the choice as JSON values; TypeError for attributes that JSON cannot express."""
         found: dict[str, Any] = zarrmeta.loads(zarrmeta.dumps(msgspec.to_builtins(self)))
         return found
 
     def make_source(self, zarr_format: int) -> ArrayGroup:
         """Return the assigned arrays as a source."""
-        arrays = {path.strip("/"): one.describe(path) for path, one in self.assign.items()}
-        chunks = {path.strip("/"): SingleChunk(one.values()) for path, one in self.assign.items()}
+        arrays = {path.strip("/"): array.describe(path) for path, array in self.assign.items()}
+        chunks = {path.strip("/"): SingleChunk(array.values()) for path, array in self.assign.items()}
         return ArrayGroup(arrays, chunks, zarr_format, {})
 
 
-def _names_of(given: Iterable[str] | str) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
+def _list_names(names: Iterable[str] | str) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
-def _bounds(dim: str, chosen: Any) -> tuple[int | None, int | None]:
-    if isinstance(chosen, int | np.integer):
-        one = int(chosen)
-        return one, None if one == -1 else one + 1
-    if not isinstance(chosen, slice):
-        raise TypeError(
-            f"isel={{{dim!r}: {chosen!r}}}: expected an integer or a slice: chunks hold successive elements"
-        )
-    if chosen.step not in (None, 1):
-        raise ValueError(f"isel={{{dim!r}: {chosen!r}}}: expected a slice with step 1: chunks hold successive elements")
-    start, stop = (None if bound is None else index(bound) for bound in (chosen.start, chosen.stop))
+def _parse_bounds(dim: str, value: Any) -> tuple[int | None, int | None]:
+    """Return the bounds of a slice of step 1, or of an integer."""
+    if isinstance(value, int | np.integer):
+        element = int(value)
+        return element, None if element == -1 else element + 1
+    if not isinstance(value, slice):
+        raise TypeError(f"isel={{{dim!r}: {value!r}}}: expected an integer or a slice: chunks hold successive elements")
+    if value.step not in (None, 1):
+        raise ValueError(f"isel={{{dim!r}: {value!r}}}: expected a slice with step 1: chunks hold successive elements")
+    start, stop = (None if bound is None else index(bound) for bound in (value.start, value.stop))
     return start, stop

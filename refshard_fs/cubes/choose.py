@@ -1,4 +1,4 @@
-"""Take a part of the nodes of a source: keep, drop, squeeze and shorten them. No I/O here."""
+"""Apply a choice to the nodes of a source: keep, drop, shorten, squeeze and rename them. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from refshard_fs.errors import ManifestError
 
 
 def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
-    """Return what ``choice`` takes of ``nodes``, which it changes, by the paths under which that is shown.
+    """Apply ``choice`` to ``nodes``, which are changed; return the shown nodes by their new paths.
 
     ManifestError, with the names that exist, for a name that the source does not have.
     """
     kept = set(nodes)
     if choice.keep is not None:
-        kept = _paths_to_keep(nodes, {path for name in choice.keep for path in nodes.matching(name, "keep")})
-    dropped = {path for name in choice.drop for path in nodes.matching(name, "drop")}
+        kept = _find_paths_to_keep(nodes, {path for name in choice.keep for path in nodes.find(name, "keep")})
+    dropped = {path for name in choice.drop for path in nodes.find(name, "drop")}
     kept = {path for path in kept if not _is_in(path, dropped)}
     shown = {path: node for path, node in nodes.items() if path in kept}
     _shorten(shown, nodes, choice.isel)
@@ -29,14 +29,14 @@ def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
     if choice.squeeze:
         _squeeze(shown, nodes, choice.squeeze)
     for name, values in choice.attrs.items():
-        for path in nodes.matching(name, "attrs") if name.strip("/") else [""]:
+        for path in nodes.find(name, "attrs") if name.strip("/") else [""]:
             if path in shown:
                 shown[path].edit_attributes(partial(_update_attributes, values))
     named = rename_nodes(shown, nodes, choice.rename) if choice.rename else shown
     for path, added in choice.assign.items():
         group, name = parent(path.strip("/"))
         if group not in named:
-            raise nodes.unknown(f"assign= names {path!r}, whose group the source does not have")
+            raise nodes.make_unknown_error(f"assign= names {path!r}, whose group the source does not have")
         named.pop(join(group, name), None)
         if added.dims != (name,):
             _add_coordinates(named[group], [name])
@@ -50,7 +50,7 @@ def _add_coordinates(group: Node, names: Iterable[str]) -> None:
 
 
 def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | bool) -> None:
-    """Let arrays not have dimensions of length 1; their coordinates become scalar ones."""
+    """Mark axes of length 1 as dropped; the coordinates of these dimensions become scalar coordinates."""
     lengths: dict[str | None, set[int]] = {}
     for node in shown.values():
         for dim, length in zip(node.dims, node.shape, strict=True):
@@ -59,7 +59,7 @@ def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | bool
         dims = [dim for dim, known in lengths.items() if dim is not None and known == {1}]
     for dim in dims:
         if dim not in lengths:
-            raise nodes.unknown(f"squeeze= names {dim!r}, which is not a dimension of the source", dims=True)
+            raise nodes.make_unknown_error(f"squeeze= names {dim!r}, which is not a dimension of the source", dims=True)
         if lengths[dim] != {1}:
             raise ManifestError(
                 f"{dim!r} has the length {', '.join(map(str, sorted(lengths[dim])))}, and squeeze= drops dimensions of "
@@ -72,31 +72,30 @@ def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | bool
 
 
 def _update_attributes(values: Attributes, before: Attributes) -> Attributes:
-    """Return the attributes ``before`` with others; those that are None are gone."""
+    """Return the attributes ``before`` updated with ``values``, of which None removes an attribute."""
     return {name: value for name, value in {**before, **values}.items() if value is not None}
 
 
 def _is_in(path: str, paths: Container[str]) -> bool:
-    """Whether ``path`` is one of ``paths``, or lies below one."""
+    """Return whether ``path`` is one of ``paths``, or lies below one."""
     return path in paths or find_nearest(path, paths) is not None
 
 
-def _paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:
-    """Return ``paths``, all below them, the groups above them, and the coordinates of arrays."""
+def _find_paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:
+    """Return ``paths``, all paths below them, the groups above them, and the coordinates of their arrays."""
     kept = {"", *(path for path in nodes if _is_in(path, paths))}
     arrays: dict[str, list[Node]] = {}
     for path in filter(None, list(kept)):
         if nodes[path].is_array:
             arrays.setdefault(parent(path)[0], []).append(nodes[path])
-    for group, some in arrays.items():
-        dims = {dim for node in some for dim in node.dims}
-        words = {word for node in some for word in _words(node)}
+    for group, members in arrays.items():
+        dims = {dim for node in members for dim in node.dims}
+        words = {word for node in members for word in _words(node)}
         for above in ["", *iter_paths_to(group)]:
-            members = nodes.by_group.get(above, {})
-            names = {name for name, node in members.items() if node.dims == [name]} | _coordinate_names(
-                nodes, above, members
-            )
-            kept |= {join(above, name) for name in names if name in words or dims.issuperset(members[name].dims)}
+            known = nodes.by_group.get(above, {})
+            names = {name for name, node in known.items() if node.dims == [name]}
+            names |= _find_coordinate_names(nodes, above, known)
+            kept |= {join(above, name) for name in names if name in words or dims.issuperset(known[name].dims)}
     return kept.union(*(map(iter_paths_to, kept)))
 
 
@@ -106,35 +105,35 @@ def _words(node: Node) -> list[str]:
     return value.split() if isinstance(value, str) else []
 
 
-def _coordinate_names(nodes: Mapping[str, Node], group: str, arrays: Mapping[str, Node]) -> set[str]:
-    """Return the names of those ``arrays`` of a group that the attribute ``coordinates`` of any, or its own, names."""
+def _find_coordinate_names(nodes: Mapping[str, Node], group: str, arrays: Mapping[str, Node]) -> set[str]:
+    """Return the ``arrays`` of a group that the attribute ``coordinates`` of an array, or of the group, names."""
     return {word for node in [*arrays.values(), nodes[group]] for word in _words(node) if word in arrays}
 
 
 def _mend_coordinates(shown: Mapping[str, Node], nodes: Nodes) -> None:
-    """Keep coordinates coordinates, and let the attribute ``coordinates`` name only variables that are left."""
+    """Remove names of variables that are not shown from attributes ``coordinates``; other coordinates stay such."""
     for group, before in nodes.by_group.items():
         after = {name: node for name, node in before.items() if join(group, name) in shown}
         if group not in shown or len(after) == len(before):
             continue
-        named = _coordinate_names(nodes, group, before) & after.keys()
+        named = _find_coordinate_names(nodes, group, before) & after.keys()
         for node in [*after.values(), shown[group]]:
             words = _words(node)
             left = [word for word in words if word in after or word not in before]
             if left != words:
                 node.edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(left) or None}))
-        lost = named - _coordinate_names(shown, group, after)
-        if lost:  # their names were in attributes of variables that are gone: in those of the group, they tell the same
+        lost = named - _find_coordinate_names(shown, group, after)
+        if lost:  # only attributes of variables that are not shown named these: let the group's attribute name them
             words = [*_words(shown[group]), *sorted(lost)]
             shown[group].edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(words)}))
 
 
 def _shorten(shown: Mapping[str, Node], nodes: Nodes, isel: Mapping[str, tuple[int | None, int | None]]) -> None:
-    """Let arrays have the elements that ``isel`` takes alone."""
+    """Change the shapes and starts of arrays to the elements that ``isel`` takes."""
     known = {dim for node in nodes.values() for dim in node.dims}
     for name in isel:
         if name not in known:
-            raise nodes.unknown(f"isel= names {name!r}, which is not a dimension of the source", dims=True)
+            raise nodes.make_unknown_error(f"isel= names {name!r}, which is not a dimension of the source", dims=True)
     for node in shown.values():
         dims = node.dims
         if not any(dim in isel for dim in dims):

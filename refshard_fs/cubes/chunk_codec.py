@@ -15,17 +15,17 @@ from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
 from refshard_fs.core.version_3 import ON_BYTES
 from refshard_fs.core.zarrmeta import ArrayMeta, find_decoding_problem, find_safety_problem
 
-_KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that make no more bytes than they get
+_KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs whose decoded data are not longer than the encoded
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # zarr 3's names of the codecs of NetCDF-4
 
 
-# Codecs that make objects, as many as four bytes say, and no numbers.
+# Codecs that decode to objects, not numbers. Four bytes of a chunk can claim any number of objects.
 _OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
 _TEXTS: Final = ("vlen-bytes", "vlen-utf8")
 
 
 class ChunkDecoder:
-    """Decodes the chunks of one array with numpy and numcodecs. Thread-safe."""
+    """Decode the chunks of one array with numpy and numcodecs. Thread-safe."""
 
     def __init__(self, meta: ArrayMeta, dtype: np.dtype[Any], codecs: Sequence[Any]) -> None:
         self._meta = meta
@@ -34,7 +34,7 @@ class ChunkDecoder:
 
     @classmethod
     def of(cls, meta: ArrayMeta) -> ChunkDecoder | None:
-        """Return the decoder of an array's chunks; None where its codecs or type are not known here."""
+        """Return the decoder of an array's chunks; None if numpy and numcodecs do not have its codecs or its type."""
         dtype = find_decoded_type(meta)
         if dtype is None or meta.chunks is None or find_decoding_problem(meta, "") or find_safety_problem(meta):
             return None
@@ -45,7 +45,7 @@ class ChunkDecoder:
         return cls(meta, dtype if order is None else dtype.newbyteorder("<" if order == "little" else ">"), codecs)
 
     def decode(self, data: bytes) -> npt.NDArray[Any]:
-        """Return the values of a chunk, in its shape. ValueError where the bytes are damaged."""
+        """Return the values of a chunk, in the shape of chunks. ValueError if the bytes are damaged."""
         meta, codecs = self._meta, self._codecs
         chunks = meta.chunks or ()
         decoded: Any = data
@@ -63,37 +63,37 @@ class ChunkDecoder:
                 flat = np.asarray(decoded, object)
             else:
                 flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), self.dtype)
-        except Exception as e:  # numcodecs' codecs raise what they like
+        except Exception as e:  # codecs of numcodecs may raise any error
             raise ValueError(f"a chunk cannot be decoded: {e}") from e
         if flat.size != math.prod(chunks):
-            raise ValueError(f"a chunk has {flat.size} elements, and chunks are of {chunks}")
+            raise ValueError(f"a chunk has {flat.size} elements: expected {math.prod(chunks)}, the shape {chunks}")
         return flat.reshape(chunks, order=meta.order)
 
 
 def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
-    """Return the values of a chunk, in its shape; None where its codecs or type are not known here.
+    """Return the values of a chunk, in the shape of chunks; None if its codecs or its type are not known here.
 
-    ValueError where the bytes are damaged.
+    ValueError if the bytes are damaged.
     """
     decoder = ChunkDecoder.of(meta)
     return None if decoder is None else decoder.decode(data)
 
 
 def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int) -> bytearray | None:
-    """Return what the first codec makes of a chunk, if it is zlib or gzip and makes no more than a chunk may have.
+    """Decode the first codec of a chunk, if it is zlib or gzip; None if it is not, or makes more bytes than allowed.
 
     Other chunks have to be checked before they are decoded.
     """
     count, most = find_chunk_limits(meta)
-    if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # these may make more: `check_chunk` bounds them
+    if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # these may make more: `check_chunk` is needed
         return None
     kind = codecs[0].codec_id if codecs else ""
     expected = min(count * itemsize, most)
     return fast_zlib(data, expected) if kind == "zlib" else fast_gzip(data, expected) if kind == "gzip" else None
 
 
-def _codec(config: dict[str, Any]) -> Any:
-    import numcodecs  # heavy, and needed for chunks that are decoded here alone
+def _make_codec(config: dict[str, Any]) -> Any:
+    import numcodecs  # slow to import, and only needed if this package decodes chunks
 
     return numcodecs.get_codec(config)
 
@@ -108,7 +108,7 @@ def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
     if not _OBJECTS.isdisjoint(ids):
         return None
     try:
-        return [_codec(dict(codec)) for codec in configured], None
+        return [_make_codec(dict(codec)) for codec in configured], None
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -116,23 +116,23 @@ def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
 def _version_3(doc: Mapping[str, Any], dtype: np.dtype[Any]) -> tuple[list[Any], str | None] | None:
     order: str | None = None
     codecs: list[Any] = []
-    is_of_bytes = dtype.kind in "SV" or dtype.itemsize == 1  # elements without an order of bytes
+    is_of_bytes = dtype.kind in "SV" or dtype.itemsize == 1  # elements without a byte order
     for codec in doc.get("codecs") or []:
         match codec:
             case {"name": "bytes", "configuration": {"endian": "little" | "big" as endian}} if order is None:
                 order = endian
             case {"name": str(name)} | str(name) if name in _TEXTS and order is None:
                 order = "little"
-                codecs.append(_codec({"id": name}))
+                codecs.append(_make_codec({"id": name}))
             case "bytes" | {"name": "bytes"} if order is None and is_of_bytes:
                 order = "little"
-            case {"name": "gzip" | "zstd" as name} if order is not None:  # whatever the level
-                codecs.append(_codec({"id": name}))
+            case {"name": "gzip" | "zstd" as name} if order is not None:  # the level makes no difference to decoding
+                codecs.append(_make_codec({"id": name}))
             case {"name": "blosc"} if order is not None:
-                codecs.append(_codec({"id": "blosc"}))
+                codecs.append(_make_codec({"id": "blosc"}))
             case {"name": str(name), "configuration": dict(members)} if order and name in _NUMCODECS:
                 try:
-                    codecs.append(_codec({**members, "id": name.removeprefix("numcodecs.")}))
+                    codecs.append(_make_codec({**members, "id": name.removeprefix("numcodecs.")}))
                 except (ValueError, TypeError, KeyError):
                     return None
             case _:
@@ -147,7 +147,7 @@ def blank_chunk(meta: ArrayMeta, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
-    """Return the bytes of a chunk of ``values``, which are in its shape and of its type; ValueError if that fails."""
+    """Return the bytes of a chunk with ``values`` of the right shape and type; ValueError if they cannot be encoded."""
     pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw, values.dtype)
     if pipeline is None:
         raise ValueError("chunks with these codecs cannot be made here")
@@ -159,6 +159,6 @@ def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
     try:
         for codec in reversed(codecs):
             encoded = codec.encode(encoded)
-    except Exception as e:  # numcodecs' codecs raise what they like
+    except Exception as e:  # codecs of numcodecs may raise any error
         raise ValueError(f"a chunk cannot be encoded: {e}") from e
     return encoded.tobytes() if isinstance(encoded, np.ndarray) else bytes(encoded)

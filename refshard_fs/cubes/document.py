@@ -1,7 +1,7 @@
-"""The small document that joins sets lazily: its pieces, how long each is, and along which axes. No I/O here.
+"""The document of a cube: its pieces, their lengths, and the axes along which arrays are joined. No I/O here.
 
-``FORMATS.md`` is the specification. A piece is one line, so that a longer archive is a document with a line more. The
-document is read whole: the lines of 100,000 files take 0.3 s of processor time, so that blocks would save little.
+``FORMATS.md`` is the specification. Each piece is one line, so that an archive grows by appending a line. The document
+is read whole: the lines of 100,000 files take 0.3 s of processor time, so that reading in blocks would save little.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from refshard_fs.cubes.placement import Placement
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.values import decode_base64
 
-DEEPEST: Final = 8  # documents within documents
+DEEPEST: Final = 8  # levels of documents within documents
 PLAIN: Final = 1 << 20  # bytes of the longest document that is not compressed: about 10,000 pieces
 
 
-# Ten thousand are read at once: without ``gc=False``, collecting garbage then can take more time than reading them.
+# ``gc=False``, since garbage collection could take longer than parsing ten thousand pieces.
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given.
+    """One set: its URL as in the document, its length along the dimension, and the bytes of its coordinate, or None.
 
-    In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap.
-    ``places`` are the places of its elements along other dimensions, where it has only some elements. ``take`` is the
-    first element that is joined, and the number of elements of the set; None if all are joined. ``select`` are the
-    selections by which it is shown, after those of the document.
+    Instead of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap.
+    ``places`` has, by dimension, the places of its elements along other dimensions of which it has only some elements.
+    ``take`` is the first element that is joined, and the length of the set; None if all elements are joined. ``select``
+    has the choices that are applied to the set, after those of the document.
     """
 
     url: str
@@ -61,7 +61,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
         return self.length if self.take is None else self.take[1]
 
     def cut(self, start: int, stop: int) -> Piece:
-        """Return elements ``[start, stop)`` of those that are joined."""
+        """Return the piece with only the elements ``[start, stop)`` of its joined elements."""
         size = len(self.values or b"") // self.length
         values = None if self.values is None else self.values[start * size : stop * size]
         begin = start if self.take is None else start + self.take[0]
@@ -73,7 +73,7 @@ _Axis = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The members of a document but for its pieces: see `ConcatDocument`."""
+    """The members of a document, except its pieces: see `ConcatDocument`."""
 
     dim: str
     axes: dict[str, _Axis]
@@ -110,19 +110,22 @@ class _Json(_Head, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class ConcatDocument(_Head, frozen=True, kw_only=True):
-    """Sets in a row along ``dim``: arrays in ``axes`` (path → axis) are joined, all else is the first set's.
+    """Sets in a row along ``dim``: arrays in ``axes`` (path → axis) are joined, all others come from the first set.
 
-    ``coordinate`` is the path of the array whose values the pieces hold, little-endian. Arrays in ``chunks`` are recut:
-    shown in chunks of that shape, whatever the chunks of the pieces are. With ``join="outer"`` chunks of an array that
-    a piece lacks do not exist. ``metadata`` are documents (by key) that are shown in place of the first piece's. Arrays
-    in ``bounds`` have the units of another one, by path, in each piece. ``stacked`` arrays lack the dimension in the
-    pieces, and each piece is one place along it; here it is their first. Of dimensions in ``unions`` (with the arrays
-    that have them, by path, and as which axis) a piece may have only some elements. The coordinates of such dimensions
-    are ``held``: the document has the bytes of their one chunk, without codecs. ``select`` are the selections by which
-    each piece that is a URL is shown, one after the other: all else here describes what they show. Arrays of the
-    documents ``beside`` it are shown with its own. ``view`` are the selections by which all of it is shown. ``lost``
-    says by URL why sets could not be read when they were joined. ``preprocess`` names the function that chose what
-    pieces `select`: it tells people, and nothing calls it.
+    - ``coordinate``: the path of the array whose values the pieces hold, little-endian.
+    - ``chunks``: recut arrays, by path; they are shown in chunks of this shape, whatever the chunks of the pieces are.
+    - ``join``: with "outer", a piece may lack arrays; their chunks do not exist there.
+    - ``metadata``: documents, by key, that are shown instead of those of the first piece.
+    - ``bounds``: by path of an array, the path of the coordinate whose units it has in each piece.
+    - ``stacked``: arrays that lack the dimension in the pieces, each of which is one place along it; here, it is their
+      first dimension.
+    - ``unions``: dimensions of which a piece may have only some elements, with their arrays: the axis by path.
+    - ``held``: the coordinates of these dimensions, by path: the bytes of their one chunk, without codecs.
+    - ``select``: choices that are applied, in order, to each piece with a URL; all else here describes the result.
+    - ``beside``: documents whose arrays are shown together with those of this one.
+    - ``view``: choices that are applied, in order, to the whole cube.
+    - ``lost``: by URL, why a set could not be read when sets were joined.
+    - ``preprocess``: the function that chose the `select` of pieces, for information; nothing calls it.
     """
 
     pieces: tuple[Piece, ...]
@@ -131,33 +134,33 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
 
     @property
     def first(self) -> int:
-        """The number of the piece that gives everything that is not joined: the first that is not a gap."""
+        """The number of the first piece that is not a gap: all that is not joined comes from it."""
         return next(number for number, piece in enumerate(self.pieces) if not piece.is_gap)
 
     @property
     def zarr_format(self) -> int | None:
-        """The version of zarr's metadata that it was made of; None if nothing in it tells."""
+        """The version of the metadata of its sets; None if no metadata in the document show it."""
         names = {parent(key)[1] for key in self.metadata}
         within = {piece.document.zarr_format for piece in self.pieces if piece.document is not None}
         return 3 if "zarr.json" in names or 3 in within else 2 if names or 2 in within else None
 
     @property
     def count(self) -> int:
-        """Number of sets, those that documents within and beside it join among them."""
+        """The number of sets, including the sets of documents within and beside it."""
         own = sum(not piece.is_gap if piece.document is None else piece.document.count for piece in self.pieces)
         return own + sum(document.count for document in self.beside)
 
     @property
     def urls(self) -> list[str]:
-        """The URLs of all sets, as written, those of documents within and beside it among them."""
+        """The URLs of all sets, as in the document, including the sets of documents within and beside it."""
         own = [
             [piece.url] if piece.document is None else piece.document.urls for piece in self.pieces if not piece.is_gap
         ]
-        return [url for some in (*own, *(document.urls for document in self.beside)) for url in some]
+        return [url for urls in (*own, *(document.urls for document in self.beside)) for url in urls]
 
     @property
     def starts(self) -> list[int]:
-        """Where each piece begins along the dimension, and where the last one ends."""
+        """The elements along the dimension at which the pieces begin, and the end of the last one."""
         return list(accumulate((piece.length for piece in self.pieces), initial=0))
 
     @classmethod
@@ -225,7 +228,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         return always | {name: value for name, value in members.items() if value}
 
     def with_values(self, values: bytes | None) -> ConcatDocument:
-        """Return the document with other values of the coordinate, of all pieces."""
+        """Return the document with other ``values`` of the coordinate, the bytes of all pieces together."""
         if values is None:
             return self
         size = len(values) // self.starts[-1]
@@ -253,7 +256,7 @@ def _base64(data: bytes) -> str:
 
 
 def dump_with_marker(document: Mapping[str, Any]) -> bytes:
-    """Return a decoded document as JSON that is recognised: the member that tells the format comes first."""
+    """Encode a document as JSON; the member ``refshard``, by which the format is recognised, comes first."""
     return zarrmeta.dumps({"refshard": document["refshard"], **document})
 
 

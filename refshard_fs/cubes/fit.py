@@ -1,6 +1,6 @@
-"""How an array of one set becomes piece of the array that is shown: as it is, recoded, or recut. No I/O here.
+"""Decide how an array of a piece becomes a part of the shown array: unchanged, recoded, or recut. No I/O here.
 
-`fit` decides it, when sets are joined and when they are read.
+`fit` is called when sets are joined, and again when a piece is opened for reading.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from refshard_fs.core.keys import ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import are_alike, calendar_of, family_of, is_time
 from refshard_fs.cubes.placement import Placement
-from refshard_fs.cubes.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
+from refshard_fs.cubes.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, make_recoding
 from refshard_fs.cubes.recutting import Recut, check_recut
 from refshard_fs.cubes.sections import PieceArray
 from refshard_fs.errors import ManifestError
 
-# Attributes that say what the values mean. All others may differ.
+# Attributes that define the meaning of values. All other attributes may differ.
 MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-# Fields that say how the values are stored; they may differ where these are stored anew.
+# Fields that define how values are stored; they may differ if values are stored anew.
 STORAGE: Final = frozenset({"chunks", "compressor", "filters", "codecs", "chunk_grid", "order"})
 # Fields that define the keys of chunks.
 KEYS: Final = frozenset({"dimension_separator", "chunk_key_encoding"})
@@ -39,25 +39,28 @@ class Fit(NamedTuple):
     """How chunks of a piece's array become shown chunks: unchanged, unless a member defines a conversion."""
 
     recoding: Recoding | None = None
-    # By axis, the places of its chunks where it has only some elements along a dimension; if recut, of elements.
+    # By axis, the places of the piece's chunks (of its elements, if recut), if it has only some elements there.
     places: Mapping[int, Placement] = {}
     source: PieceArray | None = None  # only if the array is recut
     encoding: ChunkKeyEncoding | None = None  # encoding of the piece's keys, if it differs
     is_absent: bool = False  # the piece lacks the array
 
     def stored_chunk(self, leading: Sequence[int]) -> list[int] | None:
-        """Return the coordinates of a chunk, or the first ones of several, in a piece; None if it has none there."""
+        """Return the coordinates in the piece of a shown chunk; None if the piece does not have it.
+
+        ``leading`` may be only the first coordinates of several chunks.
+        """
         return _if_complete(
             [self.places[k].find_element(at) if k in self.places else at for k, at in enumerate(leading)]
         )
 
     def shown_chunk(self, leading: Sequence[int]) -> list[int] | None:
-        """Return the coordinates at which a piece's chunk is shown; None if the piece has no such chunk."""
+        """Return the shown coordinates of a chunk of the piece; None if this chunk is not shown."""
         return _if_complete([self.places[k].find_place(at) if k in self.places else at for k, at in enumerate(leading)])
 
     @property
     def is_same(self) -> bool:
-        """Whether references to the piece's chunks are references to those that are shown."""
+        """Whether the piece's chunks are the shown chunks, so that references to them can be used."""
         return self.recoding is None and self.source is None
 
 
@@ -68,10 +71,10 @@ def fit(
     recut: Recut | None = None,
     places: Mapping[int, Placement] = {},
 ) -> Fit:
-    """Return how the array ``path`` of a ``piece`` becomes the one that is ``shown``; ``recut`` if it is cut anew.
+    """Return how the array ``path`` of a ``piece`` becomes the ``shown`` array, or its ``recut`` form.
 
-    ``places`` are those of the piece's elements, as `Fit` has them. ManifestError, which names the field, where the
-    arrays differ in more than their encoding.
+    ``places`` are the `places` of the `Fit`. ManifestError, which names the field, if the arrays differ in more than
+    their encoding.
     """
     if recut is not None:
         check_recut(path, piece.meta, piece.name)
@@ -84,46 +87,46 @@ def fit(
 
 
 def check_metadata(path: str, one: ArrayFacts, other: ArrayFacts, ignored: Container[str] = ()) -> None:
-    """Raise ManifestError, which names the field, where two arrays ``path`` differ in one that is not ``ignored``.
+    """Raise ManifestError, which names the field, if two arrays ``path`` differ in a field that is not ``ignored``.
 
-    An attribute's field is ``attribute NAME``.
+    The field of an attribute is called ``attribute NAME``.
     """
     versions = one.meta.zarr_format, other.meta.zarr_format
-    if versions[0] != versions[1]:  # so that hardly a field is the same
+    if versions[0] != versions[1]:  # checked first, because almost all fields differ between versions
         raise difference(path, "zarr_format", one.name, versions[0], other.name, versions[1])
     mine, theirs = _fields(one), _fields(other)
     for field in dict.fromkeys([*mine, *theirs]):
         first, second = mine.get(field), theirs.get(field)
         if field == "dimension_names" and first and second and holds_characters(one.meta, other.meta):
-            first, second = first[:-1], second[:-1]  # files name the last one by its length
+            first, second = first[:-1], second[:-1]  # the last name depends on the length of texts in a file
         if field not in ignored and not _are_equal(first, second):
             raise difference(path, field, one.name, first, other.name, second)
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two values are the same JSON: to Python, 1, 1.0 and True are equal, and NaN differs from itself."""
+    """Return whether two values are equal in JSON. In Python, 1, 1.0 and True are equal, and NaN differs from NaN."""
     if type(one) is type(other) and isinstance(one, str | int | None):
         return bool(one == other)
     return zarrmeta.dumps(one) == zarrmeta.dumps(other)
 
 
 def recoding_of(path: str, one: ArrayFacts, other: ArrayFacts, *, is_recut: bool = False) -> Recoding | None:
-    """Return how chunks of the array ``path`` of ``other`` become chunks of ``one``; None where they are such already.
+    """Return the recoding of chunks of the array ``path`` from ``other`` to ``one``; None if none is needed.
 
-    How keys are spelled makes no difference; if the array ``is_recut``, nor does how its chunks are cut and compressed.
-    ManifestError, which names the field, where the arrays differ in more than their encoding.
+    The spelling of keys makes no difference, and if the array ``is_recut``, neither do its chunk shape and compression.
+    ManifestError, which names the field, if the arrays differ in more than their encoding.
     """
     ignored = {"shape", *KEYS} | (STORAGE if is_recut else frozenset())
     if is_time(one.attributes) and is_time(other.attributes):
         ignored |= {"attribute units"}
         if not are_alike(one.attributes, other.attributes):
             check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
-            return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
+            return make_recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
     try:
         check_metadata(path, one, other, ignored)
     except ManifestError:
         check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
-        return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
+        return make_recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
     return None
 
 
@@ -142,7 +145,7 @@ def _fields(array: ArrayFacts) -> dict[str, Any]:
         fields["data_type"] = meta.dtype
         fields |= {name: fields.get(name) or None for name in ("storage_transformers", "dimension_names")}
     fields |= {f"attribute {name}": array.attributes.get(name) for name in MEANING}
-    if is_time(array.attributes):  # of calendars that name some instants differently, `CommonUnits` compares the values
+    if is_time(array.attributes):  # `CommonUnits` has compared values of calendars with other dates before 1582
         fields["attribute calendar"] = family_of(calendar_of(array.attributes))
     return fields
 

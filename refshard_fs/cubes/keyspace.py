@@ -34,7 +34,7 @@ from refshard_fs.cubes.cf_times import UNITS
 from refshard_fs.cubes.document import DEEPEST, ConcatDocument
 from refshard_fs.cubes.fit import ArrayFacts, Fit, fit
 from refshard_fs.cubes.merging import apply_choices, merge, open_selected
-from refshard_fs.cubes.moving import Move, consecutive, move_numbers, shift_by
+from refshard_fs.cubes.moving import Move, find_range, move_numbers, shift_by
 from refshard_fs.cubes.overlaid import Gap, Overlaid
 from refshard_fs.cubes.piece_view import PieceView, with_origin_of_piece
 from refshard_fs.cubes.placement import Placement
@@ -48,11 +48,11 @@ from refshard_fs.security.policy import directory_of, server_of
 
 LISTED: Final = 10_000_000  # most names in a directory: a few lines of nested documents can claim any number
 COUNTED: Final = 100_000_000  # most chunks of an array that are listed as columns
-TOGETHER: Final = 64  # pieces that are opened at a time when all pieces are listed
+TOGETHER: Final = 64  # the number of pieces opened at a time when all pieces are listed
 
 
 class _OpenPiece:
-    """A piece that is open, and how its arrays fit the first piece's: by path, filled as arrays are read."""
+    """An open piece, and the fit of its arrays with the shown arrays, by path; arrays are added when they are read."""
 
     def __init__(self, space: KeySpace) -> None:
         self.space = space
@@ -116,8 +116,8 @@ class ConcatKeySpace(KeySpace):
         self._first_piece = _OpenPiece(first)
         self._pieces: LRU[int, _OpenPiece] = LRU(self._keep)  # the pieces read last, without the first piece
         self._sharing = Sharing()  # opens a piece once, and compares an array once, for all look-ups that wait for it
-        # By array: length, metadata and units of the last piece that needed no recoding, and its fit. Pieces with equal
-        # values have the same fit.
+        # By array: length, metadata and units of the last piece that needed no recoding, and its fit. A piece for which
+        # all of these are equal has the same fit.
         self._plain: dict[str, tuple[tuple[Any, ...], Fit]] = {}
 
     @property
@@ -154,9 +154,9 @@ class ConcatKeySpace(KeySpace):
         self._inline_grids = inline | {path: grid for path, grid in along.items() if grid is not None}
 
     def documents_of_first(self) -> Steps[dict[str, dict[str, Any]]]:
-        """Return the documents of joined arrays and of their groups, as the first piece has them, by key.
+        """Return the documents of joined arrays and of their groups, as the cube shows them, by key.
 
-        Where a document shows these, another piece may come first.
+        A document that records them as `metadata` can have another piece as its first one.
         """
         found: dict[str, dict[str, Any]] = {}
         paths = {above for path in self.document.axes for above, _ in iterate_splits(path)} | self.document.axes.keys()
@@ -184,7 +184,7 @@ class ConcatKeySpace(KeySpace):
     def lookup(self, key: str) -> Steps[Entry | None]:
         if self._documents.is_document(key):
             return (yield from self._documents.lookup(key))
-        path, array, grid = yield from self._array_of(key)
+        path, array, grid = yield from self._find_array(key)
         coords = None if grid is None else grid.encoding.decode(make_relative(key, path), len(grid.counts))
         if array is None or grid is None or coords is None:
             if (
@@ -201,7 +201,7 @@ class ConcatKeySpace(KeySpace):
         if array.recut is not None:
             return (yield from self._join_chunk(path, array, array.recut, coords))
         number, placed = array.locate(coords)
-        (entry,) = yield from self._entries(number, path, array, [placed])
+        (entry,) = yield from self._find_entries(number, path, array, [placed])
         return entry
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
@@ -219,7 +219,7 @@ class ConcatKeySpace(KeySpace):
             numbers.append(number)
             chunks.append(placed)
         for (path, piece), (numbers, chunks) in by_part.items():
-            found.append(LookUp(numbers, self._entries(piece, path, self._documents.arrays[path], chunks)))
+            found.append(LookUp(numbers, self._find_entries(piece, path, self._documents.arrays[path], chunks)))
         return found
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
@@ -238,12 +238,12 @@ class ConcatKeySpace(KeySpace):
             for placed in unread:
                 yield join(at.array, array.grid.encoding.encode(array.move(placed, array.starts[number])))
 
-    def _entries(
+    def _find_entries(
         self, number: int, path: str, array: ConcatArray, chunks: Sequence[Sequence[int]]
     ) -> Steps[list[Entry | None]]:
         """Return the entries of chunks of a piece; ``chunks`` are coordinates relative to the piece's start."""
         assert array.grid is not None, "an array that is joined has a grid"
-        piece, fit = yield from self._piece(number, path, array)
+        piece, fit = yield from self._open_and_fit(number, path, array)
         stored = [fit.stored_chunk(placed) for placed in chunks]
         encode = (fit.encoding or array.grid.encoding).encode
         keys = [join(path, encode(array.stored_coords(coords))) for coords in stored if coords is not None]
@@ -264,7 +264,7 @@ class ConcatKeySpace(KeySpace):
         first = bisect_right(starts, begin) - 1
         stop = min(bisect_left(starts, begin + size), len(starts) - 1)
         numbers = range(first, stop)[: SECTIONS + 1]  # `check_sections` refuses more than SECTIONS
-        pieces = yield from run_together([self._piece(number, path, array) for number in numbers])
+        pieces = yield from run_together([self._open_and_fit(number, path, array) for number in numbers])
         flat = []
         try:
             for number, (piece, fit) in zip(numbers, pieces, strict=True):
@@ -279,7 +279,7 @@ class ConcatKeySpace(KeySpace):
         found = yield from run_together([piece.lookup(key) for (piece, _, _), key in zip(flat, keys, strict=True)])
         return join_sections(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
 
-    def _array_of(self, key: str) -> Steps[tuple[str, ConcatArray | None, ChunkGrid | None]]:
+    def _find_array(self, key: str) -> Steps[tuple[str, ConcatArray | None, ChunkGrid | None]]:
         """Return path, array and grid of the joined array that ``key`` lies below; "", None, None if there is none."""
         path = yield from self._documents.array_of(key)
         array = None if path is None else self._documents.arrays.get(path)
@@ -287,7 +287,7 @@ class ConcatKeySpace(KeySpace):
             return "", None, None
         return path, array, array.grid
 
-    def _piece(self, number: int, path: str, array: ConcatArray) -> Steps[tuple[KeySpace, Fit]]:
+    def _open_and_fit(self, number: int, path: str, array: ConcatArray) -> Steps[tuple[KeySpace, Fit]]:
         """Return a piece, and how its array ``path`` fits the first piece's; ManifestError if it does not fit.
 
         Concurrent calls share the work: a piece is opened once, and each of its arrays is compared once.
@@ -299,7 +299,7 @@ class ConcatKeySpace(KeySpace):
             )
         fit = piece.fits.get(path)
         if fit is None:
-            compare = partial(self._fit_of, number, piece, path, array)
+            compare = partial(self._find_fit, number, piece, path, array)
             fit = yield from self._sharing.run_once((piece, path), partial(piece.fits.get, path), compare)
         return piece.space, fit
 
@@ -312,7 +312,7 @@ class ConcatKeySpace(KeySpace):
         self._pieces.put(number, piece)
         return piece
 
-    def _fit_of(self, number: int, piece: _OpenPiece, path: str, array: ConcatArray) -> Steps[Fit]:
+    def _find_fit(self, number: int, piece: _OpenPiece, path: str, array: ConcatArray) -> Steps[Fit]:
         fit = piece.fits[path] = yield from self._compare(number, piece.space, path, array)
         return fit
 
@@ -322,13 +322,13 @@ class ConcatKeySpace(KeySpace):
         where = f"the set {line.name!r} of {self.where}"
         first, recut = array.meta, array.recut
         assert first is not None, "an array that is not along the dimension has no pieces"
-        elements = self._placements(number, path, first, where)
-        places = elements if recut is not None else _chunk_places(elements, path, first, where)
+        elements = self._find_placements(number, path, first, where)
+        places = elements if recut is not None else _find_chunk_places(elements, path, first, where)
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
         data = yield from piece.read(join(path, name))
         attributes = (yield from piece.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         coordinate = self.document.bounds.get(path)  # bounds have the units of their coordinate
-        units = {} if coordinate is None else (yield from self._units(piece, coordinate, first.zarr_format, where))
+        units = {} if coordinate is None else (yield from self._read_units(piece, coordinate, first.zarr_format, where))
         compared = line.length, data, attributes, units, line.places, line.take
         plain = self._plain.get(path)
         if data is not None and plain is not None and plain[0] == compared:
@@ -356,15 +356,15 @@ class ConcatKeySpace(KeySpace):
         own = (yield from self.first.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         shown: dict[str, Any] = {}
         if coordinate is not None:
-            shown = yield from self._units(self.first, coordinate, first.zarr_format, "the first set")
-        theirs = _array_facts(attributes, units, path, meta, where)
-        mine = _array_facts(own, shown, path, first, f"the first set, {self.document.pieces[self._first].name!r}")
+            shown = yield from self._read_units(self.first, coordinate, first.zarr_format, "the first set")
+        theirs = _make_facts(attributes, units, path, meta, where)
+        mine = _make_facts(own, shown, path, first, f"the first set, {self.document.pieces[self._first].name!r}")
         found = fit(path, mine, theirs, recut, places)
         if found.is_same:
             self._plain[path] = compared, found
         return found
 
-    def _placements(self, number: int, path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
+    def _find_placements(self, number: int, path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
         """Return, by axis, the places of a piece's elements along dimensions where it has only some elements."""
         found: dict[int, Placement] = {}
         for dim, placement in self.document.pieces[number].places.items():
@@ -383,7 +383,7 @@ class ConcatKeySpace(KeySpace):
             found[axis] = Placement.of_slice(line.take[0], line.length, line.take[1])
         return found
 
-    def _units(self, piece: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
+    def _read_units(self, piece: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
         """Return the attributes of a coordinate that give its units and those of its bounds."""
         key = join(path, "zarr.json" if zarr_format == 3 else ".zattrs")
         doc = _parse((yield from piece.read(key)), key, where) or {}
@@ -407,33 +407,33 @@ class ConcatKeySpace(KeySpace):
                 )
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        path, array, grid = yield from self._array_of(join(prefix, "x"))
+        path, array, grid = yield from self._find_array(join(prefix, "x"))
         if array is None or grid is None:
             names = yield from self.first.children(prefix)
             return None if names is None else (yield from self._documents.correct_sizes(prefix, names))
         if prefix == path:
-            return (yield from self._array_directory(path, array, grid))
+            return (yield from self._list_array(path, array, grid))
         leading = grid.leading(make_relative(prefix, path))
         if leading is None:
             return (yield from self.first.children(prefix))
         if self._makes_chunks(path, array):
-            return self._all_chunks(path, array, grid, make_relative(prefix, path)) or None
+            return self._list_made_chunks(path, array, grid, make_relative(prefix, path)) or None
         if len(leading) <= array.axis:
-            return (yield from self._in_all_pieces(path, array, grid, leading)) or None
+            return (yield from self._list_in_all_pieces(path, array, grid, leading)) or None
         if not 0 <= leading[array.axis] < grid.counts[array.axis]:
             return None
         number, _ = array.locate(leading)
-        return (yield from self._listing(number, path, array, grid, leading)) or None
+        return (yield from self._list_in_piece(number, path, array, grid, leading)) or None
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if (yield from self.first.is_directory(prefix)):
             return True
-        _, array, grid = yield from self._array_of(join(prefix, "x"))
+        _, array, grid = yield from self._find_array(join(prefix, "x"))
         if array is None or grid is None:
             return False
         return (yield from self.children(prefix)) is not None
 
-    def _array_directory(self, path: str, array: ConcatArray, grid: ChunkGrid) -> Steps[Sequence[Listed] | None]:
+    def _list_array(self, path: str, array: ConcatArray, grid: ChunkGrid) -> Steps[Sequence[Listed] | None]:
         """List the directory of an array: its documents, and the chunks of all pieces."""
         names = yield from self.first.children(path)
         shown = yield from self._documents.correct_sizes(path, names or ())
@@ -441,29 +441,29 @@ class ConcatKeySpace(KeySpace):
         others = [n for n in shown if not any(g.has_name(n.name, is_directory=n.is_directory) for g in grids)]
         chunks = [Listed("c", None, True) for n in shown if n.name == "c" and n not in others and grid.is_nested]
         if self._makes_chunks(path, array):
-            chunks = self._all_chunks(path, array, grid, "")
+            chunks = self._list_made_chunks(path, array, grid, "")
         elif not chunks:
-            chunks = yield from self._in_all_pieces(path, array, grid, None)
+            chunks = yield from self._list_in_all_pieces(path, array, grid, None)
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
     def _makes_chunks(self, path: str, array: ConcatArray) -> bool:
         """Return whether chunks are made while reading; if not, the pieces have the chunks."""
         return path == self.document.coordinate or array.recut is not None
 
-    def _chunk_size(self, path: str, array: ConcatArray) -> int | None:
+    def _find_chunk_size(self, path: str, array: ConcatArray) -> int | None:
         """Return the size in bytes of chunks that are made while reading; None if it is known only then."""
         if path == self.document.coordinate:
             return len(self._values)
         return None if array.recut is None else array.recut.nbytes
 
-    def _all_chunks(self, path: str, array: ConcatArray, grid: ChunkGrid, directory: str) -> list[Listed]:
+    def _list_made_chunks(self, path: str, array: ConcatArray, grid: ChunkGrid, directory: str) -> list[Listed]:
         """List a directory of an array all of whose chunks are made while reading."""
         found = grid.directory(directory)
         if found is not None and len(found.numbers) > LISTED:
             raise NotListable(f"{path!r} of {self.where} has {len(found.numbers)} names: at most {LISTED} are listed")
-        return sorted(_list_chunks(found, self._chunk_size(path, array)), key=by_name)
+        return sorted(_list_chunks(found, self._find_chunk_size(path, array)), key=by_name)
 
-    def _in_all_pieces(
+    def _list_in_all_pieces(
         self, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
         """List the chunks of all pieces, and their directories, whose coordinates begin with ``leading``.
@@ -472,18 +472,20 @@ class ConcatKeySpace(KeySpace):
         """
         found: dict[str, Listed] = {}
         for some in batches(range(len(self.document.pieces)), TOGETHER):
-            listings = yield from run_together([self._listing(number, path, array, grid, leading) for number in some])
+            listings = yield from run_together(
+                [self._list_in_piece(number, path, array, grid, leading) for number in some]
+            )
             found |= {listed.name: listed for listing in listings for listed in listing}
             if len(found) > LISTED:
                 directory = path if leading is None else join(path, grid.directory_of(leading))
                 raise NotListable(f"{directory!r} of {self.where} has more than {LISTED} names: too many to list")
         return sorted(found.values(), key=by_name)
 
-    def _listing(
+    def _list_in_piece(
         self, number: int, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
         """List a piece's directory of chunks whose coordinates begin with ``leading``, by the names shown."""
-        piece, fit = yield from self._piece(number, path, array)
+        piece, fit = yield from self._open_and_fit(number, path, array)
         start, stored = array.starts[number], array.stored_grid
         if fit.encoding is not None and not (fit.recoding is not None and fit.recoding.shows_absent):
             own = msgspec.structs.replace(stored, encoding=fit.encoding)
@@ -526,15 +528,15 @@ class ConcatKeySpace(KeySpace):
             try:
                 members[key] = yield from self.read(key)
             except (OSError, RefShardError) as e:
-                _note(errors, key, e)
+                _record_error(errors, key, e)
         arrays = {}
         for path, own in found.arrays.items():
             array = self._documents.arrays.get(path)
             is_joined = array is not None and array.meta is not None
-            arrays[path] = (yield from self._chunks_of(path, array, own, errors)) if array and is_joined else own
+            arrays[path] = (yield from self._find_chunks(path, array, own, errors)) if array and is_joined else own
         return Contents(members, arrays, others, found.indexes)
 
-    def _chunks_of(
+    def _find_chunks(
         self, path: str, array: ConcatArray, first: ArrayChunks, errors: dict[str, Exception] | None
     ) -> Steps[ArrayChunks]:
         """Return the chunks that a joined array may have; ``first`` are the chunks of the first piece."""
@@ -542,19 +544,19 @@ class ConcatKeySpace(KeySpace):
         columns, sizes, count = [np.zeros(0, np.uint64)], list[UInt64s | None](), 0
         try:
             if self._makes_chunks(path, array):
-                count, size = array.grid.size, self._chunk_size(path, array)
+                count, size = array.grid.size, self._find_chunk_size(path, array)
                 self._check_count(path, count)
                 size = WHOLE if size is None else size
                 return ArrayChunks(array.grid, np.arange(count, dtype=np.uint64), np.full(count, size, np.uint64))
             for some in batches(range(len(self.document.pieces)), TOGETHER):
-                found = yield from run_together([self._numbers_in(number, path, array, first) for number in some])
+                found = yield from run_together([self._find_numbers(number, path, array, first) for number in some])
                 for numbers, own in found:
                     count += len(numbers)
                     self._check_count(path, count)
                     columns.append(numbers)
                     sizes.append(own)
         except (OSError, RefShardError) as e:
-            _note(errors, path, e)
+            _record_error(errors, path, e)
         # Sizes are known only for chunks that were listed, so these exist.
         known = [own for own in sizes if own is not None]
         are_listed = len(known) == len(sizes) and len(known) > 0
@@ -564,12 +566,12 @@ class ConcatKeySpace(KeySpace):
         if count > COUNTED:
             raise NotListable(f"{path!r} of {self.where} has {count} chunks or more: at most {COUNTED} are listed")
 
-    def _numbers_in(
+    def _find_numbers(
         self, number: int, path: str, array: ConcatArray, first: ArrayChunks
     ) -> Steps[tuple[UInt64s, UInt64s | None]]:
         """Return the numbers that chunks of a piece have in the joined array; and sizes, if the piece lists chunks."""
         assert array.grid is not None, "an array that is joined has a grid"
-        piece, fit = yield from self._piece(number, path, array)
+        piece, fit = yield from self._open_and_fit(number, path, array)
         own = array.shown_grid_of_piece(number, fit.places)
         chunks = ArrayChunks(own, (), np.zeros(0, np.uint64))
         if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the piece lacks exist here, too
@@ -601,17 +603,17 @@ class ConcatKeySpace(KeySpace):
         order = np.argsort(owners, kind="stable")
         rows = [some for some in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1) if len(some)]
         for batch in batches(rows, TOGETHER):
-            steps = [self._chunks_in(int(owners[some[0]]), array, shown, column[some]) for some in batch]
+            steps = [self._find_chunks_in_piece(int(owners[some[0]]), array, shown, column[some]) for some in batch]
             for some, (places, resolve, chunks) in zip(batch, (yield from run_together(steps)), strict=True):
                 builder.put_chunks(some[places], chunks, resolve)
         return builder.finish()
 
-    def _chunks_in(
+    def _find_chunks_in_piece(
         self, number: int, path: str, array: ConcatArray, numbers: UInt64s
     ) -> Steps[tuple[npt.NDArray[np.int64], Callable[[str | None], str], Chunks]]:
         """Return where the chunks of a piece lie: positions in ``numbers``, the piece's ``resolve``, and the chunks."""
         assert array.grid is not None, "an array that is joined has a grid"
-        piece, fit = yield from self._piece(number, path, array)
+        piece, fit = yield from self._open_and_fit(number, path, array)
         if fit.is_absent:
             return np.zeros(0, np.int64), piece.resolve, ChunksBuilder(0).finish()
         along: dict[int, Move] = {axis: placement.find_elements for axis, placement in fit.places.items()}
@@ -622,7 +624,7 @@ class ConcatKeySpace(KeySpace):
         own = array.grid_of_piece(number, fit.places)
         own = own if fit.encoding is None else msgspec.structs.replace(own, encoding=fit.encoding)
         if fit.recoding is None:
-            return places, piece.resolve, (yield from piece.chunks(path, consecutive(stored), own))
+            return places, piece.resolve, (yield from piece.chunks(path, find_range(stored), own))
         builder = ChunksBuilder(len(stored))
         for row, entry in enumerate((yield from piece.entries([join(path, tail) for tail in tails(own, stored)]))):
             builder.put_entry(row, fit.recoding.entry(entry))
@@ -651,7 +653,7 @@ def move_to_piece(start: int, placement: Placement | None) -> Move:
     return shift_by(-start) if elements is None else lambda coords: elements(coords - start)
 
 
-def _note(errors: dict[str, Exception] | None, key: str, error: Exception) -> None:
+def _record_error(errors: dict[str, Exception] | None, key: str, error: Exception) -> None:
     if errors is None:
         raise error
     errors[key] = error
@@ -667,7 +669,7 @@ def _list_respelled(
     start: int,
     directory: str,
 ) -> Steps[list[Listed]]:
-    """List a ``directory`` of the array in a piece that encodes chunk keys in another way, by the names shown."""
+    """List a ``directory`` of the array, by the shown names, in a piece that encodes chunk keys in another way."""
     found: dict[str, Listed] = {}
     folders = [""]
     while folders:
@@ -689,7 +691,9 @@ def _list_respelled(
     return list(found.values())
 
 
-def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
+def _find_chunk_places(
+    elements: Mapping[int, Placement], path: str, first: ArrayMeta, where: str
+) -> dict[int, Placement]:
     """Convert places of ``elements`` to places of chunks; ManifestError where chunks would be divided."""
     found: dict[int, Placement] = {}
     for axis, placement in elements.items():
@@ -702,7 +706,7 @@ def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta
     return found
 
 
-def _array_facts(aside: bytes | None, units: Mapping[str, Any], path: str, meta: ArrayMeta, where: str) -> ArrayFacts:
+def _make_facts(aside: bytes | None, units: Mapping[str, Any], path: str, meta: ArrayMeta, where: str) -> ArrayFacts:
     attributes = meta.raw.get("attributes")
     if meta.zarr_format == 2:
         attributes = _parse(aside, join(path, ".zattrs"), where)

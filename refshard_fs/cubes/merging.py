@@ -1,4 +1,4 @@
-"""Sources shown as one, each with arrays that the others lack, and selections of what is shown. No I/O here."""
+"""Show several sources as one, each with arrays that the others lack; and apply choices to a source. No I/O here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from refshard_fs.cubes.selection import Selection
 
 
 def merge(base: KeySpace, others: Sequence[KeySpace]) -> Steps[KeySpace]:
-    """Return ``base`` with those arrays and groups of ``others`` that it, and the others before, lack.
+    """Return ``base`` with the arrays and groups of ``others`` that neither it nor an earlier one has.
 
-    All are read for their metadata. Keys that belong to no array or group are not shown.
+    The metadata of all sources are read. Keys outside of arrays and groups are not shown.
     """
     spaces = [base, *others]
     owners: dict[str, KeySpace] = {}  # sources by the path of an array or a group
@@ -30,7 +30,7 @@ def merge(base: KeySpace, others: Sequence[KeySpace]) -> Steps[KeySpace]:
 
 
 def open_selected(steps: Steps[KeySpace], choices: Iterable[Choice]) -> Steps[KeySpace]:
-    """Open a source by ``steps``, and take each of ``choices``; metadata documents are read once."""
+    """Open a source by ``steps``, and apply ``choices`` in order; metadata documents are read once."""
 
     def all_steps() -> Steps[KeySpace]:
         return (yield from apply_choices((yield from steps), choices))
@@ -39,7 +39,7 @@ def open_selected(steps: Steps[KeySpace], choices: Iterable[Choice]) -> Steps[Ke
 
 
 def apply_choices(base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:
-    """Apply ``choices`` to ``base`` in order, each to the result of the one before."""
+    """Apply ``choices`` to ``base`` in order, each to the result of the previous one."""
     for choice in choices:
         base = yield from Selection.of(base, choice)
         if choice.assign:

@@ -19,9 +19,10 @@ Move = Callable[[Any], Any]  # returns the new coordinates of chunks along an ax
 def move_numbers(
     numbers: UInt64s, old: ChunkGrid, new: ChunkGrid, along: Mapping[int, Move]
 ) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
-    """Return the numbers in a ``new`` grid of chunks of the ``old`` one, and which of them lie inside.
+    """Convert the ``numbers`` of chunks in the ``old`` grid to numbers in the ``new`` grid.
 
-    Chunks are moved ``along`` these axes; along all others both grids are the same.
+    Return the new numbers, and a mask of the chunks that lie inside of the new grid. ``along`` has the move along each
+    axis; along other axes, both grids are the same.
     """
     last = max(along, default=-1)
     stride = math.prod(new.counts[last + 1 :])
@@ -37,12 +38,12 @@ def move_numbers(
 
 
 def shift_by(offset: int, factor: int = 1) -> Move:
-    """Return how chunks move that are ``factor`` times as far apart, the first one at ``offset``."""
+    """Return the move of chunks to coordinates ``factor`` times as large, plus ``offset``."""
     return lambda coords: coords * factor + offset
 
 
-def consecutive(numbers: UInt64s) -> Numbers:
-    """Return numbers as a range, which key spaces read faster, if they are one."""
+def find_range(numbers: UInt64s) -> Numbers:
+    """Return ``numbers`` as a range, which key spaces read faster, if they are consecutive."""
     if not len(numbers) or (np.diff(numbers) != 1).any():
         return numbers
     return range(int(numbers[0]), int(numbers[-1]) + 1)

@@ -1,4 +1,4 @@
-"""The metadata of a source by node: an array or a group. No I/O here."""
+"""The metadata of a source by node, that is, by array or group. No I/O here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.cubes.choice import DIMENSIONS, Attributes
 from refshard_fs.errors import ManifestError
 
-_SHOWN: Final = 20  # names in an error
+_SHOWN: Final = 20  # the most names in an error
 
 
 class Node:
-    """An array or a group: its metadata documents by name, which are its own. ``source`` is its path in the source.
+    """An array or a group: a copy of its metadata documents, by name. ``source`` is its path in the source.
 
-    Of the elements of an array that is ``stored`` as its document there says, those from ``starts`` on are shown. The
-    axes in ``dropped``, of length 1, are not; `drop_axes` takes them out of the documents.
+    ``stored`` is the document of an array as it is in the source, and ``starts`` has the first element that is shown
+    along each axis. The axes in ``dropped``, of length 1, are not shown; `drop_axes` removes them from the documents.
     """
 
     def __init__(self, source: str, documents: Mapping[str, Any]) -> None:
@@ -35,13 +35,13 @@ class Node:
 
     @property
     def array(self) -> dict[str, Any]:
-        """The document that says how the array is stored."""
+        """The document with the shape and the chunks of an array."""
         document: dict[str, Any] = self.documents["zarr.json" if "zarr.json" in self.documents else ".zarray"]
         return document
 
     @property
     def shape(self) -> list[int]:
-        """The shape of an array; empty for a group, and where metadata are damaged."""
+        """The shape of an array; empty for a group, and for damaged metadata."""
         shape = self.array.get("shape") if self.is_array else None
         return list(shape) if isinstance(shape, list) and all(type(length) is int for length in shape) else []
 
@@ -53,14 +53,14 @@ class Node:
 
     @property
     def dims(self) -> list[str | None]:
-        """The names of the dimensions, as far as they have any."""
+        """The names of the dimensions; None for a dimension without a name."""
         named = self.documents.get("zarr.json", {}).get("dimension_names") or self.attributes.get(DIMENSIONS)
         if isinstance(named, list) and self.is_array and len(named) == len(self.shape):
             return [dim if isinstance(dim, str) else None for dim in named]
         return [None] * len(self.shape)
 
     def edit_attributes(self, edit: Callable[[Attributes], Attributes]) -> None:
-        """Replace the attributes, in each version of the metadata, by what ``edit`` returns for them."""
+        """Replace the attributes, in each version of the metadata, by the result of ``edit``."""
         if "zarr.json" in self.documents:
             document = self.documents["zarr.json"]
             before = _object(document.get("attributes"))
@@ -74,7 +74,7 @@ class Node:
                 self.documents[".zattrs"] = after
 
     def drop_axes(self) -> None:
-        """Take the axes that are not shown out of the documents."""
+        """Remove the axes in ``dropped`` from the documents."""
         if not self.dropped:
             return
 
@@ -96,7 +96,7 @@ class Node:
         self.dropped = ()
 
     def rename_dimensions(self, names: Mapping[str, str]) -> None:
-        """Rename dimensions, wherever the metadata name them."""
+        """Rename dimensions in all metadata that name them."""
 
         def rename_in(attributes: Attributes) -> Attributes:
             dims = attributes.get(DIMENSIONS)
@@ -136,22 +136,22 @@ class Nodes(dict[str, Node]):
                 found.setdefault(group, {})[name] = node
         return found
 
-    def named(self, name: str) -> list[str]:
-        """Return the paths of the arrays and groups that ``name`` means."""
+    def find_all(self, name: str) -> list[str]:
+        """Return the paths of the arrays and groups that ``name`` means: one path with a slash, else in all groups."""
         if "/" in name:
             path = name.strip("/")
             return [path] if path and path in self else []
         return list(self.by_name.get(name, ()))
 
-    def matching(self, name: str, word: str) -> list[str]:
-        """Return the same; ManifestError, which begins with the ``word`` that names them, if there are none."""
-        found = self.named(name)
+    def find(self, name: str, argument: str) -> list[str]:
+        """Return the same paths; ManifestError, which begins with the name of the ``argument``, if there are none."""
+        found = self.find_all(name)
         if not found:
-            raise self.unknown(f"{word}= names {name!r}, which the source does not have")
+            raise self.make_unknown_error(f"{argument}= names {name!r}, which the source does not have")
         return found
 
-    def unknown(self, what: str, *, dims: bool = False) -> ManifestError:
-        """Return the error that ends with the names that exist, or those of dimensions."""
+    def make_unknown_error(self, what: str, *, dims: bool = False) -> ManifestError:
+        """Return an error that ends with the names of all nodes, or with ``dims`` of all dimensions."""
         names: Iterable[str | None] = (dim for node in self.values() for dim in node.dims) if dims else self
         known = sorted(filter(None, dict.fromkeys(names)))
         more = "" if len(known) <= _SHOWN else f" and {len(known) - _SHOWN:,} more"
@@ -167,12 +167,12 @@ def group_by_node(documents: Mapping[str, Mapping[str, Any]]) -> Nodes:
     for path in list(by_path):
         while path:
             path = parent(path)[0]
-            by_path.setdefault(path, {})  # a group that has no document
+            by_path.setdefault(path, {})  # a group without a document
     return Nodes((path, Node(path, by_path[path])) for path in sorted(by_path))
 
 
 def collect_documents(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
-    """Return the documents of ``nodes``, by key; those that repeat others repeat these."""
+    """Return the documents of ``nodes``, by key; consolidated metadata among them repeat these documents."""
     found = {join(path, name): document for path, node in nodes.items() for name, document in node.documents.items()}
     for key in sorted(found, key=lambda key: -key.count("/")):
         if parent(key)[1] in ("zarr.json", CONSOLIDATED) and may_repeat(key, found[key]):

@@ -19,7 +19,7 @@ from refshard_fs.errors import ManifestError
 
 
 class Gap(KeySpace):
-    """A gap: no key at all."""
+    """A gap: a key space without any key."""
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
@@ -35,7 +35,7 @@ class Gap(KeySpace):
 
 
 class Overlaid(View):
-    """The keys of a piece, ``metadata`` (by key) in place of its own; arrays ``held`` (by path) have these bytes."""
+    """A piece with other ``metadata``, by key. Arrays in ``held``, by path, have these bytes as their one chunk."""
 
     def __init__(self, base: KeySpace, metadata: Mapping[str, Any], held: Mapping[str, bytes], where: str) -> None:
         super().__init__(base)
@@ -46,12 +46,10 @@ class Overlaid(View):
             docs = [metadata[key] for key in (join(path, "zarr.json"), join(path, ".zarray")) if key in metadata]
             meta = zarrmeta.array_meta(docs[0], f"{path!r} of {where}") if docs else None
             if meta is None or meta.grid is None or meta.grid.size != 1:
-                raise ManifestError(
-                    f"{where}: it holds {path!r}, which its metadata do not show as an array of one chunk"
-                )
+                raise ManifestError(f"{where} holds the bytes of {path!r}: expected metadata of an array of one chunk")
             if len(data) != math.prod(meta.chunks or ()) * (itemsize_of(meta) or 0):
                 raise ManifestError(
-                    f"{where}: it holds {len(data)} bytes of {path!r}, which has the shape {meta.shape}"
+                    f"{where}: expected as many bytes of {path!r} as the shape {meta.shape} has, got {len(data)} bytes"
                 )
             self._inline[join(path, meta.grid.tail(0))] = Inline(data)
 
@@ -64,15 +62,15 @@ class Overlaid(View):
         return None if self._is_hidden(key) else (yield from self.base.lookup(key))
 
     def _is_hidden(self, key: str) -> bool:
-        """Whether a key of the piece is a chunk of an array that is held, or a directory of such."""
+        """Return whether a key of the piece is a chunk of an array in ``held``, or a directory of such chunks."""
         return any(key.startswith(path + "/") for path in self._held) and not zarrmeta.is_metadata(key)
 
     def _consolidated_document(self, key: str) -> Steps[Entry | None]:
-        """Return the root's document, in which consolidated metadata are those that are shown."""
+        """Return the root's document with the shown metadata in its consolidated metadata."""
         data = yield from self.base.read(key)
         if data is None or not may_repeat(key, data):
             return (yield from self.base.lookup(key))
-        document = parse_json(data)  # a reader of the key gets the bytes as they are if they are no JSON
+        document = parse_json(data)  # bytes that are not JSON are returned unchanged
         changed = reconsolidate(key, document, self._metadata, lambda _: False)
         return Inline(data if changed is document else zarrmeta.dumps(changed))
 
@@ -113,7 +111,7 @@ class Overlaid(View):
 
 
 def stack_metadata(doc: Mapping[str, Any], chunks: Sequence[int], dim: str) -> dict[str, Any]:
-    """Return the metadata of an array of chunks of that shape with ``dim``, of length 1, as its first dimension."""
+    """Return the metadata ``doc`` of an array, which has ``chunks``, with ``dim``, of length 1, as first dimension."""
     found = {**doc, "shape": [1, *doc["shape"]]}
     if doc.get("zarr_format") == 2:
         return {**found, "chunks": [1, *chunks]}

@@ -1,4 +1,4 @@
-"""Show a piece from elsewhere with its origin, by which its needs are judged. No I/O here.
+"""Add the origin of a piece that is not the user's own to its needs, which are permitted by origin. No I/O here.
 
 The needs of a piece within a piece have the origins of both, and both must permit them.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class PieceView(View):
-    """The set at ``origin``, a piece of another one."""
+    """A piece of a cube that comes from ``origin``: all of its entries and needs get this origin."""
 
     def __init__(self, base: KeySpace, origin: str) -> None:
         super().__init__(base)
@@ -52,7 +52,7 @@ class PieceView(View):
 
 
 def with_origin_of_piece(steps: Steps[T], origin: Origin) -> Steps[T]:
-    """Return what ``steps`` return; it and all that they need get the ``origin``."""
+    """Run ``steps``; add ``origin`` to all of their needs, and to their result."""
 
     def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
         return (yield add_origin(need, origin))

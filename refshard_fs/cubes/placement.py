@@ -1,4 +1,4 @@
-"""Where the elements of a piece lie along a dimension of a cube. No I/O here."""
+"""The places of a piece's elements along a dimension of a cube. No I/O here."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 
 class Placement(msgspec.Struct, frozen=True, dict=True):
-    """The places of a piece's elements along a dimension, if the piece has only some: runs, in the piece's order.
+    """The places of a piece's elements along a dimension of which it has only some: runs, in the piece's order.
 
-    A run is the place of its first element, and its length. If ``shown`` is given, only elements at the first ``shown``
-    places are shown.
+    A run has the place of its first element, and its length. If ``shown`` is not None, only elements at the first
+    ``shown`` places are shown.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -30,13 +30,13 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, places: npt.NDArray[np.int64]) -> Placement:
-        """Return the runs of elements, given the place of each."""
+        """Make the runs from the place of each element."""
         starts = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
         return cls(tuple((int(places[a]), b - a) for a, b in itertools.pairwise(starts) if b > a))
 
     @cached_property
     def starts(self) -> list[int]:
-        """The number of the first element of each run, and of all elements."""
+        """The number of the first element of each run, and at the end the number of all elements."""
         return list(accumulate((length for _, length in self.runs), initial=0))
 
     @property
@@ -45,11 +45,11 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _ascending(self) -> list[tuple[int, int, int]]:
-        """All runs by their place: the place, the number of the first element, and the length."""
+        """All runs, sorted by place: the place, the number of the first element, and the length."""
         return sorted((at, start, length) for (at, length), start in zip(self.runs, self.starts, strict=False))
 
     def find_runs(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the runs in the places ``[begin, stop)``, cut to these: place, first element and length."""
+        """Yield the runs within the places ``[begin, stop)``, cut to them: place, first element and length."""
         if self.shown is not None:
             begin, stop = max(begin, 0), min(stop, self.shown)
         first = max(bisect_right(self._ascending, (begin, stop, 0)) - 1, 0)
@@ -62,11 +62,11 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
                 yield low, start + low - at, high - low
 
     def find_element(self, place: int) -> int | None:
-        """Return the number of the element at a place; None if the piece has none there."""
+        """Return the number of the element at a place; None if the piece has no element there."""
         return next((start for _, start, _ in self.find_runs(place, place + 1)), None)
 
     def find_place(self, element: int) -> int | None:
-        """Return the place of an element; None if the piece has not so many, or does not show it."""
+        """Return the place of an element; None if the piece has no such element, or does not show it."""
         run = bisect_right(self.starts, element) - 1
         at = self.runs[run][0] + element - self.starts[run] if element < self.length else -1
         return at if at >= 0 and (self.shown is None or at < self.shown) else None
@@ -78,7 +78,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         return at if self.shown is None else np.where(at < self.shown, np.maximum(at, -1), -1)
 
     def find_elements(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the numbers of the elements at ``places``; -1 where the piece has none."""
+        """Return the numbers of the elements at ``places``; -1 for places without an element."""
         if not self.runs:
             return np.full(len(places), -1)
         at, first, length = np.array(self._ascending, np.int64).T
@@ -86,8 +86,8 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         return np.where((run >= 0) & (places < at[run] + length[run]), first[run] + places - at[run], -1)
 
     def in_chunks(self, size: int, total: int) -> Placement | None:
-        """Return the places of chunks of ``size`` in an array of length ``total``; None where a chunk is divided."""
-        if self.shown is not None:  # only the last piece may end within a chunk, which readers cut
+        """Return the places of chunks of ``size`` in an array of length ``total``; None if a chunk would be divided."""
+        if self.shown is not None:  # only the last piece may end within a chunk: readers cut it there
             ((at, length),) = self.runs
             is_divided = size < 1 or at % size
             return None if is_divided else Placement(((at // size, -(-length // size)),), -(-self.shown // size))
@@ -100,7 +100,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         return Placement(tuple(runs))
 
     def check(self, total: int) -> None:
-        """Raise ValueError unless the runs lie apart from each other, in ``total`` places."""
+        """Raise ValueError if runs overlap, are empty, or lie outside of the ``total`` places."""
         ends = [0, *(at + length for at, _, length in self._ascending)]
         begins = [*(at for at, _, _ in self._ascending), total]
         are_apart = all(end <= begin for end, begin in zip(ends, begins, strict=True))

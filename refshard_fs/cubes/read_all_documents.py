@@ -12,11 +12,11 @@ from refshard_fs.core.model import Steps, run_together
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.cubes.nodes import Node
 
-DEEPEST: Final = 32  # levels of groups that are walked
+DEEPEST: Final = 32  # the most levels of groups that are listed
 
 
 def read_all_documents(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
-    """Return all metadata documents of ``base``, by key: consolidated ones, or else those that are found."""
+    """Return all metadata documents of ``base``, by key: from consolidated metadata, or else found by listing."""
     if not (base.holds_all_metadata or base.is_reference_set):
         found = yield from _read_consolidated(base)
         return found or (yield from _walk(base))
@@ -25,7 +25,7 @@ def read_all_documents(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
 
 
 def _read_consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
-    """Return the documents that the root's consolidated metadata repeat, and these; empty if there are none."""
+    """Return the root's consolidated metadata, and the documents in them; empty if there are none."""
     found: dict[str, dict[str, Any]] = {}
     for name, data in (yield from _read(base, "", (CONSOLIDATED, "zarr.json"))).items():
         for path, document, content, _ in zarrmeta.iterate_consolidated_nodes(data, repr(name)):
@@ -37,12 +37,13 @@ def _read_consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
 
 
 def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
-    """Return the documents of all arrays and groups, found by listing the groups; no directory of chunks is listed."""
+    """Return the documents of all arrays and groups, found by listing groups; directories of chunks are not listed."""
     found: dict[str, dict[str, Any]] = {}
     level = [""]
     every = (*NODE_DOCUMENTS, ".zattrs")
     root = (yield from _read(base, "", every[:1])) or (yield from _read(base, "", every[1:]))
-    names = ("zarr.json",) if "zarr.json" in root else every[1:] if root else every  # nodes have their group's version
+    # All nodes have the version of the root.
+    names = ("zarr.json",) if "zarr.json" in root else every[1:] if root else every
     for _ in range(DEEPEST):
         nodes = yield from run_together([_read(base, path, names) for path in level])
         groups = []
@@ -63,7 +64,7 @@ def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
 
 
 def _read(base: KeySpace, path: str, names: Sequence[str]) -> Steps[dict[str, dict[str, Any]]]:
-    """Return those documents ``names`` of a node that there are, by name."""
+    """Return the existing documents among ``names`` of a node, by name."""
     read = yield from run_together([base.read(join(path, name)) for name in names])
     return {
         name: zarrmeta.object_in(data, repr(join(path, name)))

@@ -1,8 +1,8 @@
-"""Chunks decoded with numpy and numcodecs, and encoded as another array's. No I/O here.
+"""Recode chunks of one array as chunks of another array, with numpy and numcodecs. No I/O here.
 
-Files of an archive are almost alike: one has another compression, another packs the same quantity by other numbers.
-`recoding` makes chunks of one array from those of another, with exactly the values that CF's attributes mean
-(scale_factor, add_offset, _FillValue, missing_value; CF conventions, section 8.1), or says why that cannot be.
+Files of an archive are almost alike: one has another compression, another packs the same quantity with other numbers.
+Recoded chunks have exactly the values that CF's attributes mean (scale_factor, add_offset, _FillValue, missing_value;
+CF conventions, section 8.1). If a value cannot be stored exactly, reading its chunk is an error that says why.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from refshard_fs.errors import ManifestError
 
 
 def convert_exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Return values as another type; None where it does not hold them all exactly."""
+    """Return ``values`` as another type; None if it does not hold all of them exactly."""
     with np.errstate(invalid="ignore", over="ignore"):
         stored = values.astype(dtype)
         is_exact = np.array_equal(stored.astype(values.dtype), values, equal_nan=values.dtype.kind in "fcmM")
     return stored if is_exact else None
 
 
-# Fields of metadata that a chunk's encoding depends on, and that may differ where chunks are recoded.
+# Fields of metadata that define the encoding of chunks: they may differ if chunks are recoded.
 RECODED: Final = frozenset({"compressor", "filters", "codecs", "order", "fill_value", "dtype", "data_type"})
-FEW: Final = 8  # numbers that are looked for one by one faster than together
-EXACT: Final = 2**53  # floating-point numbers up to it are whole numbers without a gap
-MISSING: Final = ("_FillValue", "missing_value")  # attributes
-_UNSIGNED: Final = "_Unsigned"  # signed numbers are meant as unsigned ones, or the reverse
-STORED: Final = (*PACKING, *MISSING, _UNSIGNED)  # attributes that say how numbers are stored
+FEW: Final = 8  # up to so many numbers are searched faster one by one than together
+EXACT: Final = 2**53  # all integers up to it are floating-point numbers of 64 bits
+MISSING: Final = ("_FillValue", "missing_value")  # attributes whose values mean "missing"
+_UNSIGNED: Final = "_Unsigned"  # the attribute of signed numbers that mean unsigned numbers, or the reverse
+STORED: Final = (*PACKING, *MISSING, _UNSIGNED)  # attributes that define how numbers are stored
 RECODED_ATTRIBUTES: Final = frozenset(f"attribute {name}" for name in STORED)
 
 
 class _Encoding(NamedTuple):
-    """How an array's values are stored: their type, what packs them, and which of them mean "missing"."""
+    """How an array's values are stored: their type, their packing, and the values that mean "missing"."""
 
     meta: ArrayMeta
     dtype: np.dtype[Any]
     scale: float | None
     offset: float | None
     fills: npt.NDArray[Any]  # values that mean "missing"; the first one is written
-    meant: np.dtype[Any]  # the type by `_Unsigned`
+    meant: np.dtype[Any]  # the type that ``_Unsigned`` gives
     decoder: ChunkDecoder | None
     times: TimeUnits | None = None
 
@@ -70,7 +70,7 @@ class _Encoding(NamedTuple):
         return out
 
     def numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the numbers that stored ones are, before scale and offset."""
+        """Return stored ``values`` with the sign that ``_Unsigned`` gives, before scale and offset."""
         return values if self.meant == self.dtype else values.astype(self.dtype).view(self.meant)
 
     def is_missing(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -84,9 +84,9 @@ class _Encoding(NamedTuple):
 
 
 class Recoding(msgspec.Struct, frozen=True):
-    """Makes chunks of one array from those of another; both are documents of metadata and attributes, as JSON.
+    """Recode chunks of the array ``theirs`` as chunks of the array ``mine``.
 
-    ``where`` names the array and both sets in errors.
+    Both are JSON documents of metadata and attributes. ``where`` names the array and its set in errors.
     """
 
     theirs: bytes
@@ -94,22 +94,22 @@ class Recoding(msgspec.Struct, frozen=True):
     where: str
 
     def make(self, raw: bytes) -> bytes:
-        return encode_chunk(_encoding(self.mine).meta, self.convert(self.decode(raw)))
+        return encode_chunk(_parse_encoding(self.mine).meta, self.convert(self.decode(raw)))
 
     def decode(self, raw: bytes) -> npt.NDArray[Any]:
-        """Return the values of a chunk of the one array."""
-        decoder = _encoding(self.theirs).decoder
+        """Return the values of a chunk of the array ``theirs``."""
+        decoder = _parse_encoding(self.theirs).decoder
         if decoder is None:
             raise ValueError(f"{self.where}: its chunks cannot be decoded here")
         return decoder.decode(raw)
 
     def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values of the one array as the other one has them."""
-        return self._convert(values, _encoding(self.theirs), _encoding(self.mine))
+        """Convert values of the array ``theirs`` to values of the array ``mine``."""
+        return self._convert(values, _parse_encoding(self.theirs), _parse_encoding(self.mine))
 
     def absent(self) -> bytes | None:
-        """Return the chunk that stands for one that does not exist; None where readers see the same without it."""
-        theirs, mine = _encoding(self.theirs), _encoding(self.mine)
+        """Return the chunk to show for one that does not exist; None if readers see the same without it."""
+        theirs, mine = _parse_encoding(self.theirs), _parse_encoding(self.mine)
         fill = np.full(theirs.meta.chunks or (), fill_of(theirs.meta, theirs.dtype), theirs.dtype)
         shown = np.full(mine.meta.chunks or (), fill_of(mine.meta, mine.dtype), mine.dtype)
         wanted = self._convert(fill, theirs, mine)
@@ -118,7 +118,7 @@ class Recoding(msgspec.Struct, frozen=True):
 
     @property
     def shows_absent(self) -> bool:
-        """Whether a chunk that does not exist is shown as one that does; it may be one that cannot be made."""
+        """Whether a chunk that does not exist is shown as existing, though making it may fail."""
         try:
             return self.absent() is not None
         except ValueError:
@@ -136,7 +136,7 @@ class Recoding(msgspec.Struct, frozen=True):
                 return Packed(found, self)
             case Packed(start=None, stop=None):
                 return msgspec.structs.replace(found, recipe=_Chain(found.recipe, self), made=None)
-        raise ManifestError(f"{self.where}: its chunks are joined from parts of others, and cannot be recoded")
+        raise ManifestError(f"{self.where}: its chunks are joined from parts of other chunks, and cannot be recoded")
 
     def _convert(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
         if mine.dtype.kind in "SUO":
@@ -161,11 +161,11 @@ class Recoding(msgspec.Struct, frozen=True):
                 raise ValueError(
                     f"{self.where}: values are missing, and its type {mine.dtype} has no fill value for them"
                 )
-        if np.isnan(mine.fills).all():  # no number stands for missing ones
+        if np.isnan(mine.fills).all():  # no number means "missing"
             return out
         is_mistaken = mine.is_missing(out) & ~missing
         if mine.dtype.kind == "f" and is_mistaken.any():
-            is_mistaken &= ~np.isnan(out)  # no number, whatever it stands for
+            is_mistaken &= ~np.isnan(out)  # NaN may stay NaN
         if is_mistaken.any():
             raise ValueError(f"{self.where}: a valid value would become {mine.fills[0]}, the fill value")
         return out
@@ -207,7 +207,7 @@ class Recoding(msgspec.Struct, frozen=True):
 
 
 class _Chain(msgspec.Struct, frozen=True):
-    """One recipe after another."""
+    """Apply one recipe after another."""
 
     first: Recipe
     then: Recoding
@@ -226,23 +226,23 @@ class _Chain(msgspec.Struct, frozen=True):
         return self.then.absent() if filled is None else self.then.make(filled)
 
 
-def recoding(
+def make_recoding(
     path: str,
     mine: tuple[ArrayMeta, Mapping[str, Any]],
     theirs: tuple[ArrayMeta, Mapping[str, Any]],
     one_name: str,
     name: str,
 ) -> Recoding:
-    """Return how chunks of the array ``path`` of the set ``name`` become those of another; ``mine`` is the other one.
+    """Return the recoding of chunks of the array ``path`` from ``theirs``, of the set ``name``, to ``mine``.
 
-    Both are metadata and attributes of arrays that differ in `RECODED` fields and `RECODED_ATTRIBUTES` alone.
-    ManifestError, with both encodings, where values of one may not be values of the other.
+    Both are metadata and attributes of arrays that differ only in `RECODED` fields and `RECODED_ATTRIBUTES`.
+    ManifestError, with both encodings, if ``mine`` cannot hold all values of ``theirs``.
     """
     are_times = is_time(mine[1]) and is_time(theirs[1])
     units = UNITS if are_times and not are_alike(mine[1], theirs[1]) else ()
     made = Recoding(_dump(*theirs, units), _dump(*mine, units), f"{path!r} of {name}")
     try:
-        one, other = _encoding(made.mine), _encoding(made.theirs)
+        one, other = _parse_encoding(made.mine), _parse_encoding(made.theirs)
         if one.times != other.times and (one.is_packed or other.is_packed):
             raise ValueError("packed times cannot be converted to other units")
         if one.times != other.times and one.times is not None and other.times is not None:
@@ -250,8 +250,8 @@ def recoding(
         elif (one.scale, one.offset) == (other.scale, other.offset) and not _holds(one.meant, other.meant):
             raise ValueError("no data type can hold the values of both")
         if one.dtype.kind == "O" and (find_text_codec(other.meta) or "vlen-utf8") != find_text_codec(one.meta):
-            raise ValueError("one has texts, and the other has bytes")
-        find_chunk_limits(one.meta)  # before chunks of that size are made
+            raise ValueError("one set has texts, and the other has bytes")
+        find_chunk_limits(one.meta)  # raises ValueError if a chunk is too large to be made
         find_chunk_limits(other.meta)
         encode_chunk(one.meta, blank_chunk(one.meta, one.dtype))
         if decode_chunk(other.meta, encode_chunk(other.meta, blank_chunk(other.meta, other.dtype))) is None:
@@ -265,7 +265,7 @@ def recoding(
 
 
 def _holds(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Whether a type holds all values of another one. Numbers, bytes and characters never hold each other."""
+    """Return whether a type holds all values of another one. Numbers, bytes and characters never hold each other."""
     if dtype.kind == "O":
         return other.kind in "OU"
     return np.can_cast(other, dtype, "safe") and (dtype.kind == other.kind or dtype.kind not in "SU")
@@ -292,8 +292,8 @@ def _describe_differences(one: ArrayMeta, other: ArrayMeta) -> list[str]:
 
 
 @lru_cache(256)
-def _encoding(document: bytes) -> _Encoding:
-    """Parse a document of `_dump`; ValueError unless its array is of numbers."""
+def _parse_encoding(document: bytes) -> _Encoding:
+    """Parse a document of `_dump`; ValueError unless its array has numbers or texts."""
     found = zarrmeta.loads(document)
     meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
     dtype = None if meta is None else find_decoded_type(meta)
@@ -316,7 +316,7 @@ def _encoding(document: bytes) -> _Encoding:
 
 
 def get_missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> list[int | float]:
-    """Return the numbers that attributes of an array say to mean "missing"."""
+    """Return the numbers that mean "missing" by the attributes of an array."""
     named: list[Any] = []
     for value in map(attributes.get, MISSING):
         named += value if isinstance(value, list) else [value]
@@ -325,6 +325,6 @@ def get_missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np
 
 
 def find_meant_dtype(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:
-    """Return the type that numbers mean, by ``_Unsigned``: some formats lack unsigned, or signed, numbers."""
+    """Return the type that numbers mean by the attribute ``_Unsigned``, for formats without unsigned numbers."""
     kind = {("i", "true"): "u", ("u", "false"): "i"}.get((dtype.kind, str(attributes.get(_UNSIGNED)).lower()))
     return dtype if kind is None else np.dtype(f"{dtype.byteorder}{kind}{dtype.itemsize}")

@@ -1,8 +1,7 @@
-"""Chunks that are joined from sections of the pieces' chunks, where these have other lengths. No I/O here.
+"""Recut arrays: divide a chunk of the cube into sections of the pieces' chunks, which have other lengths. No I/O here.
 
-Months have 28 to 31 days, and leap years one more: where the pieces' chunks do not meet the cube's, a chunk of the cube
-takes sections of several. It is shown without a codec, so that nothing is decoded twice. A section of a chunk without a
-codec that lies in one range is read as that range.
+Months have 28 to 31 days, and leap years one day more. If a piece begins inside a chunk of the cube, this chunk is
+joined from sections of the chunks of several pieces. It is shown without a codec, so that nothing is decoded twice.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from refshard_fs.cubes.placement import Placement
 from refshard_fs.errors import ManifestError
 
 Box = tuple[tuple[int, int], ...]  # elements [start, stop) along each dimension
-SECTIONS: Final = 4096  # the most sections that a chunk is joined from; each may be a request
+SECTIONS: Final = 4096  # the most sections from which a chunk is joined; each may be a request
 
 
-def commonest(chunks: Sequence[tuple[Sequence[int], int]], axis: int) -> tuple[int, ...]:
-    """Return the shape of chunks that cuts the least: along each dimension, the chunk length that most elements have.
+def find_commonest_shape(chunks: Sequence[tuple[Sequence[int], int]], axis: int) -> tuple[int, ...]:
+    """Return the chunk shape that needs fewest cuts: along each dimension, the chunk length that most elements have.
 
-    ``chunks`` are those of the pieces, each with its length along ``axis``. A chunk counts as no longer than its piece
-    there (a file of one day may have chunks for 512).
+    ``chunks`` has, for each piece, its chunk shape and its length along ``axis``. A chunk that is longer than its piece
+    (a file of one day may have chunks for 512) counts with the length of the piece.
     """
     counters = [Counter[int]() for _ in chunks[0][0]]
     for shape, length in chunks:
@@ -42,14 +41,14 @@ def commonest(chunks: Sequence[tuple[Sequence[int], int]], axis: int) -> tuple[i
 
 
 def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
-    """Raise ManifestError, which names the set, unless chunks of its array ``path`` can be taken in sections."""
+    """Raise ManifestError, which names the set, unless chunks of its array ``path`` can be cut into sections."""
     dtype = find_decoded_type(meta)
     try:
         if dtype is None or meta.chunks is None or meta.grid is None:
             raise ValueError("expected numbers or texts, in chunks of one size")
-        find_chunk_limits(meta)  # before a chunk of that size is made
+        find_chunk_limits(meta)  # raises ValueError if a chunk is too large to be made
         if decode_chunk(meta, encode_chunk(meta, blank_chunk(meta, dtype))) is None:
-            raise ValueError("they cannot be decoded here")
+            raise ValueError("chunks with these codecs cannot be decoded here")
     except ValueError as e:
         raise ManifestError(
             f"the chunks of {path!r} of {name} begin inside chunks of other sets, and cannot be cut: {e}"
@@ -57,7 +56,7 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
 
 
 class Recut(NamedTuple):
-    """An array as it is shown: its metadata, the shape of its chunks, and the type of their elements."""
+    """A recut array: its shown metadata, the shape of its chunks, and the type of their elements."""
 
     meta: ArrayMeta
     chunks: tuple[int, ...]
@@ -65,31 +64,32 @@ class Recut(NamedTuple):
 
     @classmethod
     def of(cls, first: ArrayMeta, shape: Sequence[int], chunks: tuple[int, ...], where: str) -> Recut:
-        """Return how the array is shown that is ``first`` in the first piece; ManifestError where it cannot be."""
+        """Recut an array with the metadata ``first`` in the first piece; ManifestError if its chunks cannot be made."""
         dtype = find_decoded_type(first)
         if dtype is None or len(chunks) != len(shape):
-            raise ManifestError(f"{where} cannot be shown in chunks of {list(chunks)}")
-        if math.prod(chunks) * dtype.itemsize > MOST:
             raise ManifestError(
-                f"{where}: chunks of {list(chunks)} have more than the {MOST:,} bytes that are made here"
+                f"{where} cannot be shown in chunks of {list(chunks)}: expected numbers or texts of {len(shape)}"
+                " dimensions"
             )
+        if math.prod(chunks) * dtype.itemsize > MOST:
+            raise ManifestError(f"{where}: expected chunks of at most {MOST:,} bytes, got the shape {list(chunks)}")
         meta = zarrmeta.array_meta(make_plain_document(first, shape, chunks), where)
-        assert meta is not None, "an array's metadata are an array's"
+        assert meta is not None, "`make_plain_document` describes an array"
         return cls(meta, chunks, dtype if meta.zarr_format == 2 else dtype.newbyteorder("<"))
 
     @property
     def nbytes(self) -> int | None:
-        """Size of a chunk; None of texts of any length."""
+        """The size of a chunk in bytes; None for texts of any length."""
         return None if self.dtype.kind == "O" else math.prod(self.chunks) * self.dtype.itemsize
 
     @property
     def fill(self) -> npt.NDArray[Any]:
-        """The value of elements that no piece has."""
+        """The fill value, for elements that no piece has."""
         return np.asarray(fill_of(self.meta, self.dtype), self.dtype)
 
 
 class Section(NamedTuple):
-    """A section of a piece's chunk: the chunk's coordinates, the elements that are taken, and where they go."""
+    """A section of a piece's chunk: the chunk's coordinates, the elements to take, and their place in the new chunk."""
 
     coords: tuple[int, ...]
     box: Box
@@ -106,12 +106,12 @@ def cut_sections(
     *,
     is_last: bool,
 ) -> list[Section]:
-    """Return the sections of a piece, which begins at ``start`` along ``axis``, that the chunk at ``coords`` takes.
+    """Return the sections that the chunk at ``coords`` takes of a piece, which begins at ``start`` along ``axis``.
 
-    ``placements`` are, by axis, the places of a piece's elements where it has only some. Where the array ends with the
-    piece, elements beyond the end in the piece's chunks are taken as well. ValueError if there are too many sections.
+    ``placements`` has, by axis, the places of the piece's elements, if it has only some. If the piece ``is_last``, the
+    elements beyond its end in its last chunks are taken, too. ValueError if there are too many sections.
     """
-    # For each dimension the length of the piece's chunks, and the runs that are taken: place, first element, end.
+    # For each dimension, the length of the piece's chunks, and the runs to take: place, first element, end.
     bounds: list[tuple[int, list[tuple[int, int, int]]]] = []
     sizes = piece.chunks or ()
     for k, (coord, size, theirs, extent) in enumerate(zip(coords, recut.chunks, sizes, piece.shape, strict=True)):
@@ -126,7 +126,8 @@ def cut_sections(
     count = math.prod(sum(-(-high // theirs) - low // theirs for _, low, high in runs) for theirs, runs in bounds)
     if count > SECTIONS:
         raise ValueError(
-            f"a chunk takes pieces of {count:,} others, and at most of {SECTIONS:,}: choose smaller chunks"
+            f"expected a chunk that is joined from sections of at most {SECTIONS:,} chunks, got {count:,}: choose "
+            "smaller chunks"
         )
     along = []
     for theirs, runs in bounds:

@@ -23,11 +23,11 @@ from refshard_fs.cubes.recoding import Recoding
 from refshard_fs.cubes.recutting import SECTIONS, Box, Recut, Section
 from refshard_fs.cubes.text_chunk import dump_texts, join_texts, split_texts
 
-READ: Final = 1 << 30  # bytes, decoded, of the chunks that one chunk takes sections of
+READ: Final = 1 << 30  # the most bytes, after decoding, of the chunks from whose sections one chunk is joined
 
 
 class PieceArray(msgspec.Struct, frozen=True):
-    """A piece's array: its metadata as JSON, and how its values become those of the array that is shown."""
+    """A piece's array: its metadata as JSON, and the conversion of its values to those of the shown array."""
 
     document: bytes
     dtype: str  # type of the shown array
@@ -45,11 +45,11 @@ class PieceArray(msgspec.Struct, frozen=True):
     def tail(self, coords: Sequence[int]) -> str:
         """Return the key of a chunk, relative to the array."""
         grid = self.meta.grid
-        assert grid is not None, "`check_recut` has seen that its chunks are known"
+        assert grid is not None, "`check_recut` checked that the chunks are known"
         return grid.encoding.encode(coords)
 
     def absent(self) -> npt.NDArray[Any]:
-        """Return the value of elements whose chunk does not exist, as it is shown."""
+        """Return the shown value of elements whose chunk does not exist."""
         dtype = find_decoded_type(self.meta)
         assert dtype is not None, "only arrays of numbers or texts are recut"
         fill = np.full(1, fill_of(self.meta, dtype), dtype)
@@ -63,7 +63,7 @@ class PieceArray(msgspec.Struct, frozen=True):
             found = found.part(*place)
             if not any(span.optional for span in found.spans):
                 return found
-            cut = Taken(self, box)
+            cut = Unchanged(self, box)
         match found:
             case Inline(data):
                 return Inline(cut.make(data))
@@ -75,18 +75,18 @@ class PieceArray(msgspec.Struct, frozen=True):
         """Return offset and length of elements that are one range of the stored chunk; None if they are not."""
         if self.recoding is not None or not is_plain(self.meta):
             return None
-        return contiguous(self.meta.chunks or (), box, np.dtype(self.dtype).itemsize)
+        return find_byte_range(self.meta.chunks or (), box, np.dtype(self.dtype).itemsize)
 
 
 @lru_cache(256)
 def _meta(document: bytes) -> ArrayMeta:
     meta = zarrmeta.array_meta(zarrmeta.loads(document), "an array that is recut")
-    assert meta is not None, "`Source.of` wrote it"
+    assert meta is not None, "`PieceArray.of` wrote the document"
     return meta
 
 
 def is_plain(meta: ArrayMeta) -> bool:
-    """Whether chunks are the elements themselves, in C order (of version 3: little-endian)."""
+    """Return whether chunks are the elements in C order, without a codec (in version 3, little-endian)."""
     if meta.zarr_format == 2:
         return not meta.raw.get("compressor") and not meta.raw.get("filters") and meta.order == "C"
     match meta.raw.get("codecs"):
@@ -97,8 +97,8 @@ def is_plain(meta: ArrayMeta) -> bool:
     return False
 
 
-def contiguous(chunks: Sequence[int], box: Box, itemsize: int) -> tuple[int, int] | None:
-    """Return offset and length, in bytes, of the elements ``box`` of a chunk in C order; None if apart."""
+def find_byte_range(chunks: Sequence[int], box: Box, itemsize: int) -> tuple[int, int] | None:
+    """Return offset and length of the bytes of the elements ``box`` of a chunk in C order; None if not contiguous."""
     offset, length, is_whole = 0, itemsize, True
     step = itemsize
     for size, (start, stop) in zip(reversed(chunks), reversed(box), strict=True):
@@ -112,7 +112,7 @@ def contiguous(chunks: Sequence[int], box: Box, itemsize: int) -> tuple[int, int
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Makes the elements ``box`` of a chunk."""
+    """Decode a chunk, and make the bytes of its elements ``box``."""
 
     source: PieceArray
     box: Box
@@ -139,15 +139,15 @@ class Cut(msgspec.Struct, frozen=True):
         return _dump(np.full([stop - start for start, stop in self.box], self.source.absent()))
 
 
-class Taken(Cut, frozen=True):
-    """Takes the elements ``box`` of a chunk as they were read, alone."""
+class Unchanged(Cut, frozen=True):
+    """Return the bytes of the elements ``box``, which were read without the rest of the chunk."""
 
     def make(self, raw: bytes) -> bytes:
         return raw
 
 
 class SectionJoiner(msgspec.Struct, frozen=True):
-    """Makes a chunk from its sections, one for each of ``places``, and ``fill`` elsewhere."""
+    """Make a chunk from its sections, one for each of ``places``, with ``fill`` in all other places."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -185,7 +185,7 @@ def _dump(values: npt.NDArray[Any]) -> bytes:
 
 
 def join_sections(recut: Recut, sections: Sequence[tuple[PieceArray, Section, Entry | None]]) -> Entry:
-    """Return the entry of a chunk, given its sections and the entries of their chunks (None: no such chunk)."""
+    """Return the entry of a chunk, from its sections and the entries of their chunks (None: no such chunk)."""
     fill = _dump(recut.fill)
     whole = tuple((0, size) for size in recut.chunks)
     parts: list[Entry] = []
@@ -210,10 +210,10 @@ def join_sections(recut: Recut, sections: Sequence[tuple[PieceArray, Section, En
 
 
 def check_sections(sections: Sequence[ArrayMeta]) -> None:
-    """Raise ValueError where a chunk takes too many sections, or of too large chunks; an array for each section."""
+    """Raise ValueError if a chunk has too many sections, or too large chunks; ``sections`` has the array of each."""
     size = sum(math.prod(meta.chunks or ()) * (itemsize_of(meta) or 1) for meta in sections)
     if len(sections) > SECTIONS or size > READ:
         raise ValueError(
-            f"one chunk is joined from {len(sections):,} others of {size:,} bytes in all: expected at most "
-            f"{SECTIONS:,} of {READ:,} bytes; choose smaller chunks"
+            f"one chunk is joined from {len(sections):,} other chunks of {size:,} bytes in all: expected at most "
+            f"{SECTIONS:,} chunks of {READ:,} bytes; choose smaller chunks"
         )

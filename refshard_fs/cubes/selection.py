@@ -1,4 +1,4 @@
-"""Parts of sources as a source of its own: some variables, other names, a range of elements. No I/O here."""
+"""Show a part of a source, or of several: some variables, other names, a range of elements. No I/O here."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from refshard_fs.cubes.recutting import Recut, Section, check_recut
 from refshard_fs.cubes.sections import PieceArray, check_sections, join_sections
 from refshard_fs.errors import ManifestError, NotListable
 
-LISTED = 10_000_000  # names in a directory of chunks that are made on reading
+LISTED = 10_000_000  # the most names in a directory of chunks that are made while reading
 
 
 class _Array(msgspec.Struct, frozen=True):
-    """An array that is shown: its source, its path and grid there, its grid here, and how many chunks lie before it.
+    """A shown array: its source, its path and grid there, its grid here, and how many chunks of the source come before.
 
-    Chunks of an array that is ``recut`` are joined of sections; its elements begin at ``starts``. The source's axes in
-    ``dropped``, along which there is one chunk, are not shown; `insert_dropped` adds them to coordinates.
+    If the array is ``recut``, its chunks are joined from sections, and its elements begin at ``starts``. The source's
+    axes in ``dropped``, along which there is one chunk, are not shown; `insert_dropped` adds them to coordinates.
     """
 
     space: KeySpace
@@ -45,7 +45,7 @@ class _Array(msgspec.Struct, frozen=True):
     dropped: tuple[int, ...] = ()
 
     def insert_dropped(self, coords: Sequence[int], filling: int = 0) -> Sequence[int]:
-        """Return coordinates, or counts, along all axes of the source, given those that are shown."""
+        """Add the dropped axes to coordinates or counts along the shown axes, with the value ``filling``."""
         if not self.dropped:
             return coords
         left = iter(coords)
@@ -53,16 +53,16 @@ class _Array(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> Sequence[int]:
-        """How many chunks are shown along each axis of the source."""
+        """The number of shown chunks along each axis of the source."""
         return () if self.grid is None else self.insert_dropped(self.grid.counts, 1)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all chunks are shown, under the keys that they have below the array."""
+        """Whether all chunks are shown, with the same keys relative to the array as in the source."""
         return self.stored == self.grid and self.recut is None and not any(self.before)
 
     def find_source_numbers(self, numbers: Numbers) -> Numbers:
-        """Return the numbers in the source of chunks, given those here."""
+        """Convert numbers of shown chunks to their numbers in the source."""
         if self.is_whole or self.stored is None or not self.counts:
             return numbers
         coords = np.unravel_index(column_of(numbers).astype(np.int64), tuple(self.counts))
@@ -70,13 +70,13 @@ class _Array(msgspec.Struct, frozen=True):
         return np.asarray(np.ravel_multi_index(there, self.stored.counts), np.uint64)
 
     def renumber(self, chunks: ArrayChunks) -> ArrayChunks:
-        """Return the source's chunks that are shown, by their numbers here."""
+        """Return the shown ones of the source's ``chunks``, with their numbers here."""
         if self.is_whole or self.grid is None or not self.counts:
             return chunks
         if isinstance(chunks.numbers, np.ndarray):
             numbers = chunks.numbers
         else:
-            numbers = np.concatenate([column_of(some) for some in chunks.numbers] or [np.zeros(0, np.uint64)])
+            numbers = np.concatenate([column_of(part) for part in chunks.numbers] or [np.zeros(0, np.uint64)])
         coords = np.unravel_index(numbers.astype(np.int64), chunks.grid.counts)
         shown_key = np.array([along - first for along, first in zip(coords, self.before, strict=True)])
         counts = np.array(self.counts)[:, None]
@@ -90,10 +90,10 @@ class _Array(msgspec.Struct, frozen=True):
 
 
 class Selection(View):
-    """What a `Choice` takes of ``base``, or several sources together: keys of no array or group are not shown.
+    """A part of ``base``, chosen by a `Choice`; or several sources together. Keys outside of nodes are not shown.
 
-    ``nodes`` are the arrays and groups, by the paths under which they are shown. Those with a source among ``spaces``,
-    by path, are of that one, and all others of ``base``.
+    ``nodes`` are the shown arrays and groups, by their shown paths. ``spaces`` has, by this path, the sources of nodes
+    that are not from ``base``.
     """
 
     resolves_manifests = True  # in the sources
@@ -130,18 +130,18 @@ class Selection(View):
 
     @classmethod
     def of(cls, base: KeySpace, choice: Choice) -> Steps[KeySpace]:
-        """Return what ``choice`` takes of ``base``, which is read for its metadata, but for the arrays that it adds.
+        """Apply ``choice`` to ``base``, whose metadata are read; but do not add the arrays in ``assign``.
 
-        ManifestError, with the names that exist, for a name that is not there.
+        ManifestError, with the names that exist, for a name that the source does not have.
         """
         return cls(base, choose(group_by_node((yield from read_all_documents(base))), choice))
 
     @property
     def source(self) -> KeySpace:
-        return self  # it cannot be written as it is stored
+        return self  # not `base`: a selection cannot be written like its source
 
     @property
-    def committed_as(self) -> str | None:  # type: ignore[override]  # it takes no commits
+    def committed_as(self) -> str | None:  # type: ignore[override]  # a selection takes no commits
         return None
 
     @property
@@ -153,15 +153,15 @@ class Selection(View):
         return list(itertools.chain.from_iterable(urls))
 
     def _place(self, key: str) -> tuple[_Array, tuple[int, ...] | str] | None:
-        """Return the array that ``key`` lies below, and the key in the source; of one that is recut, coordinates."""
+        """Return the array below which ``key`` lies, and the key in the source, or the coordinates of a recut chunk."""
         path = find_nearest(key, self._arrays)
         if path is None or zarrmeta.is_metadata(key):
             return None
         array, tail = self._arrays[path], make_relative(key, path)
         if array.is_whole:
             return array, join(array.source, tail)
-        assert array.grid is not None, "an array that is cut has a grid"
-        assert array.stored is not None, "an array that is cut has a grid"
+        assert array.grid is not None, "an array of which a part is shown has a grid"
+        assert array.stored is not None, "an array of which a part is shown has a grid"
         coords = array.grid.decode(tail)
         if coords is None or not array.grid.contains(coords):
             return None
@@ -172,7 +172,7 @@ class Selection(View):
         return array, join(array.source, array.stored.encoding.encode(there))
 
     def _source_of(self, key: str) -> tuple[KeySpace, str] | None:
-        """Return the source that has ``key``, and the key there; None for metadata, and what is made here."""
+        """Return the source that has ``key``, and the key there; None for metadata and recut chunks."""
         at = self._place(key)
         return (at[0].space, at[1]) if at is not None and isinstance(at[1], str) else None
 
@@ -187,7 +187,7 @@ class Selection(View):
         return (yield from self._join_chunk(array, there))
 
     def _join_chunk(self, array: _Array, coords: Sequence[int]) -> Steps[Entry]:
-        """Return the entry of a chunk that is joined of sections of the source's chunks."""
+        """Return the entry of a chunk that is joined from sections of the source's chunks."""
         assert array.recut is not None, "the array is recut"
         assert array.meta is not None, "the array is recut"
         sections = _cut_sections(array, coords)
@@ -211,7 +211,7 @@ class Selection(View):
         return [*itertools.chain(*known), *lookups_of(self, keys, others)]
 
     def _group_by_source(self, keys: Sequence[str]) -> tuple[dict[KeySpace, tuple[list[int], list[str]]], list[int]]:
-        """Return the places of ``keys`` that sources have, and what they are there, by source; and all other places."""
+        """Return, by source, the places in ``keys`` and the source's keys; and the places of all other keys."""
         found: dict[KeySpace, tuple[list[int], list[str]]] = {}
         others: list[int] = []
         for place, key in enumerate(keys):
@@ -265,7 +265,7 @@ class Selection(View):
 
     def directories(self, prefix: str) -> Steps[Directories | None]:
         yield from ()
-        return None  # the source's keys have other names
+        return None  # the directories of the source may have other names
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if prefix in self._tree:
@@ -282,7 +282,7 @@ class Selection(View):
         own = None if known is None else sorted(map(self._to_row, itertools.repeat(prefix), known.items()), key=by_name)
         if path is None:
             return own
-        chunks = yield from self._chunks_in(
+        chunks = yield from self._list_chunks_in(
             path, self._arrays[path], "" if prefix == path else make_relative(prefix, path)
         )
         return merge_listings(chunks or (), own or ()) if own is not None or chunks else None
@@ -291,8 +291,8 @@ class Selection(View):
         data = self._documents.get(join(prefix, name[0]))
         return Listed(name[0], None if data is None else len(data), name[1])
 
-    def _chunks_in(self, path: str, array: _Array, directory: str) -> Steps[Sequence[Listed] | None]:
-        """Return what an array has in its ``directory`` besides metadata."""
+    def _list_chunks_in(self, path: str, array: _Array, directory: str) -> Steps[Sequence[Listed] | None]:
+        """List a ``directory`` of an array, without metadata."""
         if array.is_whole:
             names = yield from array.space.children(join(array.source, directory))
             some = names or ()
@@ -377,18 +377,18 @@ class Selection(View):
 
 
 def _list_shown(found: Mapping[str, Any], whole: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is ``found`` by key below arrays, by the keys that are shown; ``whole`` has their new paths."""
+    """Return the values of keys below arrays by their shown keys; ``whole`` has the shown paths of these arrays."""
     owners = {key: find_nearest(key, whole) for key in found if not zarrmeta.is_metadata(key)}
     return {join(whole[p], make_relative(key, p)): found[key] for key, p in owners.items() if p is not None}
 
 
 def _place_lookups(places: Sequence[int], look_ups: Iterable[LookUp]) -> list[LookUp]:
-    """Return look-ups of keys that are at ``places`` among others."""
+    """Return look-ups whose numbers, positions in ``places``, are replaced by these places."""
     return [LookUp([places[number] for number in numbers], steps) for numbers, steps in look_ups]
 
 
 def _array_of(base: KeySpace, node: Node) -> _Array:
-    """Return how an array is shown. The document of one that is recut gets other chunks, without a codec."""
+    """Return the shown form of an array. If it is recut, its document gets other chunks, without a codec."""
     meta = zarrmeta.array_meta(node.stored, repr(node.source))
     stored = base.grids.get(node.source) or (None if meta is None else meta.grid)
     shape, dropped = node.shape, node.dropped
@@ -421,22 +421,22 @@ def _without_axes(grid: ChunkGrid | None, axes: Sequence[int]) -> ChunkGrid | No
 
 
 def _is_simple(meta: ArrayMeta) -> bool:
-    """Whether no codec depends on the number of dimensions."""
+    """Return whether no codec depends on the number of dimensions."""
     names = [codec.get("name") if isinstance(codec, Mapping) else codec for codec in meta.raw.get("codecs") or ()]
     return "shards" not in meta.raw and not {"transpose", "sharding_indexed"}.intersection(map(str, names))
 
 
 def _recut(node: Node, meta: ArrayMeta) -> Recut:
-    """Return an array in chunks that begin where its elements do; ManifestError, with the boundaries, if it cannot."""
+    """Recut an array, so that a chunk begins at its first element; ManifestError with chunk borders if impossible."""
     sizes = meta.chunks or ()
     chunks = tuple(min(size, length) for size, length in zip(sizes, node.shape, strict=True))
     where = repr(node.source)
     try:
         if "shards" in meta.raw:
-            raise ManifestError("shards that are shown whole are not decoded here")
+            raise ManifestError("whole shards of version 2 cannot be decoded here")
         check_recut(node.source, meta, "the source")
         shown = zarrmeta.array_meta(node.array, where)
-        assert shown is not None, "an array's metadata are an array's"
+        assert shown is not None, "the node is an array"
         recut = Recut.of(shown, node.shape, chunks, where)
     except ManifestError as e:
         inside = [

@@ -1,4 +1,4 @@
-"""An array as a cube shows it: with the length of all pieces. No I/O here."""
+"""An array of a cube, which has the length of all pieces together. No I/O here."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from refshard_fs.references.values import METADATA
 
 
 class ConcatArray(msgspec.Struct, frozen=True):
-    """An array as it is shown.
+    """An array of a cube.
 
-    ``meta`` is the metadata of the first piece; None if the array is not along the dimension, so that it lies wholly in
-    the first piece. ``starts`` are the chunk coordinates along ``axis`` at which the pieces begin, and at last the end.
-    ``recut``: chunks of the array are joined from chunks of the pieces. ``is_stacked``: in the pieces, chunks lack the
-    first dimension.
+    ``meta`` is the metadata of the first piece; None if the array does not have the dimension, so that all of it lies
+    in the first piece. ``starts`` are the chunk coordinates along ``axis`` at which the pieces begin, followed by the
+    end. ``recut`` is not None if its chunks are joined from sections of the pieces' chunks. If it ``is_stacked``, the
+    first dimension does not exist in the pieces.
     """
 
     grid: ChunkGrid | None
@@ -54,7 +54,7 @@ class ConcatArray(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(shown, counts=tuple(self.stored_coords(shown.counts)))
 
     def shown_grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
-        """Return the grid of `grid_of_piece` with all dimensions; chunks have the same numbers in both."""
+        """Return the grid of `grid_of_piece` with the dimension that pieces lack; chunk numbers remain the same."""
         assert self.grid is not None, "an array that is joined has a grid"
         counts = [places[k].length if k in places else count for k, count in enumerate(self.grid.counts)]
         if self.axis not in places:
@@ -113,7 +113,7 @@ class FullLength:
         )
 
     def _chunk_starts(self, size: int, path: str) -> tuple[int, ...]:
-        """Return where the pieces begin, and the last one ends, in chunks of ``size`` elements."""
+        """Return the coordinates of chunks of ``size`` elements at which the pieces begin, and the end of the last."""
         known = self._by_size.get(size)
         if known is None:
             for number, start in enumerate(self.starts[:-1]):

@@ -1,4 +1,4 @@
-"""Chunks of texts, or of bytes, of any length: their number, then each with its length (vlen-utf8). No I/O here."""
+"""Chunks of texts, or bytes, of any length (vlen-utf8): their number, then each text after its length. No I/O here."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def dump_texts(values: npt.NDArray[Any]) -> bytes:
 
 
 def join_texts(texts: Sequence[bytes]) -> bytes:
-    """Return a chunk of texts that are encoded already."""
+    """Return a chunk of texts, which are already encoded as UTF-8."""
     return b"".join([_UINT32.pack(len(texts)), *(part for text in texts for part in (_UINT32.pack(len(text)), text))])
 
 
 def split_texts(data: bytes, start: int, count: int) -> tuple[list[bytes], int]:
-    """Return the texts of the chunk at ``start``, without decoding them, and the end of the chunk.
+    """Return the encoded texts of the chunk that begins at ``start``, and the end of the chunk.
 
-    ValueError unless it is whole, and has ``count`` texts.
+    ValueError if the chunk is truncated, or does not have ``count`` texts.
     """
     texts = []
     try:

@@ -12,7 +12,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.cubes.moving import shift_by
-from refshard_fs.cubes.sections import contiguous, is_plain
+from refshard_fs.cubes.sections import find_byte_range, is_plain
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet, ChunkMove
 from refshard_fs.sets.variables import NamedSet
@@ -53,7 +53,7 @@ def _choose_smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, in
     if dtype is None or not is_plain(variable.meta):
         codecs = ", ".join(zarrmeta.codecs_of(variable.meta)) or f"order {variable.meta.order}"
         raise ManifestError(f"{where} are encoded ({codecs}): subchunks= can only cut chunks without a codec")
-    if contiguous(chunks, tuple((0, n) for n in shape), dtype.itemsize) is None:
+    if find_byte_range(chunks, tuple((0, n) for n in shape), dtype.itemsize) is None:
         raise ManifestError(
             f"{where} have the shape {list(chunks)}: a piece of {list(shape)} is not one range of bytes. subchunks= "
             "can divide the first dimension, or a later one if chunks have the length 1 along all dimensions before it"
@@ -82,7 +82,7 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
     for at in itertools.product(*map(range, counts)):
         box = tuple((k * n, (k + 1) * n) for k, n in zip(at, shape, strict=True))
         along = {axis: shift_by(k, factor=n) for axis, (n, k) in enumerate(zip(counts, at, strict=True))}
-        moves.append((along, contiguous(chunks, box, dtype.itemsize)))
+        moves.append((along, find_byte_range(chunks, box, dtype.itemsize)))
     grid = {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
     changed_grid = {"chunks": list(shape)} if meta.zarr_format == 2 else {"chunk_grid": grid}
     changed.put_moved(variable, {**meta.raw, **changed_grid}, moves)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from refshard_fs.cubes.placement import Placement
-from refshard_fs.cubes.recutting import commonest
+from refshard_fs.cubes.recutting import find_commonest_shape
 from refshard_fs.sets.variables import NamedSet
 
 
@@ -47,5 +47,5 @@ def choose_recut_shapes(
                 k = first.dims.index(name)
                 meet = meet and placement.in_chunks(whole[k], first.meta.shape[k]) is not None
         if not meet or any(theirs != whole for theirs, _ in shapes):
-            recut[path] = chunks_of(commonest(shapes, axis))
+            recut[path] = chunks_of(find_commonest_shape(shapes, axis))
     return recut

@@ -17,7 +17,7 @@ from refshard_fs.cubes.cf_times import (
     SECOND,
     TimeUnits,
     calendar_of,
-    instant,
+    parse_instant,
     parse_units,
 )
 from refshard_fs.errors import ManifestError
@@ -76,7 +76,7 @@ class Steps(msgspec.Struct, frozen=True):
                     calendar = calendar_of(variable.attributes)
                     if calendar not in GREGORIAN:
                         raise ValueError(f"expected a standard calendar for steps of months, found {calendar!r}")
-                    begin = instant(since)
+                    begin = parse_instant(since)
                     if calendar != "proleptic_gregorian" and begin < datetime(*CHANGE):
                         raise ValueError("the standard calendar changes before 1582-10-15")
                     months = _MONTHS[spelling] * count

@@ -8,7 +8,7 @@ import pytest
 
 from refshard_fs.core.zarrmeta import array_meta
 from refshard_fs.cubes.chunk_codec import ChunkDecoder
-from refshard_fs.cubes.recoding import recoding
+from refshard_fs.cubes.recoding import make_recoding
 from refshard_fs.cubes.recutting import check_recut
 from refshard_fs.errors import ManifestError
 from tests.support.memory import taking
@@ -29,7 +29,7 @@ def test_oversized_chunks_are_refused_before_decoding() -> None:
     plain, packed = described(None), described({"id": "zlib", "level": 1})
     with taking(1 << 20):
         with pytest.raises(ManifestError, match="bytes: expected at most"):
-            recoding("a", (plain, {}), (packed, {}), "one", "other")
+            make_recoding("a", (plain, {}), (packed, {}), "one", "other")
         with pytest.raises(ManifestError, match="bytes: expected at most"):
             check_recut("a", packed, "other")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.cubes.moving import consecutive, move_numbers, shift_by
+from refshard_fs.cubes.moving import find_range, move_numbers, shift_by
 
 ENCODING = ChunkKeyEncoding("v2", ".")
 
@@ -30,5 +30,5 @@ def test_moved_numbers_follow_moved_coordinates(axis: int, offset: int) -> None:
 )
 def test_consecutive_numbers_are_a_range(numbers: list[int], expected: range | None) -> None:
     column = np.array(numbers, np.uint64)
-    found = consecutive(column)
+    found = find_range(column)
     assert found is column if expected is None else found == expected
