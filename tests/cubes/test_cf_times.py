@@ -1,4 +1,4 @@
-"""Times in other units name the same instants, or are refused with the reason."""
+"""Convert times to other units: they mean the same instants, or an error names the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ moments = st.datetimes(datetime(1583, 1, 1), datetime(2200, 1, 1)).map(lambda t:
 years = st.tuples(st.integers(1, 2500), st.integers(1, 12), st.integers(1, 28))
 
 
-def units(text: str, **more: Any) -> TimeUnits:
+def parse_units(text: str, **more: Any) -> TimeUnits:
     return TimeUnits.of({"units": text, **more})
 
 
@@ -29,7 +29,7 @@ def test_instants_do_not_change(
 ) -> None:
     values = np.array(numbers, dtype)
     try:
-        found = units(f"{theirs} since {since}").convert(values, units(f"{ours} since {new}"))
+        found = parse_units(f"{theirs} since {since}").convert(values, parse_units(f"{ours} since {new}"))
     except ValueError:
         return
     assert found.dtype == (np.float64 if values.dtype.kind == "f" else np.int64)
@@ -43,7 +43,7 @@ def test_days_equal_cftimes(calendar: str, one: tuple[int, int, int], other: tup
     cftime = pytest.importorskip("cftime")
     names = [f"{year:04}-{month:02}-{day:02}" for year, month, day in (one, other)]
     try:
-        since, new = (units(f"days since {name}", calendar=calendar) for name in names)
+        since, new = (parse_units(f"days since {name}", calendar=calendar) for name in names)
     except ValueError:  # one of the ten days that the standard calendar leaves out
         assert any((1582, 10, 4) < date < (1582, 10, 15) for date in (one, other))
         return
@@ -54,31 +54,31 @@ def test_days_equal_cftimes(calendar: str, one: tuple[int, int, int], other: tup
 
 def test_hours_since_another_day() -> None:
     values = np.array([0, 6, 12], "<i4")
-    ours = units("hours since 2001-01-01 00:00:00")
-    assert units("hours since 2001-01-02").convert(values, ours).tolist() == [24, 30, 36]
-    assert units("days since 2001-01-01").convert(values, ours).tolist() == [0, 144, 288]
+    ours = parse_units("hours since 2001-01-01 00:00:00")
+    assert parse_units("hours since 2001-01-02").convert(values, ours).tolist() == [24, 30, 36]
+    assert parse_units("days since 2001-01-01").convert(values, ours).tolist() == [0, 144, 288]
 
 
 def test_fractions_of_days_stay_exact() -> None:
     values = np.array([[0.5, 15.25], [np.nan, 30.125]])
-    found = units("days since 2001-01-01").convert(values, units("days since 2000-01-01"))
+    found = parse_units("days since 2001-01-01").convert(values, parse_units("days since 2000-01-01"))
     np.testing.assert_array_equal(found, values + 366)
 
 
 def test_numbers_round_to_hours_within_their_precision() -> None:
     values = np.arange(24) / 24
-    found = units("days since 2001-01-02").convert(values, units("hours since 2001-01-01"))
+    found = parse_units("days since 2001-01-02").convert(values, parse_units("hours since 2001-01-01"))
     assert found.tolist() == [24.0 + hour for hour in range(24)]
 
 
 def test_finest_unit_holds_all_times_as_integers() -> None:
-    found = [units(text) for text in ("days since 2001-01-01", "days since 2001-01-02 06:00")]
+    found = [parse_units(text) for text in ("days since 2001-01-01", "days since 2001-01-02 06:00")]
     assert finer(finest(found), "days since 2001-01-01 00:00:00")[0] == "hours since 2001-01-01 00:00:00"
 
 
 def test_any_calendar_permits_another_unit() -> None:
-    theirs = units("days since 2000-02-30", calendar="360_day")
-    assert theirs.convert(np.array([2]), units("hours since 2000-02-30", calendar="360_day")).tolist() == [48]
+    theirs = parse_units("days since 2000-02-30", calendar="360_day")
+    assert theirs.convert(np.array([2]), parse_units("hours since 2000-02-30", calendar="360_day")).tolist() == [48]
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_any_calendar_permits_another_unit() -> None:
     ],
 )
 def test_inexact_or_unknown_times_are_refused(values: Any, theirs: str, more: dict[str, Any], words: str) -> None:
-    ours = units("days since 2000-01-01" if "64 bits" not in words else "seconds since 2000-01-01")
+    ours = parse_units("days since 2000-01-01" if "64 bits" not in words else "seconds since 2000-01-01")
     with pytest.raises(ValueError, match=words):
-        units(theirs, **more).convert(values, ours)
+        parse_units(theirs, **more).convert(values, ours)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The arguments of a selection, and their JSON form."""
+"""Parse the arguments of a selection, and their JSON form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of a source that keep, drop, rename and isel show."""
+"""Select a part of a source with keep, drop, rename and isel."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_bare_names_select_in_all_groups_and_paths_in_one() -> None:
         make_references(x=make_array([3], ["x"]), g__x=make_array([3], ["x"]), g__a=make_array([3], ["x"]))
     )
 
-    def arrays(**words: Any) -> set[str]:
+    def list_arrays(**words: Any) -> set[str]:
         return {key.removesuffix("/.zarray") for key in fs.select(**words).find("") if key.endswith("/.zarray")}
 
-    assert arrays(drop="x") == {"g/a"}
-    assert arrays(drop="/x") == {"g/x", "g/a"}
-    assert arrays(keep="g/a") == {"x", "g/x", "g/a"}  # coordinates of the group and of those above
-    assert arrays(rename={"x": "y"}) == {"y", "g/y", "g/a"}
-    assert arrays(rename={"g": "h", "g/a": "b"}) == {"x", "h/x", "h/b"}
+    assert list_arrays(drop="x") == {"g/a"}
+    assert list_arrays(drop="/x") == {"g/x", "g/a"}
+    assert list_arrays(keep="g/a") == {"x", "g/x", "g/a"}  # coordinates of the group and of those above
+    assert list_arrays(rename={"x": "y"}) == {"y", "g/y", "g/a"}
+    assert list_arrays(rename={"g": "h", "g/a": "b"}) == {"x", "h/x", "h/b"}
     renamed = fs.select(rename={"x": "y"})
     assert json.loads(renamed.cat_file("g/a/.zattrs"))["_ARRAY_DIMENSIONS"] == ["y"]
     assert renamed.resolve("g/y/1") == ("s3://b/g/x", 3, 6)

@@ -1,4 +1,4 @@
-"""Chunks that are decoded and encoded with numpy and numcodecs."""
+"""Decode and encode chunks with numpy and numcodecs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytest.importorskip("zarr")
 
 @pytest.mark.case(id="P32")
 def test_oversized_chunks_are_refused_before_decoding() -> None:
-    """A document of two small sets made sixteen gigabytes to see whether their encodings fit."""
+    """Before it was mended: A document of two small sets took 16 GB to find out whether their encodings fit."""
 
-    def described(compressor: object) -> Any:
+    def make_facts(compressor: object) -> Any:
         document = {"zarr_format": 2, "shape": [2**31], "chunks": [2**31], "dtype": "<f8", "compressor": compressor}
         return array_meta(document | {"fill_value": 0, "filters": None, "order": "C"}, "a")
 
-    plain, packed = described(None), described({"id": "zlib", "level": 1})
+    plain, packed = make_facts(None), make_facts({"id": "zlib", "level": 1})
     with taking(1 << 20):
         with pytest.raises(ManifestError, match="bytes: expected at most"):
             make_recoding("a", (plain, {}), (packed, {}), "one", "other")
@@ -40,7 +40,7 @@ GZIP = {"name": "gzip", "configuration": {"level": 1}}
 
 @pytest.mark.parametrize("codecs", [[], [GZIP], [GZIP, LITTLE], [LITTLE, LITTLE], ["bytes"], [{"name": "bytes"}]])
 def test_codecs_in_an_invalid_order_are_not_decoded(codecs: list[Any]) -> None:
-    """Version 3 needs one codec that makes bytes, before those on bytes, and the byte order of numbers."""
+    """Version 3 needs one codec from an array to bytes, before codecs of bytes, and the byte order of numbers."""
     document = {
         "zarr_format": 3,
         "node_type": "array",

@@ -1,4 +1,4 @@
-"""Lazy cubes that take a part of a set: overlaps, gaps, and appended sets."""
+"""Lazy cubes that show a part of a set: overlaps, gaps, and appended sets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.key_spaces import check
 zarr = pytest.importorskip("zarr")
 
 
-def days(values: list[int], version: int = 2, chunk: int = 1, add: int = 0) -> dict[str, Any]:
-    """Return a set with a value for each day, and the time in a chunk of its own."""
+def make_days(values: list[int], version: int = 2, chunk: int = 1, add: int = 0) -> dict[str, Any]:
+    """Return a set with a value for each day, and all times in one chunk."""
     times = np.array(values, "<i4")
     out: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'} if version == 2 else {}
     if version == 3:
@@ -32,7 +32,7 @@ def days(values: list[int], version: int = 2, chunk: int = 1, add: int = 0) -> d
     return out | chunked("t", t, (chunk, 2), ["time", "x"], version=version, fill_value=fill)
 
 
-def written(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
+def write_parts(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
     paths = [str(folder / f"part{number}.json") for number in range(len(parts))]
     for path, part in zip(paths, parts, strict=True):
         RefShardFileSystem(part, skip_instance_cache=True).save(path, "json")
@@ -54,8 +54,8 @@ def read(fo: Any) -> tuple[list[int], list[float]]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlap", ["first", "last"])
 def test_overlaps_equal_those_of_the_eager_cube(tmp_path: Path, version: int, overlap: Any) -> None:
-    parts = [days([0, 1, 2, 3], version), days([2, 3, 4], version, add=1), days([4, 5], version, add=2)]
-    names = written(tmp_path, parts)
+    parts = [make_days([0, 1, 2, 3], version), make_days([2, 3, 4], version, add=1), make_days([4, 5], version, add=2)]
+    names = write_parts(tmp_path, parts)
     lazy = refshard_fs.concat(names, "time", lazy=True, overlap=overlap, zarr_format=version)
     eager = refshard_fs.concat(names, "time", overlap=overlap, zarr_format=version)
     assert read(lazy) == read(eager)
@@ -71,8 +71,8 @@ def test_overlaps_equal_those_of_the_eager_cube(tmp_path: Path, version: int, ov
     ("overlap", "expected"), [("first", [0, 10, 20, 31, 41, 51]), ("last", [0, 11, 21, 31, 41, 51])]
 )
 def test_chunks_are_divided_where_sets_overlap(tmp_path: Path, version: int, overlap: Any, expected: Any) -> None:
-    parts = [days([0, 1, 2], version, chunk=2), days([1, 2, 3, 4, 5], version, chunk=3, add=1)]
-    lazy = refshard_fs.concat(written(tmp_path, parts), "time", lazy=True, overlap=overlap, zarr_format=version)
+    parts = [make_days([0, 1, 2], version, chunk=2), make_days([1, 2, 3, 4, 5], version, chunk=3, add=1)]
+    lazy = refshard_fs.concat(write_parts(tmp_path, parts), "time", lazy=True, overlap=overlap, zarr_format=version)
     assert lazy.document.chunks
     assert read(lazy) == ([0, 1, 2, 3, 4, 5], expected)
     check(RefShardFileSystem(lazy, skip_instance_cache=True))
@@ -80,7 +80,7 @@ def test_chunks_are_divided_where_sets_overlap(tmp_path: Path, version: int, ove
 
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_gap_within_a_set_is_shown(tmp_path: Path, chunk: int) -> None:
-    names = written(tmp_path, [days([0, 1, 2, 5], chunk=chunk), days([6, 9], chunk=chunk)])
+    names = write_parts(tmp_path, [make_days([0, 1, 2, 5], chunk=chunk), make_days([6, 9], chunk=chunk)])
     lazy = refshard_fs.concat(names, "time", lazy=True, freq=1)
     times, values = read(lazy)
     assert times == list(range(10))
@@ -90,7 +90,10 @@ def test_gap_within_a_set_is_shown(tmp_path: Path, chunk: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_append_takes_the_new_part_of_a_set(tmp_path: Path, chunk: int) -> None:
-    names = written(tmp_path, [days([0, 1], chunk=chunk), days([1, 2, 3], chunk=chunk, add=1), days([2, 3, 4], add=2)])
+    names = write_parts(
+        tmp_path,
+        [make_days([0, 1], chunk=chunk), make_days([1, 2, 3], chunk=chunk, add=1), make_days([2, 3, 4], add=2)],
+    )
     url = str(tmp_path / "all.refshard")
     refshard_fs.concat(names[:1], "time", lazy=True).save(url)
     assert refshard_fs.append(url, names[1], "time", on_duplicate="skip") == 2
@@ -100,7 +103,7 @@ def test_append_takes_the_new_part_of_a_set(tmp_path: Path, chunk: int) -> None:
 
 
 def test_document_lines_name_selected_elements(tmp_path: Path) -> None:
-    names = written(tmp_path, [days([0, 1, 2]), days([2, 3])])
+    names = write_parts(tmp_path, [make_days([0, 1, 2]), make_days([2, 3])])
     document = refshard_fs.concat(names, "time", lazy=True, overlap="last").document
     assert [part.take for part in document.pieces] == [(0, 3), None]
     assert ConcatDocument.read(document.dumps(), "it") == document
@@ -115,9 +118,9 @@ def test_absent_elements_cannot_be_selected(take: list[int]) -> None:
 
 
 def test_grown_set_is_refused_when_read(tmp_path: Path) -> None:
-    names = written(tmp_path, [days([0, 1, 2]), days([2, 3])])
+    names = write_parts(tmp_path, [make_days([0, 1, 2]), make_days([2, 3])])
     lazy = refshard_fs.concat(names, "time", lazy=True, overlap="last")
-    RefShardFileSystem(days([0, 1, 2, 3]), skip_instance_cache=True).save(names[0], "json")
+    RefShardFileSystem(make_days([0, 1, 2, 3]), skip_instance_cache=True).save(names[0], "json")
     with pytest.raises(ManifestError, match="shape"):
         read(lazy)
 
@@ -144,19 +147,19 @@ def test_overlapping_files_with_bounds_in_other_units(tmp_path: Path, chunk: int
         xr.testing.assert_equal(xr.open_dataset(lazy, engine="refshard").load(), expected)
 
 
-def large_document(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Return the document of three sets, as one of many is written."""
+def make_large_document(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Return the document of three sets, compressed as a document of many sets is."""
     monkeypatch.setattr(document, "PLAIN", 100)
-    names = written(folder, [days([day]) for day in range(3)])
+    names = write_parts(folder, [make_days([day]) for day in range(3)])
     refshard_fs.concat(names, "time", lazy=True).save(str(folder / "all.refshard"))
     return (folder / "all.refshard").read_bytes()
 
 
 def test_large_document_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = large_document(tmp_path, monkeypatch)
+    data = make_large_document(tmp_path, monkeypatch)
     assert b'"sets":[' in gzip.decompress(data)
     assert read(str(tmp_path / "all.refshard")) == ([0, 1, 2], [0, 10, 20])
-    *_, new, after = written(tmp_path, [days([day]) for day in range(5)])
+    *_, new, after = write_parts(tmp_path, [make_days([day]) for day in range(5)])
     refshard_fs.append(str(tmp_path / "all.refshard"), new, dim="time")
     assert (tmp_path / "all.refshard").read_bytes()[:2] == b"\x1f\x8b"
     longer = refshard_fs.concat([str(tmp_path / "all.refshard"), after], "time", lazy=True)
@@ -176,6 +179,6 @@ def test_large_document_is_compressed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_damaged_compressed_document_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Any, said: str
 ) -> None:
-    (tmp_path / "bad.refshard").write_bytes(harm(large_document(tmp_path, monkeypatch)))
+    (tmp_path / "bad.refshard").write_bytes(harm(make_large_document(tmp_path, monkeypatch)))
     with pytest.raises(ManifestError, match=said):
         RefShardFileSystem(str(tmp_path / "bad.refshard"), max_manifest_bytes=100_000).ls("")

@@ -1,4 +1,4 @@
-"""How an array of a set becomes a part of the shown array."""
+"""Compare an array of a set with the shown array, and find out how its chunks are shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BASE = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i2", "order": 
 BASE |= {"filters": None, "compressor": None}
 
 
-def described(name: str, attributes: dict[str, Any] | None = None, **changed: Any) -> ArrayFacts:
+def make_facts(name: str, attributes: dict[str, Any] | None = None, **changed: Any) -> ArrayFacts:
     meta = array_meta(BASE | changed, name)
     assert meta is not None
     return ArrayFacts(name, meta, attributes or {})
@@ -34,7 +34,7 @@ def described(name: str, attributes: dict[str, Any] | None = None, **changed: An
     ],
 )
 def test_fit_separates_references_from_recoded_chunks(changed: dict[str, Any], is_same: bool) -> None:
-    found = fit("a", described("one"), described("other", **changed))
+    found = fit("a", make_facts("one"), make_facts("other", **changed))
     assert found.is_same == is_same
     assert (found.recoding is None) == is_same
 
@@ -45,14 +45,14 @@ def test_fit_separates_references_from_recoded_chunks(changed: dict[str, Any], i
 )
 def test_fit_refuses_unrecodable_arrays(changed: dict[str, Any], field: str) -> None:
     with pytest.raises(ManifestError, match=field) as caught:
-        fit("a", described("one"), described("other", **changed))
+        fit("a", make_facts("one"), make_facts("other", **changed))
     assert "one" in str(caught.value)
     assert "other" in str(caught.value)
 
 
 def test_fit_recuts_chunks_of_any_shape() -> None:
-    shown = described("one")
+    shown = make_facts("one")
     recut = Recut.of(shown.meta, [8], (4,), "a")
-    found = fit("a", shown, described("other", chunks=[3]), recut)
+    found = fit("a", shown, make_facts("other", chunks=[3]), recut)
     assert found.source is not None
     assert not found.is_same

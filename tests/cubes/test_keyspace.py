@@ -1,4 +1,4 @@
-"""The chunks of a cube's arrays agree with the look-ups of its keys, without a look-up of each chunk."""
+"""Chunks listed for a whole array of a cube equal those found key by key."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DAYS = [day(0, 4), day(4, 2), day(6, 3)]
 OTHER = {"compressor": {"id": "zlib", "level": 1}}
 
 
-def without(part: dict[str, Any], prefix: str) -> dict[str, Any]:
+def remove_keys(part: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {key: value for key, value in part.items() if not key.startswith(prefix)}
 
 
-def slashed(part: dict[str, Any]) -> dict[str, Any]:
+def use_slashes(part: dict[str, Any]) -> dict[str, Any]:
     """Return a set whose chunks of ``air`` have keys with slashes."""
     meta = json.loads(part["air/.zarray"]) | {"dimension_separator": "/"}
     keys = {key: key.replace(".", "/") if key.startswith("air/") and "/.z" not in key else key for key in part}
@@ -37,11 +37,11 @@ CUBES: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (DAYS, {}),
     "version 3": ([day(0, 4, 3), day(4, 2, 3)], {}),
     "along the last axis": ([day(0, 4, first=0, width=3), day(0, 4, first=3, width=6)], {"dim": "x"}),
-    "other keys": ([DAYS[0], slashed(DAYS[1]), DAYS[2]], {}),
+    "other keys": ([DAYS[0], use_slashes(DAYS[1]), DAYS[2]], {}),
     "recoded": ([DAYS[0], day(4, 2, fill_value=7), DAYS[2]], {}),
     "recut": (DAYS, {"chunks": {"time": 3}}),
-    "without an array": ([without(DAYS[0], "air/"), *DAYS[1:]], {"join": "outer"}),
-    "without chunks": ([DAYS[0], without(DAYS[1], "air/0."), DAYS[2]], {}),
+    "without an array": ([remove_keys(DAYS[0], "air/"), *DAYS[1:]], {"join": "outer"}),
+    "without chunks": ([DAYS[0], remove_keys(DAYS[1], "air/0."), DAYS[2]], {}),
     "places of another axis": ([day(0, 4, width=3), day(4, 2, width=3, first=3)], {"join": "outer"}),
     "gaps": ([DAYS[0], DAYS[2]], {"freq": 1}),
 }
@@ -55,7 +55,7 @@ def test_columns_agree_with_lookups(tmp_path: Path, http_server: RangeServer, ki
     for number, part in enumerate(parts):
         path = tmp_path / f"{number}.json"
         made = refshard_fs.concat([part])
-        if is_remote:  # what a set from elsewhere names has its origin
+        if is_remote:  # entries of a set from another place have its origin
             made = refshard_fs.rebase(made, {"memory://made": http_server.put("made/x", b"").rpartition("/")[0]})
         RefShardFileSystem(made, skip_instance_cache=True).save(str(path), "json")
         sources.append(http_server.put(f"{number}.json", path.read_bytes()) if is_remote else str(path))
@@ -97,7 +97,7 @@ def test_missing_parquet_chunk_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["gone", "other format", "other array"])
 def test_errors_of_a_part_name_the_key_and_the_part(tmp_path: Path, damage: str) -> None:
-    """Before it was mended: The error named the part alone, so a worker's log did not tell which chunk was lost."""
+    """Before it was mended: The error named only the part, so that a worker's log did not show which chunk was lost."""
     for number in range(3):
         RefShardFileSystem(day(2 * number, 2)).save(str(tmp_path / f"{number}.json"))
     cube = tmp_path / "cube.json"
@@ -108,7 +108,7 @@ def test_errors_of_a_part_name_the_key_and_the_part(tmp_path: Path, damage: str)
     elif damage == "other format":
         part.write_bytes(b"nothing that is known")
     else:
-        RefShardFileSystem(without(day(2, 2), "air/")).save(str(part))
+        RefShardFileSystem(remove_keys(day(2, 2), "air/")).save(str(part))
     fs = RefShardFileSystem(str(cube), skip_instance_cache=True)
     with pytest.raises(RefShardError, match="air/1.0.*1.json"):
         fs.cat_file("air/1.0")

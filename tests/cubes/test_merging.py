@@ -1,4 +1,4 @@
-"""Files of different variables as one source: a file for each variable and year."""
+"""Merge files of different variables: a file for each variable and year becomes one source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refshard_fs.errors import ManifestError
 from tests.support.cube_files import DAYS, X, values, write
 
 
-def merged_by_xarray(folder: Path) -> xr.Dataset:
+def merge_by_xarray(folder: Path) -> xr.Dataset:
     parts = [xr.open_dataset(path, engine="h5netcdf") for path in sorted(folder.glob("*.nc"))]
     return xr.combine_by_coords(parts, data_vars="minimal", coords="minimal", compat="equals").load()  # type: ignore[return-value]
 
@@ -32,7 +32,7 @@ def test_files_of_different_variables_are_shown_together(tmp_path: Path) -> None
     write_variables(tmp_path)
     cube = refshard_fs.cube(f"{tmp_path}/*.nc")
     assert len(cube) == 4
-    expected = merged_by_xarray(tmp_path)
+    expected = merge_by_xarray(tmp_path)
     xr.testing.assert_equal(xr.open_dataset(cube, engine="refshard").load(), expected)
     cube.save(f"{tmp_path}/cube.refshard")
     (tmp_path / "moved").mkdir()
@@ -58,7 +58,7 @@ def test_files_of_different_variables_must_have_same_coordinates(tmp_path: Path)
 
 @pytest.mark.parametrize("years", [1, 2])
 def test_files_of_variables_share_bounds_and_auxiliaries(tmp_path: Path, years: int) -> None:
-    """Each file of CMIP has the bounds of its times, and the places of its cells, beside its variable."""
+    """Each file of CMIP has a variable, the bounds of its times, and the places of its cells."""
 
     def write_all(latitude: float) -> None:
         for name in ("tas", "pr"):

@@ -1,4 +1,4 @@
-"""Chunk numbers of one grid become those of another."""
+"""Convert chunk numbers of one grid to those of another."""
 
 from __future__ import annotations
 

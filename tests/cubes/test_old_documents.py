@@ -1,4 +1,4 @@
-"""Documents of cubes that an earlier version wrote are read, and longer cubes are made of them."""
+"""Read documents of cubes that an earlier version wrote, and append to them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def day(day: int, values: Sequence[Sequence[float]], dtype: str, x: list[float])
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of the sets that the documents name."""
+    """Write the sets that the documents name, and return their folder."""
     RefShardFileSystem(day(1, VALUES[:2], "<f4", [0, 1])).save(str(tmp_path / "0.json"))
     RefShardFileSystem(day(3, VALUES[2:], "<f8", [0, 1])).save(str(tmp_path / "1.json"))
     RefShardFileSystem(day(7, [[7, 8], [9, 10], [11, 12]], "<f4", [1, 2])).save(str(tmp_path / "2.json"))

@@ -1,4 +1,4 @@
-"""Gaps, and pieces that are shown with other metadata."""
+"""Show gaps, and pieces with other metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.key_spaces import answer
 META = make_array([10], ["x"])[".zarray"]
 
 
-def overlay(metadata: dict[str, Any], held: dict[str, bytes]) -> Overlaid:
+def make_overlaid(metadata: dict[str, Any], held: dict[str, bytes]) -> Overlaid:
     base = RefShardFileSystem(make_references(a=make_array([3], ["x"]), x=make_array([3], ["x"]))).source.open()
     return Overlaid(base, metadata, held, "the document")
 
@@ -29,7 +29,7 @@ def test_gap_has_no_keys() -> None:
 
 
 def test_held_arrays_hide_chunks_of_the_piece() -> None:
-    shown = overlay({"x/.zarray": META}, {"x": bytes(range(10))})
+    shown = make_overlaid({"x/.zarray": META}, {"x": bytes(range(10))})
     assert answer(shown.lookup("x/0")) == Inline(bytes(range(10)))
     assert answer(shown.lookup("x/1")) is None
     assert answer(shown.lookup("a/1")).url == "s3://b/a"
@@ -38,7 +38,7 @@ def test_held_arrays_hide_chunks_of_the_piece() -> None:
 
 
 def test_directory_excludes_names_with_the_same_prefix() -> None:
-    shown = overlay({"abc/.zarray": META, "a/d/.zarray": META}, {})
+    shown = make_overlaid({"abc/.zarray": META, "a/d/.zarray": META}, {})
     names = {listed.name for listed in answer(shown.children("a"))}
     assert "d" in names
     assert "bc" not in names
@@ -50,12 +50,12 @@ def test_directory_excludes_names_with_the_same_prefix() -> None:
 )
 def test_held_bytes_need_an_array_of_one_chunk(metadata: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
-        overlay(metadata, {"x": bytes(10)})
+        make_overlaid(metadata, {"x": bytes(10)})
 
 
 def test_held_bytes_of_a_wrong_length_are_refused() -> None:
     with pytest.raises(ManifestError, match="it holds 9 bytes of 'x'"):
-        overlay({"x/.zarray": META}, {"x": bytes(9)})
+        make_overlaid({"x/.zarray": META}, {"x": bytes(9)})
 
 
 def test_stacked_metadata_have_a_first_dimension_of_one() -> None:

@@ -1,4 +1,4 @@
-"""Pieces from elsewhere, whose needs and entries have their origins."""
+"""Steps and entries of a piece from another place have its origin."""
 
 from __future__ import annotations
 

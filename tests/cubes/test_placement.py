@@ -1,4 +1,4 @@
-"""Places of a piece's elements along a dimension of a cube."""
+"""Find the places of a piece's elements along a dimension of a cube."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All metadata of a source, in few rounds."""
+"""Read all metadata of a source in few rounds of requests."""
 
 from __future__ import annotations
 

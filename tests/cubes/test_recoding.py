@@ -1,4 +1,4 @@
-"""Files that store one quantity differently: a lazy cube shows one encoding, and the right values."""
+"""Join files that store a quantity in different encodings: a lazy cube shows one encoding, and the right values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS, WIDTH = 2, 5
 PHYSICAL = np.array([[0.0, 0.5, 1.0, 2.5, 10.0], [3.0, 4.5, -1.0, 7.0, 8.5]])
 
 
-def written(
+def write_stores(
     path: Path,
     number: int,
     dtype: str = "i4",
@@ -41,7 +41,7 @@ def written(
     unsigned: bool = False,
     **storage: Any,
 ) -> str:
-    """Write two steps of a quantity, a chunk a step, stored as is said."""
+    """Write two steps of a quantity, each in one chunk, with the given encoding."""
     with netCDF4.Dataset(path, "w") as file:
         file.createDimension("time", None)
         file.createDimension("x", WIDTH)
@@ -75,7 +75,7 @@ def written(
     return str(path)
 
 
-# By name, what the first file and the second one are stored as.
+# By name: the encodings of the first and the second file.
 DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "compressed or not": ({}, {"zlib": True}),
     "shuffled": ({"zlib": True, "shuffle": False}, {"zlib": True, "shuffle": True}),
@@ -92,7 +92,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "narrower first": ({"dtype": "i2"}, {"dtype": "i4"}),
     "narrower floats first": ({"dtype": "f4"}, {"dtype": "f8"}),
     "whole numbers first": ({"dtype": "i2", "fill": -9, "missing": True}, {"dtype": "f4"}),
-    # As ERA5 was: whole numbers of two bytes, of each file's own range.
+    # As ERA5 was: integers of two bytes, with the range of each file.
     "scales that do not divide": (
         {"scale": 0.01, "dtype": "i2", "fill": -32767},
         {"scale": 0.003, "offset": 1.7, "dtype": "i2", "fill": -32767, "missing": True},
@@ -114,11 +114,11 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_lazy_cube_of_unlike_files_has_their_values(tmp_path: Path, name: str) -> None:
-    """Before it was mended: A lazy cube recoded packed numbers with `_Unsigned = "true"` as signed ones: those above
-    127 (of a byte) came out negative.
+    """Before it was mended: A lazy cube recoded packed numbers with `_Unsigned = "true"` as signed numbers, so that
+    numbers above 127 (in a byte) became negative.
     """
     stored = DIFFERENCES[name]
-    files = [written(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(stored)]
+    files = [write_stores(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(stored)]
     cube = refshard_fs.concat(files, "time", lazy=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -152,7 +152,7 @@ def test_wider_types_keep_fill_values(tmp_path: Path, fills: Any, join: Any) -> 
 
 @pytest.mark.parametrize("scales", [("f4", "f4"), ("f8", "f8")])
 def test_decoded_numbers_have_the_type_of_xarray(tmp_path: Path, scales: tuple[str, str]) -> None:
-    files = [written(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]
+    files = [write_stores(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]
     for file, dtype in zip(files, scales, strict=True):
         with netCDF4.Dataset(file, "a") as opened:
             opened["v"].scale_factor = np.dtype(dtype).type(0.1)
@@ -168,7 +168,7 @@ def test_decoded_numbers_have_the_type_of_xarray(tmp_path: Path, scales: tuple[s
 def test_converted_files_keep_their_decoded_type(tmp_path: Path, suffix: str) -> None:
     if suffix == ".zarr" and 3 not in VERSIONS:
         pytest.skip("chunk manifests are of version 3")
-    file, url = written(tmp_path / "a.nc", 0, dtype="i2", fill=-9), str(tmp_path / f"a{suffix}")
+    file, url = write_stores(tmp_path / "a.nc", 0, dtype="i2", fill=-9), str(tmp_path / f"a{suffix}")
     with netCDF4.Dataset(file, "a") as opened:
         opened["v"].scale_factor = np.float32(0.1)
     fs = refshard_fs.RefShardFileSystem(file)
@@ -180,7 +180,7 @@ def test_converted_files_keep_their_decoded_type(tmp_path: Path, suffix: str) ->
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("types", [("f4", "f4"), ("f8", "f8"), ("f4", "f8"), ("f8", "f4")])
 def test_saved_sets_record_the_type_of_packing(tmp_path: Path, types: tuple[str, str], version: int) -> None:
-    files = [written(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]
+    files = [write_stores(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]
     for file, dtype in zip(files, types, strict=True):
         with netCDF4.Dataset(file, "a") as opened:
             opened["v"].scale_factor = np.dtype(dtype).type(0.25)
@@ -200,10 +200,10 @@ def test_saved_sets_record_the_type_of_packing(tmp_path: Path, types: tuple[str,
 
 
 def test_integers_beyond_float_precision_are_an_error(tmp_path: Path) -> None:
-    """Before it was mended: A lazy cube of floating-point numbers rounded 64-bit whole numbers beyond 2^53 of a file
-    in it.
+    """Before it was mended: In a lazy cube of floating-point numbers, 64-bit integers of a file were rounded beyond
+    2^53.
     """
-    files = [written(tmp_path / f"{i}.nc", i, dtype=dtype) for i, dtype in enumerate(("f8", "i8"))]
+    files = [write_stores(tmp_path / f"{i}.nc", i, dtype=dtype) for i, dtype in enumerate(("f8", "i8"))]
     with netCDF4.Dataset(files[1], "a") as file:
         file["v"][1, 0] = 2**53 + 1
     fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
@@ -214,7 +214,7 @@ def test_integers_beyond_float_precision_are_an_error(tmp_path: Path) -> None:
 
 def test_appended_file_may_need_a_wider_type(tmp_path: Path) -> None:
     stored: list[dict[str, Any]] = [{"scale": 0.01}, {"scale": 0.01}, {"scale": 0.003}, {"scale": 0.01}]
-    files = [written(tmp_path / f"{i}.nc", i, dtype="i2", **how) for i, how in enumerate(stored)]
+    files = [write_stores(tmp_path / f"{i}.nc", i, dtype="i2", **how) for i, how in enumerate(stored)]
     url = str(tmp_path / "cube.json")
     refshard_fs.concat(files[:2], "time", lazy=True).save(url)
     for file in files[2:]:
@@ -225,7 +225,7 @@ def test_appended_file_may_need_a_wider_type(tmp_path: Path) -> None:
 
 
 def test_value_without_an_exact_place_is_an_error(tmp_path: Path) -> None:
-    files = [written(tmp_path / f"{i}.nc", i, fill=fill) for i, fill in enumerate((3, -5))]
+    files = [write_stores(tmp_path / f"{i}.nc", i, fill=fill) for i, fill in enumerate((3, -5))]
     fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
     assert len(fs.cat_file("v/0.0")) > 0
     with pytest.raises(ReferenceNotReachable, match="the fill value"):
@@ -244,7 +244,7 @@ def test_unrecodable_array_error_names_fields(tmp_path: Path) -> None:
 
 
 def test_units_that_differ_are_refused(tmp_path: Path) -> None:
-    files = [written(tmp_path / f"{i}.nc", i) for i in range(2)]
+    files = [write_stores(tmp_path / f"{i}.nc", i) for i in range(2)]
     with netCDF4.Dataset(files[1], "a") as file:
         file["v"].units = "K"
     with pytest.raises(ManifestError, match="attribute units"):
@@ -254,8 +254,8 @@ def test_units_that_differ_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chunk", [2, 3])
 @pytest.mark.parametrize("fills", [(-999.0, 1e20), (1e20, np.nan), (-999.0, [7.0, -1.0])])
 def test_missing_values_follow_each_store(tmp_path: Path, fills: tuple[Any, Any], chunk: int) -> None:
-    """Before it was mended: Missing values of one store were numbers in a lazy cube, where stores of version 3 have
-    different ones (which xarray spells in base64), or several in a list.
+    """Before it was mended: Missing values of one store became numbers in a lazy cube, if stores of version 3 had
+    different missing values (which xarray spells in base64), or a list of several.
     """
     stores = [str(tmp_path / f"{number}.zarr") for number in range(2)]
     for number, (store, fill) in enumerate(zip(stores, fills, strict=True)):
@@ -274,8 +274,8 @@ def test_missing_values_follow_each_store(tmp_path: Path, fills: tuple[Any, Any]
     np.testing.assert_array_equal(found["v"].values, expected["v"].values)
 
 
-def months(folder: Path, chunk: int, packed: bool) -> list[str]:
-    """Write files of 40 steps in chunks of ``chunk``, with a scale of their own if they are ``packed``."""
+def write_months(folder: Path, chunk: int, packed: bool) -> list[str]:
+    """Write files of 40 steps in chunks of ``chunk``; if ``packed``, each file has another scale."""
     paths = []
     for number in range(3):
         paths.append(str(folder / f"{number}.nc"))
@@ -295,7 +295,7 @@ def months(folder: Path, chunk: int, packed: bool) -> list[str]:
 
 @pytest.mark.parametrize(("chunk", "packed"), [(1, True), (3, False), (3, True)])
 def test_recoded_chunks_are_fetched_ahead(http_server: RangeServer, tmp_path: Path, chunk: int, packed: bool) -> None:
-    paths = months(tmp_path, chunk, packed)
+    paths = write_months(tmp_path, chunk, packed)
     urls = [http_server.put(f"{n}.nc", Path(path).read_bytes()) for n, path in enumerate(paths)]
     cube = pickle.loads(pickle.dumps(refshard_fs.concat(urls, "time", lazy=True)))  # without the first bytes of files
     fs = refshard_fs.RefShardFileSystem(cube, skip_instance_cache=True)
@@ -316,7 +316,7 @@ MARK = -7
 
 
 def write_packed(path: Path, first: int, scale: float) -> np.ndarray[Any, Any]:
-    """Write four steps of packed numbers, one of which is missing, and return what they mean."""
+    """Write four steps of packed numbers, one of which is missing, and return the unpacked values."""
     stored = np.arange(first, first + 48, dtype="i2").reshape(4, 3, 4)
     stored[1, 1, 1] = MARK
     h5netcdf = pytest.importorskip("h5netcdf")

@@ -1,4 +1,4 @@
-"""Files with lengths that are not multiples of their chunks, or with other chunks: months, leap years."""
+"""Join files whose lengths are not multiples of their chunks, or differ in chunks: months, leap years."""
 
 from __future__ import annotations
 
@@ -179,8 +179,8 @@ def test_zarr_reads_chunks_of_several_lengths(tmp_path: Path) -> None:
 needs_zarr_3 = pytest.mark.skipif(zarr.__version__.startswith("2"), reason="zarr 2 writes version 2 alone")
 
 
-def sparse(folder: Path, number: int, values: Sequence[float], fill: float, dtype: str = "<f4") -> str:
-    """Write a store of two steps a chunk, in which chunks of nothing but the fill value do not exist."""
+def write_sparse(folder: Path, number: int, values: Sequence[float], fill: float, dtype: str = "<f4") -> str:
+    """Write a store with two steps in each chunk, without the chunks that have only the fill value."""
     store = str(folder / f"{number}.zarr")
     root = zarr.open_group(store, mode="w", zarr_format=3)
     time = root.create_array("time", shape=(4,), dtype="i4", dimension_names=["time"])
@@ -190,7 +190,7 @@ def sparse(folder: Path, number: int, values: Sequence[float], fill: float, dtyp
     return store
 
 
-# What the second store is like, and how long the chunks of the cube are; what the first one lacks is NaN.
+# The second store, and the chunk length of the cube. The fill value of the first store is NaN.
 SPARSE: dict[str, tuple[float, str, int]] = {
     "pieces that are ranges": (np.nan, "<f4", 3),
     "pieces of another fill value": (0, "<f4", 3),
@@ -207,13 +207,13 @@ def test_missing_store_chunk_is_the_fill_value(
     tmp_path: Path, request: pytest.FixtureRequest, name: str, is_remote: bool
 ) -> None:
     """Before it was mended: A chunk of a lazy cube that is joined from pieces of several zarr stores was missing as a
-    whole, and so filled, where one of the stores has no chunk there, or where the target of a reference in
-    another part was gone.
+    whole, and so shown as fill values, if one of the stores has no chunk there, or if the target of a reference
+    in another part did not exist.
     """
     fill, dtype, chunk = SPARSE[name]
     stores = [
-        sparse(tmp_path, 0, [0, 1, np.nan, np.nan], np.nan),
-        sparse(tmp_path, 1, [fill, fill, 6, 7], fill, dtype),
+        write_sparse(tmp_path, 0, [0, 1, np.nan, np.nan], np.nan),
+        write_sparse(tmp_path, 1, [fill, fill, 6, 7], fill, dtype),
     ]
     assert [len(list(Path(store, "v", "c").iterdir())) for store in stores] == [1, 1]
     options: dict[str, Any] = {}
@@ -237,8 +237,8 @@ def test_missing_store_chunk_is_the_fill_value(
 @needs_zarr_3
 @pytest.mark.parametrize("version", [2, 3])
 def test_missing_chunk_with_another_fill_value_is_saved(tmp_path: Path, version: int) -> None:
-    """Before it was mended: What `fs.save` and `refshard convert` wrote of a lazy cube had the fill value of the cube
-    where a part has no chunk and another fill value: such chunks could be read, and were not listed.
+    """Before it was mended: If a part has another fill value than the cube, `fs.save` and `refshard convert` wrote the
+    cube's fill value where the part has no chunk: such chunks could be read, but were not listed.
     """
     stores = []
     for number, fill in enumerate([7.0, 0.0]):
@@ -269,7 +269,7 @@ def test_missing_chunk_with_another_fill_value_is_saved(tmp_path: Path, version:
 
 @needs_zarr_3
 def test_missing_target_is_not_a_missing_chunk(tmp_path: Path) -> None:
-    store, moved = sparse(tmp_path, 0, [0, 1, 2, 3], 0), sparse(tmp_path, 1, [4, 5, 6, 7], 0)
+    store, moved = write_sparse(tmp_path, 0, [0, 1, 2, 3], 0), write_sparse(tmp_path, 1, [4, 5, 6, 7], 0)
     RefShardFileSystem(moved).save(str(tmp_path / "refs.json"))
     cube = refshard_fs.concat([store, str(tmp_path / "refs.json")], "time", lazy=True, chunks={"time": 3})
     Path(moved, "v", "c", "0").unlink()
@@ -312,7 +312,7 @@ def test_error_names_the_damaged_file(tmp_path: Path) -> None:
 
 
 def test_coordinates_of_all_groups_are_recut(tmp_path: Path) -> None:
-    """Each group has a ``time``; the document holds the values of the first one alone."""
+    """Each group has a ``time``; the document has only the values of the first one."""
     files = []
     for number, days in enumerate((1, 2, 5, 1)):
         files.append(str(tmp_path / f"{number}.nc"))

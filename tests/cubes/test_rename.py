@@ -1,4 +1,4 @@
-"""New names of variables and dimensions, in attributes too."""
+"""Rename variables and dimensions, in attributes too."""
 
 from __future__ import annotations
 

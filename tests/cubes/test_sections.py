@@ -1,4 +1,4 @@
-"""Chunks that are joined from sections of the pieces' chunks."""
+"""Join chunks from sections of the pieces' chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selections equal xarray's for the same arguments, for every kind of source."""
+"""Selections of sources of all kinds equal xarray's with the same arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray m
 CHUNKS = {"air": (5, 4, 8), "time_bnds": (5, 2), "lat2d": (4, 8), "area": (6, 8), "time": (5,)}
 
 
-def dataset() -> Any:
+def make_dataset() -> Any:
     time, lat, lon = np.arange(20.0), np.linspace(10, 60, 6), np.arange(8.0)
     air = np.arange(20 * 6 * 8, dtype="f4").reshape(20, 6, 8)
     grid = np.arange(48.0).reshape(6, 8)
@@ -54,30 +54,30 @@ def dataset() -> Any:
     return ds
 
 
-def netcdf(folder: Path) -> RefShardFileSystem:
+def write_netcdf(folder: Path) -> RefShardFileSystem:
     path = folder / "all.nc"
     encoding = {name: {"chunksizes": sizes, "zlib": True} for name, sizes in CHUNKS.items()}
-    dataset().drop_encoding().to_netcdf(path, engine="h5netcdf", encoding=encoding)
+    make_dataset().drop_encoding().to_netcdf(path, engine="h5netcdf", encoding=encoding)
     return RefShardFileSystem(str(path))
 
 
-def set_of_references(folder: Path, name: str) -> RefShardFileSystem:
-    netcdf(folder).save(str(folder / name))
+def write_references(folder: Path, name: str) -> RefShardFileSystem:
+    write_netcdf(folder).save(str(folder / name))
     return RefShardFileSystem(str(folder / name))
 
 
-def hierarchy(folder: Path, version: int, **encoding: Any) -> RefShardFileSystem:
+def write_hierarchy(folder: Path, version: int, **encoding: Any) -> RefShardFileSystem:
     path = str(folder / f"all{version}.zarr")
     how = {name: {"chunks": sizes} for name, sizes in CHUNKS.items()}
     how["air"] |= encoding
-    dataset().drop_encoding().to_zarr(path, zarr_format=version, encoding=how, consolidated=version == 2)
+    make_dataset().drop_encoding().to_zarr(path, zarr_format=version, encoding=how, consolidated=version == 2)
     return RefShardFileSystem(path)
 
 
-def cube(folder: Path) -> RefShardFileSystem:
+def write_cube(folder: Path) -> RefShardFileSystem:
     names = []
     for number, part in enumerate((slice(0, 10), slice(10, 20))):
-        ds = dataset().isel(time=part).drop_encoding()
+        ds = make_dataset().isel(time=part).drop_encoding()
         names.append(str(folder / f"part{number}.nc"))
         encoding = {name: {"chunksizes": sizes} for name, sizes in CHUNKS.items()}
         ds.to_netcdf(names[-1], engine="h5netcdf", encoding=encoding)
@@ -86,12 +86,12 @@ def cube(folder: Path) -> RefShardFileSystem:
 
 
 SOURCES: dict[str, Callable[[Path], RefShardFileSystem]] = {
-    "netcdf4": netcdf,
-    "json": lambda folder: set_of_references(folder, "refs.json"),
-    "parquet": lambda folder: set_of_references(folder, "refs.parquet"),
-    "zarr2": lambda folder: hierarchy(folder, 2),
-    "shards": lambda folder: hierarchy(folder, 3, shards=(10, 8, 8)),
-    "cube": cube,
+    "netcdf4": write_netcdf,
+    "json": lambda folder: write_references(folder, "refs.json"),
+    "parquet": lambda folder: write_references(folder, "refs.parquet"),
+    "zarr2": lambda folder: write_hierarchy(folder, 2),
+    "shards": lambda folder: write_hierarchy(folder, 3, shards=(10, 8, 8)),
+    "cube": write_cube,
 }
 # The arguments of `select`, and the same in xarray.
 WORDS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
@@ -105,7 +105,7 @@ WORDS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
     ),
     "attrs": (
         {"attrs": {"": {"title": "some", "n": 1}, "air": {"units": None, "long_name": "Air"}}},
-        lambda ds: with_attributes(ds),
+        lambda ds: add_attributes(ds),
     ),
     "borders": ({"isel": {"time": slice(5, 17)}}, lambda ds: ds.isel(time=slice(5, 17))),
     "within": (
@@ -134,7 +134,7 @@ WORDS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
 }
 
 
-def with_attributes(ds: Any) -> Any:
+def add_attributes(ds: Any) -> Any:
     ds = ds.copy()
     ds.attrs = {"title": "some", "n": 1}
     attributes = {**ds["air"].attrs, "long_name": "Air"}
@@ -211,8 +211,8 @@ def test_joined_selections_equal_the_source(source: RefShardFileSystem) -> None:
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_groups_are_selected_with_their_metadata(tmp_path: Path, version: int, consolidated: bool) -> None:
-    ozone = dataset()[["area"]].drop_vars(["lat", "lon", "lat2d", "height"])
-    for group, ds in ((None, dataset()[["rain"]]), ("chem", ozone), ("chem/deep", ozone)):
+    ozone = make_dataset()[["area"]].drop_vars(["lat", "lon", "lat2d", "height"])
+    for group, ds in ((None, make_dataset()[["rain"]]), ("chem", ozone), ("chem/deep", ozone)):
         ds.drop_encoding().to_zarr(tmp_path / "t.zarr", group=group, mode="a", zarr_format=version, consolidated=False)
     if consolidated:
         with warnings.catch_warnings(action="ignore"):
@@ -229,11 +229,11 @@ def test_groups_are_selected_with_their_metadata(tmp_path: Path, version: int, c
 def test_concat_selects_from_each_set(tmp_path: Path) -> None:
     names = [str(tmp_path / f"{number}.nc") for number in (0, 1)]
     for number, name in enumerate(names):  # whose variables of the name "other" do not fit each other
-        ds = dataset()[["rain"]].isel(time=slice(number * 10, number * 10 + 10)).drop_encoding()
+        ds = make_dataset()[["rain"]].isel(time=slice(number * 10, number * 10 + 10)).drop_encoding()
         ds["other"] = ("y", np.zeros(number + 1))
         ds.to_netcdf(name, engine="h5netcdf")
     words: dict[str, Any] = {"keep": "rain", "rename": {"rain": "pr", "time": "t"}, "attrs": {"": {"title": None}}}
-    expected = dataset()[["rain"]].rename(rain="pr", time="t")
+    expected = make_dataset()[["rain"]].rename(rain="pr", time="t")
     expected.attrs = {}
     for sets in (names, [RefShardFileSystem(name) for name in names]):
         joined = refshard_fs.concat(sets, "t", **words)
@@ -241,11 +241,11 @@ def test_concat_selects_from_each_set(tmp_path: Path) -> None:
 
 
 def test_commands_have_selection_options(tmp_path: Path) -> None:
-    dataset().drop_encoding().to_netcdf(tmp_path / "all.nc", engine="h5netcdf")
+    make_dataset().drop_encoding().to_netcdf(tmp_path / "all.nc", engine="h5netcdf")
     source, target = str(tmp_path / "all.nc"), str(tmp_path / "part.json")
     words = ["--keep", "rain", "--keep", "area", "--drop", "lat2d", "--rename", "rain=pr", "--isel", "time=5:-5"]
     assert main(["convert", source, target, *words]) == 0
-    expected = dataset()[["rain", "area"]].drop_vars("lat2d").rename(rain="pr").isel(time=slice(5, -5))
+    expected = make_dataset()[["rain", "area"]].drop_vars("lat2d").rename(rain="pr").isel(time=slice(5, -5))
     xr.testing.assert_identical(read(RefShardFileSystem(target)), expected)
     assert main(["concat", target, "-o", str(tmp_path / "both.json"), "--dim", "time", "--drop", "area"]) == 0
     found = read(RefShardFileSystem(str(tmp_path / "both.json")))
@@ -254,7 +254,7 @@ def test_commands_have_selection_options(tmp_path: Path) -> None:
     words = ["--sel", "lat=20/45", "--isel", "time=3", "--assign", "lon=[0,1,2,3,4,5,6,9]", "--squeeze", "nope"]
     assert main(["convert", source, target, *words]) == 2
     assert main(["convert", source, target, *words[:-2]]) == 0
-    expected = dataset().sel(lat=slice(20, 45)).isel(time=3).assign_coords(lon=[0, 1, 2, 3, 4, 5, 6, 9])
+    expected = make_dataset().sel(lat=slice(20, 45)).isel(time=3).assign_coords(lon=[0, 1, 2, 3, 4, 5, 6, 9])
     xr.testing.assert_equal(read(RefShardFileSystem(target)), expected)
 
 
@@ -264,7 +264,7 @@ def test_slices_at_chunk_borders_stay_references(version: int, tail: str) -> Non
     selected = fs.select(isel={"x": slice(3, -2)})
     assert [selected.resolve(f"a/{tail}{n}") for n in (0, 1)] == [("s3://b/a", 3, 6), ("s3://b/a", 6, 9)]
     assert len([key for key in selected.find("a") if key.startswith(f"a/{tail}") and key[-1].isdigit()]) == 2
-    within = fs.select(isel={"x": slice(4, 6)})  # without a codec, a range of a chunk is one of its object
+    within = fs.select(isel={"x": slice(4, 6)})  # without a codec, a range of a chunk is a range of its object
     assert within.resolve(f"a/{tail}0") == ("s3://b/a", 4, 6)
 
 
@@ -283,7 +283,7 @@ def test_selections_refuse_writes_and_uncommitted_sources() -> None:
 
 def test_hierarchies_without_listing_are_selected_over_http(http_server: RangeServer, tmp_path: Path) -> None:
     path = tmp_path / "all.zarr"
-    dataset().drop_encoding().to_zarr(path, zarr_format=2, consolidated=True)
+    make_dataset().drop_encoding().to_zarr(path, zarr_format=2, consolidated=True)
     for file in filter(Path.is_file, path.rglob("*")):
         http_server.put(f"all.zarr/{file.relative_to(path)}", file.read_bytes())
     source = RefShardFileSystem(f"{http_server.url}/all.zarr")
@@ -291,4 +291,4 @@ def test_hierarchies_without_listing_are_selected_over_http(http_server: RangeSe
     before = len(http_server.requests())
     selected = source.select(keep="rain", isel={"time": slice(3, 9)})
     assert len(http_server.requests()) - before <= 6  # each document of the root, once
-    xr.testing.assert_identical(read(selected), dataset()[["rain"]].isel(time=slice(3, 9)))
+    xr.testing.assert_identical(read(selected), make_dataset()[["rain"]].isel(time=slice(3, 9)))

@@ -1,4 +1,4 @@
-"""Arrays with the length of all pieces."""
+"""Arrays of a cube have the length of all pieces together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_metadata_have_the_length_of_all_pieces(tmp_path: Path) -> None:
     ]
     fs = RefShardFileSystem(concat(files, "time", lazy=True))
     assert json.loads(fs.cat_file("t/.zarray"))["shape"] == [6]
-    assert json.loads(fs.cat_file("time/.zarray"))["chunks"] == [6]  # the document has the coordinate, in one chunk
+    assert json.loads(fs.cat_file("time/.zarray"))["chunks"] == [6]  # one chunk, in the document
 
 
 def test_chunks_are_located_in_the_piece_that_has_them() -> None:

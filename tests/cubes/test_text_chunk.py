@@ -1,4 +1,4 @@
-"""Chunks of texts of any length."""
+"""Decode, encode and recut chunks of texts of any length."""
 
 from __future__ import annotations
 
