@@ -54,7 +54,7 @@ class _ChunkValues(NamedTuple):
 
 
 class _NotDecoded(ValueError):
-    """A chunk cannot be decoded here: zarr has to decode it, or fails in the same way, and names the chunk."""
+    """Raised for a chunk that only zarr may be able to decode; if zarr fails, its error names the chunk."""
 
 
 class DirectArray(BackendArray):

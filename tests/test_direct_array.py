@@ -243,7 +243,7 @@ def test_invalidation_forgets_remembered_chunks(http_server: RangeServer) -> Non
 
 
 def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """zarr reads points, and bytes that cannot be decoded here; its error then names the file."""
+    """zarr reads selections of points, and chunks that numcodecs cannot decode; its error names the file."""
     pipeline: Any = tuning._import_pipeline()
     monkeypatch.setattr(tuning, "_hooked", False)
     url = http_server.put("/damaged.bin", b"no zlib stream")

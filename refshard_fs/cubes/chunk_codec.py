@@ -150,7 +150,7 @@ def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
     """Return the bytes of a chunk with ``values`` of the right shape and type; ValueError if they cannot be encoded."""
     pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw, values.dtype)
     if pipeline is None:
-        raise ValueError("chunks with these codecs cannot be made here")
+        raise ValueError("chunks with these codecs cannot be encoded with numpy and numcodecs")
     codecs, order = pipeline
     if order is not None:
         values = values.astype(values.dtype.newbyteorder("<" if order == "little" else ">"))

@@ -180,7 +180,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, decoded: Any, where: str, depth: int = 0) -> ConcatDocument:
-        """Return a document that is decoded from JSON, and lies in as many others as ``depth`` says."""
+        """Return a document from decoded JSON; ``depth`` is the number of documents around it."""
         if depth > DEEPEST:
             raise ValueError(f"documents are nested more than {DEEPEST} deep")
         given = msgspec.convert(decoded, _Json)

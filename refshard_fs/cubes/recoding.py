@@ -100,7 +100,7 @@ class Recoding(msgspec.Struct, frozen=True):
         """Return the values of a chunk of the array ``theirs``."""
         decoder = _parse_encoding(self.theirs).decoder
         if decoder is None:
-            raise ValueError(f"{self.where}: its chunks cannot be decoded here")
+            raise ValueError(f"{self.where}: its chunks cannot be decoded with numpy and numcodecs")
         return decoder.decode(raw)
 
     def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -255,7 +255,7 @@ def make_recoding(
         find_chunk_limits(other.meta)
         encode_chunk(one.meta, blank_chunk(one.meta, one.dtype))
         if decode_chunk(other.meta, encode_chunk(other.meta, blank_chunk(other.meta, other.dtype))) is None:
-            raise ValueError("its chunks cannot be decoded here")
+            raise ValueError("its chunks cannot be decoded with numpy and numcodecs")
     except ValueError as e:
         shown, own = _describe(*mine, units), _describe(*theirs, units)
         if shown == own:

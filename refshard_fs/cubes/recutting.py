@@ -48,7 +48,7 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
             raise ValueError("expected numbers or texts, in chunks of one size")
         find_chunk_limits(meta)  # raises ValueError if a chunk is too large to be made
         if decode_chunk(meta, encode_chunk(meta, blank_chunk(meta, dtype))) is None:
-            raise ValueError("chunks with these codecs cannot be decoded here")
+            raise ValueError("chunks with these codecs cannot be decoded with numpy and numcodecs")
     except ValueError as e:
         raise ManifestError(
             f"the chunks of {path!r} of {name} begin inside chunks of other sets, and cannot be cut: {e}"

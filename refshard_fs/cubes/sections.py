@@ -128,7 +128,7 @@ class Cut(msgspec.Struct, frozen=True):
         except ValueError as e:
             raise ValueError(f"{self.source.where}: {e}") from e
         if values is None:
-            raise ValueError(f"{self.source.where}: its chunks cannot be decoded here")
+            raise ValueError(f"{self.source.where}: its chunks cannot be decoded with numpy and numcodecs")
         values = values[tuple(slice(start, stop) for start, stop in self.box)]
         if self.source.recoding is not None:
             values = self.source.recoding.convert(values)

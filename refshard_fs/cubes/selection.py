@@ -433,7 +433,7 @@ def _recut(node: Node, meta: ArrayMeta) -> Recut:
     where = repr(node.source)
     try:
         if "shards" in meta.raw:
-            raise ManifestError("whole shards of version 2 cannot be decoded here")
+            raise ManifestError("shards of version 2 cannot be decoded with numpy and numcodecs")
         check_recut(node.source, meta, "the source")
         shown = zarrmeta.array_meta(node.array, where)
         assert shown is not None, "the node is an array"

@@ -475,7 +475,7 @@ class _Check:
                 decodes = self._decode(extents, chunks)
 
     def _decode(self, extents: Extents, chunks: Sequence[StoredChunk]) -> bool:
-        """Decode chunks of an array; return False if no chunk of this array can be decoded here."""
+        """Decode chunks of an array; return False if this process cannot decode any chunk of the array."""
         is_safe = self._source.is_own or is_bounded(extents.meta)
         try:
             problems = Trial(extents.meta).find_problems(chunks, apart=not is_safe)

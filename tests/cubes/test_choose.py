@@ -40,7 +40,7 @@ def test_bare_names_select_in_all_groups_and_paths_in_one() -> None:
         ({"drop": "nope"}, "drop= names 'nope'.* its names are a, x"),
         ({"keep": ["nope"]}, "keep= names 'nope'.* its names are a, x"),
         ({"rename": {"nope": "b"}}, "rename= names 'nope'.* its names are a, x"),
-        ({"rename": {"a": "x"}}, "'a' and 'x' one name, 'x'"),
+        ({"rename": {"a": "x"}}, "'a' and 'x' the same name, 'x'"),
         ({"rename": {"a": "g/b"}}, "expected a name in the same group"),
         ({"rename": {"a": ".zgroup"}}, "expected the name of a variable"),
         ({"attrs": {"nope": {}}}, "attrs= names 'nope'"),

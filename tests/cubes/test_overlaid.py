@@ -46,7 +46,10 @@ def test_directory_excludes_names_with_the_same_prefix() -> None:
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
-    [({}, "do not show as an array of one chunk"), ({"x/.zarray": {**META, "shape": [11]}}, "an array of one chunk")],
+    [
+        ({}, "expected metadata of an array of one chunk"),
+        ({"x/.zarray": {**META, "shape": [11]}}, "an array of one chunk"),
+    ],
 )
 def test_held_bytes_need_an_array_of_one_chunk(metadata: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
@@ -54,7 +57,7 @@ def test_held_bytes_need_an_array_of_one_chunk(metadata: dict[str, Any], message
 
 
 def test_held_bytes_of_a_wrong_length_are_refused() -> None:
-    with pytest.raises(ManifestError, match="it holds 9 bytes of 'x'"):
+    with pytest.raises(ManifestError, match="bytes of 'x' as the shape .* got 9 bytes"):
         make_overlaid({"x/.zarray": META}, {"x": bytes(9)})
 
 

@@ -120,7 +120,7 @@ def test_text_arrays_are_recut(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chunks", "said"),
     [
-        ({"v": [1 << 20, 1 << 10, 4]}, "bytes that are made here"),
+        ({"v": [1 << 20, 1 << 10, 4]}, "expected chunks of at most"),
         ({"v": [2, 2]}, "cannot be shown in chunks"),
         ({"v": [0, 3, 4]}, "less than 1 element"),
         ({"y": [3]}, "not in axes"),

@@ -33,7 +33,7 @@ from tests.support.threads import settle
 zarr = pytest.importorskip("zarr")
 
 
-def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+def open_fs(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, **options)
 
 
@@ -41,7 +41,7 @@ def write_sets(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
     paths = []
     for i, part in enumerate(parts):
         paths.append(str(folder / f"part{i}.json"))
-        opened(part).save(paths[-1], "json")
+        open_fs(part).save(paths[-1], "json")
     return paths
 
 
@@ -66,7 +66,7 @@ def test_name_of_too_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
     meta |= {"filters": None, "compressor": None, "dimension_separator": "/"}
     part = {".zgroup": {"zarr_format": 2}, "a/.zarray": meta, "a/.zattrs": {"_ARRAY_DIMENSIONS": ["time", "x"]}}
     part |= {"a/0/0": "ab", "a/1/0": "cd", f"a/{digits}/0": "x"}
-    fs = opened(refshard_fs.concat(write_sets(tmp_path, [part, part]), "time", lazy=True))
+    fs = open_fs(refshard_fs.concat(write_sets(tmp_path, [part, part]), "time", lazy=True))
     names = [name for name in fs.ls("a", detail=False) if name[2:3].isdigit()]
     assert names == ["a/0", "a/1", "a/2", "a/3", f"a/{digits}"]  # the last one as it lies in the first set
     with pytest.raises(FileNotFoundError):
@@ -76,8 +76,8 @@ def test_name_of_too_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_listings_equal_the_eager_concatenation(tmp_path: Path, version: int) -> None:
     parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
-    lazy = opened(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=True))
-    eager = opened(refshard_fs.concat(parts, "time"))
+    lazy = open_fs(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=True))
+    eager = open_fs(refshard_fs.concat(parts, "time"))
     assert {n: i["size"] for n, i in lazy.find("", detail=True).items() if "/c" in n or "." not in n} == {
         n: i["size"] for n, i in eager.find("", detail=True).items() if "/c" in n or "." not in n
     }
@@ -111,8 +111,8 @@ def test_any_axis_and_key_spelling_is_joined(tmp_path: Path, axis: int, separato
         if i == 2:
             part.pop(next(key for key in part if key.endswith("0")))
         parts.append({".zgroup": '{"zarr_format": 2}', "deep/.zgroup": '{"zarr_format": 2}', **part})
-    lazy = opened(refshard_fs.concat(write_sets(tmp_path, parts), dims[axis], lazy=True))
-    eager = opened(refshard_fs.concat(parts, dims[axis]))
+    lazy = open_fs(refshard_fs.concat(write_sets(tmp_path, parts), dims[axis], lazy=True))
+    eager = open_fs(refshard_fs.concat(parts, dims[axis]))
     assert sorted(lazy.find("")) == sorted(eager.find(""))
     for directory in ("", "deep", "deep/a", "deep/a/1", "deep/a/3"):
         if eager.isdir(directory):
@@ -144,7 +144,7 @@ def test_only_read_parts_are_opened(http_server: RangeServer) -> None:
     document = lazy.document.dumps(lambda url: url.rpartition("/")[2])
     url = http_server.put("parts/all.json", document)
     http_server.log.clear()
-    fs = opened(url)
+    fs = open_fs(url)
     assert fs.cat_file("time/0") == np.arange(40, dtype="<i4").tobytes()
     assert fs.cat_file("x/0") == np.arange(5, dtype="<f8").tobytes()
     assert {r.path for r in http_server.log.requests()} == {"/parts/all.json", "/parts/0.json"}
@@ -172,9 +172,9 @@ def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer, tmp
     cube = http_server.put("parts/all.json", refshard_fs.concat(urls, "time", lazy=True).document.dumps(str))
     options: dict[str, Any] = {"cache_dir": tmp_path / "kept"} if is_kept else {}
     if is_kept:
-        opened(cube, **options).cat([f"air/{number}.0" for number in range(20)])
+        open_fs(cube, **options).cat([f"air/{number}.0" for number in range(20)])
         settle()
-    fs = opened(cube, **options)
+    fs = open_fs(cube, **options)
     http_server.log.clear()
 
     def parts() -> int:
@@ -200,7 +200,7 @@ def test_parts_are_opened_beside_the_next_look_up(http_server: RangeServer) -> N
         part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes().decode()
         urls.append(http_server.put(f"parts/{i}.json", json.dumps(part).encode()))
     cube = http_server.put("parts/all.json", refshard_fs.concat(urls, "time", lazy=True).document.dumps(str))
-    fs = opened(cube)
+    fs = open_fs(cube)
     fs.cat_file("air/6.0")
     http_server.log.clear()
     http_server.latency = 0.2
@@ -211,7 +211,7 @@ def test_parts_are_opened_beside_the_next_look_up(http_server: RangeServer) -> N
     assert http_server.log.peak == 3
 
 
-def openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def record_openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the URL of each reference set that is opened from now on is added."""
     opened: list[str] = []
     read = kerchunk_json_source.open_
@@ -227,9 +227,9 @@ def openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("ask", ["together", "by themselves", "by threads"])
 def test_part_is_opened_once(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     urls = remote_parts(http_server)
-    fs = opened(refshard_fs.concat(urls, "time", lazy=True))
+    fs = open_fs(refshard_fs.concat(urls, "time", lazy=True))
     keys = [f"air/{i}.{j}" for i in range(20) for j in range(2)]
-    once = openings(monkeypatch)
+    once = record_openings(monkeypatch)
     if ask == "together":
         found = list(fs.cat(keys).values())
     elif ask == "by themselves":
@@ -272,7 +272,7 @@ def test_bytes_read_to_join_are_not_read_again(http_server: RangeServer, side: i
     cube = refshard_fs.open(urls, "time")
     assert len(http_server.requests()) <= made * len(urls)
     http_server.log.clear()
-    found = opened(cube).cat([f"v/{i}.0.0" for i in range(len(urls))])
+    found = open_fs(cube).cat([f"v/{i}.0.0" for i in range(len(urls))])
     assert [zlib.decompress(chunk) for chunk in found.values()] == [field.tobytes() for field in fields]
     assert len(http_server.requests()) == loaded * len(urls)
 
@@ -282,7 +282,7 @@ def test_file_replaced_after_join_is_an_error(http_server: RangeServer) -> None:
     cube = refshard_fs.open(urls, "time")
     http_server.put("2.nc", make_netcdf(2, fields[0]))
     with pytest.raises(TargetChanged, match=r"2\.nc"):
-        opened(cube).cat_file("v/2.0.0")
+        open_fs(cube).cat_file("v/2.0.0")
 
 
 def test_small_file_is_shown_whole_as_it_was_joined(http_server: RangeServer) -> None:
@@ -291,15 +291,15 @@ def test_small_file_is_shown_whole_as_it_was_joined(http_server: RangeServer) ->
     cube = refshard_fs.open(urls, "time")
     http_server.put("1.nc", make_netcdf(1, np.ones((1, 40, 40), "f8")))
     http_server.delete("2.nc")
-    fs = opened(cube)
+    fs = open_fs(cube)
     assert [zlib.decompress(fs.cat_file(f"v/{n}.0.0")) for n in (1, 2)] == [fields[n].tobytes() for n in (1, 2)]
     with pytest.raises(RefShardError):
-        opened(pickle.loads(pickle.dumps(cube))).cat_file("v/2.0.0")
+        open_fs(pickle.loads(pickle.dumps(cube))).cat_file("v/2.0.0")
 
 
 def test_forgotten_cube_reads_first_bytes_again(http_server: RangeServer) -> None:
     urls, _ = put_fields(http_server, 40)
-    fs = opened(refshard_fs.open(urls, "time"))
+    fs = open_fs(refshard_fs.open(urls, "time"))
     fs.cat_file("v/2.0.0")
     http_server.put("2.nc", make_netcdf(2, np.ones((1, 40, 40), "f4")))
     fs.invalidate_cache()
@@ -310,16 +310,16 @@ def test_first_bytes_are_kept_from_another_policy(http_server: RangeServer) -> N
     """A filesystem that may not reach the files does not get bytes of them that the joining has read."""
     urls, _ = put_fields(http_server, 40)
     cube = refshard_fs.open(urls, "time")
-    fs = opened(cube, allow=["https://elsewhere.example/"])
+    fs = open_fs(cube, allow=["https://elsewhere.example/"])
     with pytest.raises(TargetNotAllowed):
         fs.cat_file("v/2.0.0")
 
 
 def test_few_parts_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     urls = write_sets(tmp_path, [day(2 * i, 2) for i in range(5)])
-    fs = opened(refshard_fs.concat(urls, "time", lazy=True), cache_size=2)
+    fs = open_fs(refshard_fs.concat(urls, "time", lazy=True), cache_size=2)
     fs.cat_file("air/0.0")
-    once = openings(monkeypatch)
+    once = record_openings(monkeypatch)
     for number in (1, 2, 1, 2, 3, 4, 1):
         fs.cat_file(f"air/{number}.0")
     assert [urls.index(url) for url in once] == [1, 2, 3, 4, 1]
@@ -333,7 +333,7 @@ def test_document_has_a_line_for_each_part(tmp_path: Path) -> None:
     lines = (tmp_path / "all.json").read_text().splitlines()
     assert lines[1].startswith('["part0.json",2,"base64:')
     assert json.loads("\n".join(lines))["axes"] == {"air": 0, "time": 0}
-    assert opened(json.loads("\n".join(lines)) | {"sets": make_sets(one)}).cat_file("time/0")
+    assert open_fs(json.loads("\n".join(lines)) | {"sets": make_sets(one)}).cat_file("time/0")
 
 
 def make_sets(lazy: Any) -> Any:
@@ -369,7 +369,7 @@ def test_circular_document_is_refused(tmp_path: Path) -> None:
     document = {"refshard": "concat", "dim": "time", "axes": {"a": 0}, "length": 2, "sets": ["self.json"]}
     (tmp_path / "self.json").write_text(json.dumps(document))
     with pytest.raises(ManifestError, match="levels"):
-        opened(str(tmp_path / "self.json")).ls("")
+        open_fs(str(tmp_path / "self.json")).ls("")
 
 
 @pytest.mark.case(id="P26")
@@ -383,8 +383,8 @@ def test_nested_documents_have_bounded_names(tmp_path: Path, monkeypatch: pytest
         document = {"refshard": "concat", "dim": "x", "axes": {"a": 0}, "length": 2 * 10**level, "sets": sets}
         (tmp_path / f"{level}.json").write_text(json.dumps(document))
     monkeypatch.setattr(concat_keyspace, "LISTED", 500)
-    assert len(opened(str(tmp_path / "2.json")).ls("a")) == 201
-    fs = opened(str(tmp_path / "4.json"))
+    assert len(open_fs(str(tmp_path / "2.json")).ls("a")) == 201
+    fs = open_fs(str(tmp_path / "4.json"))
     assert fs.cat_file("a/19999") == b"y"
     for list_all in (fs.ls, fs.find):
         with pytest.raises(NotListable, match="more than 500 names"):
@@ -412,7 +412,7 @@ def test_invalid_document_is_refused_when_opened(tmp_path: Path, change: dict[st
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "sets": [["part0.json", 2], ["part1.json", 2]]}
     (tmp_path / "all.json").write_text(json.dumps(document | change))
     with pytest.raises(ManifestError, match=words):
-        opened(str(tmp_path / "all.json")).ls("")
+        open_fs(str(tmp_path / "all.json")).ls("")
 
 
 @pytest.mark.parametrize(
@@ -425,8 +425,8 @@ def test_invalid_document_is_refused_when_opened(tmp_path: Path, change: dict[st
 )
 def test_changed_part_is_refused_when_read(tmp_path: Path, other: dict[str, Any], words: str) -> None:
     lazy = refshard_fs.concat(write_sets(tmp_path, [day(0, 2), day(2, 2)]), "time", lazy=True)
-    opened(other).save(str(tmp_path / "part1.json"), "json")
-    fs = opened(lazy)
+    open_fs(other).save(str(tmp_path / "part1.json"), "json")
+    fs = open_fs(lazy)
     assert fs.cat_file("air/0.0")
     with pytest.raises(ManifestError, match=words) as caught:
         fs.cat_file("air/1.0")
@@ -454,10 +454,10 @@ def test_sharded_parts_are_shown_as_their_inner_chunks(tmp_path: Path) -> None:
         array[...] = data
         values.append(data)
     lazy = refshard_fs.concat(paths, "time", lazy=True)
-    fs = opened(lazy)
+    fs = open_fs(lazy)
     assert fs.exists("air/c/5/1")
     assert not fs.exists("air/c/6/0")
-    store = zarr.storage.FsspecStore(opened(lazy, asynchronous=True), read_only=True, path="")
+    store = zarr.storage.FsspecStore(open_fs(lazy, asynchronous=True), read_only=True, path="")
     np.testing.assert_array_equal(zarr.open_group(store, mode="r")["air"][...], np.concatenate(values))
 
 
@@ -479,12 +479,12 @@ def test_remote_part_of_local_document_may_not_read_local_files(http_server: Ran
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]}
     (tmp_path / "all.json").write_text(json.dumps(document))
     for fo in (document, str(tmp_path / "all.json")):
-        fs = opened(fo)
+        fs = open_fs(fo)
         assert fs.cat_file("air/0.1") == b"yes"
         with pytest.raises(TargetNotAllowed, match="this machine's files"):
             fs.cat_file("air/0.0")
-    assert opened(document, allow="any").cat_file("air/0.0") == secret.read_bytes()
-    assert opened(document, allow=[str(tmp_path) + "/", http_server.url + "/"]).cat_file("air/0.0")
+    assert open_fs(document, allow="any").cat_file("air/0.0") == secret.read_bytes()
+    assert open_fs(document, allow=[str(tmp_path) + "/", http_server.url + "/"]).cat_file("air/0.0")
 
 
 def test_remote_document_may_not_have_local_parts(http_server: RangeServer, tmp_path: Path) -> None:
@@ -492,7 +492,7 @@ def test_remote_document_may_not_have_local_parts(http_server: RangeServer, tmp_
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [path]}
     url = http_server.put("all.json", json.dumps(document).encode())
     with pytest.raises(TargetNotAllowed, match="this machine's files"):
-        opened(url).ls("")
+        open_fs(url).ls("")
 
 
 @pytest.mark.case(id="P11")
@@ -509,7 +509,7 @@ def test_remote_part_gets_no_credentials_for_other_servers(
         http_server.put("/moved", b"abc")
         http_server.fault("redirect", "/moved", to=other.url + "/x")
         document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]}
-        fs = opened(document)
+        fs = open_fs(document)
         assert fs.cat_file("air/0.0") == bytes(24)
         assert fs.cat_file("air/0.1") == bytes(3)
         assert "HUSHHUSH" not in repr([request.headers for request in other.requests()])
@@ -525,7 +525,7 @@ def test_remote_part_cannot_reach_a_private_network(http_server: RangeServer) ->
         http_server.put("/r", bytes(24))
         http_server.fault("redirect", "/r", to=target)
         url = http_server.put("data/part.json", json.dumps(part).encode())
-        fs = opened({"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]})
+        fs = open_fs({"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [url]})
         for key in ("air/0.0", "air/0.1"):
             with pytest.raises(TargetNotAllowed, match="private networks"):
                 fs.cat_file(key)
@@ -534,7 +534,7 @@ def test_remote_part_cannot_reach_a_private_network(http_server: RangeServer) ->
         moved = http_server.put("data/moved.json", b"{}")
         http_server.fault("redirect", "/data/moved.json", to=target)
         with pytest.raises(RefShardError, match="private networks"):
-            opened({"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [moved]}).ls("")
+            open_fs({"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [moved]}).ls("")
         assert inside.requests() == []
 
 
@@ -547,7 +547,7 @@ def test_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, l
     writer = fsspec.filesystem("s3", **options, skip_instance_cache=True)
     urls, parts = [], [day(0, 2), day(2, 2)]
     for number, part in enumerate(parts):
-        files = opened(part).cat("", recursive=True)
+        files = open_fs(part).cat("", recursive=True)
         places = {key: f"{place}/{number}/{key}" for key in files if key[-1].isdigit()}
         writer.pipe({url: files[key] for key, url in places.items()})
         refs = {key: [places[key]] if key in places else data.decode() for key, data in files.items()}
@@ -555,19 +555,19 @@ def test_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, l
         writer.pipe_file(urls[-1], json.dumps(refs).encode())
     given = {"remote_protocol": "s3", "remote_options": options} if how == "remote_options" else options
     made = refshard_fs.concat(urls, "time", lazy=lazy, **given)
-    expected = opened(refshard_fs.concat(parts, "time"))
+    expected = open_fs(refshard_fs.concat(parts, "time"))
     for one in (
         made,
         pickle.loads(pickle.dumps(made)),
         refshard_fs.rebase(made, {"s3://no/": "s3://one/"}, missing="ignore"),
     ):
-        fs = opened(one)
+        fs = open_fs(one)
         again = fsspec.AbstractFileSystem.from_json(fs.to_json())
         for key in ("air/0.0", "air/1.0"):
             assert fs.cat_file(key) == again.cat_file(key) == expected.cat_file(key)
-    assert options["secret"] not in repr(made) + repr(opened(made))
+    assert options["secret"] not in repr(made) + repr(open_fs(made))
     with pytest.raises(RefShardError):
-        opened(made, options={f"{place}/": {"endpoint_url": "http://127.0.0.1:9", "anon": True}}, retries=0).cat_file(
+        open_fs(made, options={f"{place}/": {"endpoint_url": "http://127.0.0.1:9", "anon": True}}, retries=0).cat_file(
             "air/1.0"
         )
 
@@ -606,10 +606,10 @@ def test_random_sets_equal_the_eager_concatenation(
     urls = []
     for number, part in enumerate(parts):
         urls.append(f"memory://lazily/{number}.json")
-        opened(part).save(urls[-1], "json")
+        open_fs(part).save(urls[-1], "json")
     dim = ["t", "y", "x"][axis]
-    lazy = opened(refshard_fs.concat(urls, dim, lazy=True))
-    eager = opened(refshard_fs.concat(urls, dim))
+    lazy = open_fs(refshard_fs.concat(urls, dim, lazy=True))
+    eager = open_fs(refshard_fs.concat(urls, dim))
     keys = eager.find("")
     assert lazy.find("") == keys
     documents = (".zarray", "zarr.json", ".zattrs")
@@ -741,7 +741,7 @@ SPELLINGS = [(2, "v2", "."), (2, "v2", "/"), *((3, name, sep) for name in ("defa
 @pytest.mark.parametrize(("mine", "theirs"), [(a, b) for a in SPELLINGS for b in SPELLINGS if a[0] == b[0] and a != b])
 def test_key_spelling_of_sets_does_not_matter(tmp_path: Path, mine: Any, theirs: Any, lazy: bool) -> None:
     parts = [make_spelled_set(*how, number) for number, how in enumerate((mine, theirs, theirs))]
-    fs = opened(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=lazy))  # type: ignore[call-overload]
+    fs = open_fs(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=lazy))  # type: ignore[call-overload]
     expected = {
         key_of(*mine[1:], (2 * number + at[0], at[1])): f"{number}{at}".encode()
         for number in range(3)

@@ -135,7 +135,7 @@ def test_references_of_similar_files_take_little_memory(tmp_path: Path) -> None:
         (tmp_path / f"{day}.nc").write_bytes(own)
     urls = [str(tmp_path / f"{day}.nc") for day in range(288)]
 
-    def held(count: int) -> int:
+    def measure(count: int) -> int:
         tracemalloc.start()
         try:
             sets = read_sets(urls[:count], {}, lambda _: None, unread=UnreadArrays(frozenset(["time"]), frozenset()))
@@ -146,5 +146,5 @@ def test_references_of_similar_files_take_little_memory(tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
 
-    held(64)
-    assert (held(288) - held(96)) / 192 < 3300  # bytes a file; 5000 without sharing
+    measure(64)
+    assert (measure(288) - measure(96)) / 192 < 3300  # bytes a file; 5000 without sharing

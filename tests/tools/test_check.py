@@ -58,7 +58,7 @@ def make(tmp_path: Path) -> Make:
     return made
 
 
-def found(report: Report) -> list[tuple[str, str, str]]:
+def list_findings(report: Report) -> list[tuple[str, str, str]]:
     return [(finding.severity, finding.kind, finding.key) for finding in report.findings]
 
 
@@ -82,15 +82,15 @@ def test_missing_chunks_are_counted_without_an_error(make: Make) -> None:
 def test_chunk_like_keys_outside_the_grid_are_errors(make: Make) -> None:
     refs = {**GOOD, "a/3": ["data.bin", 6, 2], "a/0.0": "xy", "a/01": "xy", "a/readme": "xy", "elsewhere/3": "xy"}
     report = check(make(refs))
-    assert sorted(found(report)) == [("error", "outside-grid", key) for key in ("a/0.0", "a/01", "a/3")]
+    assert sorted(list_findings(report)) == [("error", "outside-grid", key) for key in ("a/0.0", "a/01", "a/3")]
     assert report.has_errors
 
 
 def test_broken_set_is_one_finding(make: Make, tmp_path: Path) -> None:
     report = check(make({"a/.zarray": make_array(chunks=[2, 2])}))
-    assert found(report) == [("error", "source", "")]
+    assert list_findings(report) == [("error", "source", "")]
     assert "a/.zarray" in report.findings[0].text
-    assert found(check(RefShardFileSystem(tmp_path / "nothing.json"))) == [("error", "source", "")]
+    assert list_findings(check(RefShardFileSystem(tmp_path / "nothing.json"))) == [("error", "source", "")]
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_broken_set_is_one_finding(make: Make, tmp_path: Path) -> None:
 )
 def test_metadata_that_breaks_the_rules_is_an_error(make: Make, key: str, text: str) -> None:
     fs = make({**GOOD, key: text})
-    assert found(check(fs)) == [("error", "metadata", key)]
+    assert list_findings(check(fs)) == [("error", "metadata", key)]
 
 
 @pytest.mark.parametrize("key", ["b/zarr.json", "b/.zgroup"])
 def test_chunks_of_arrays_with_metadata_of_two_versions_are_read(make: Make, key: str) -> None:
     document = make_array() if key == "b/zarr.json" else json.dumps(V3)
     report = check(make({**GOOD, key: document, "b/0": ["data.bin", 0, 1]}), "full")
-    assert ("error", "metadata", key) in found(report)
+    assert ("error", "metadata", key) in list_findings(report)
 
 
 def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:
@@ -130,7 +130,10 @@ def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:
     }
     document = json.dumps({"zarr_consolidated_format": 1, "metadata": members})
     report = check(make({**GOOD, ".zmetadata": document}))
-    assert sorted(found(report)) == [("warning", "consolidated", "a/.zarray"), ("warning", "consolidated", "b/.zarray")]
+    assert sorted(list_findings(report)) == [
+        ("warning", "consolidated", "a/.zarray"),
+        ("warning", "consolidated", "b/.zarray"),
+    ]
     assert not report.has_errors
 
 
@@ -142,20 +145,20 @@ def test_consolidated_metadata_may_have_another_spelling(make: Make) -> None:
 
 
 def test_damaged_inline_data_is_an_error(make: Make) -> None:
-    assert found(check(make({**GOOD, "a/2": "base64:%%"}))) == [("error", "reference", "a/2")]
+    assert list_findings(check(make({**GOOD, "a/2": "base64:%%"}))) == [("error", "reference", "a/2")]
 
 
 def test_overlapping_ranges_are_warnings(make: Make) -> None:
     refs = {"a/0": ["data.bin", 0, 4], "a/1": ["data.bin", 0, 4], "a/2": ["data.bin", 3, 2]}
     report = check(make(refs))
-    assert found(report) == [("warning", "duplicate-range", "a/1"), ("warning", "overlapping-range", "a/2")]
+    assert list_findings(report) == [("warning", "duplicate-range", "a/1"), ("warning", "overlapping-range", "a/2")]
     assert "'a/0'" in report.findings[0].text
     assert "'a/0'" in report.findings[1].text or "'a/1'" in report.findings[1].text
 
 
 def test_ranges_are_compared_across_spellings_of_one_target(make: Make, tmp_path: Path) -> None:
     report = check(make({"a/0": ["data.bin"], "a/1": [str(tmp_path / "data.bin"), 0, 8]}))
-    assert found(report) == [("warning", "duplicate-range", "a/1")]
+    assert list_findings(report) == [("warning", "duplicate-range", "a/1")]
     assert report.targets == 1
 
 
@@ -176,7 +179,7 @@ def test_many_findings_are_counted_and_the_first_shown(make: Make) -> None:
 
 def test_missing_targets_are_errors(make: Make) -> None:
     report = check(make({**GOOD, "a/1": ["gone.bin", 0, 2], "a/2": ["gone.bin", 2, 2]}))
-    assert found(report) == [("error", "unreachable", "a/1")]
+    assert list_findings(report) == [("error", "unreachable", "a/1")]
     assert "2 references" in report.findings[0].text
 
 
@@ -191,7 +194,7 @@ def test_each_target_is_asked_once_and_no_chunk_is_read(make: Make, http_server:
 def test_server_without_ranges_is_reported(make: Make, http_server: RangeServer) -> None:
     files = [http_server.put(f"/{name}", bytes(UNASKED + i)) for i, name in enumerate("xyz")]
     fs = make({f"a/{i}": [url, 0, 2] for i, url in enumerate(files)})
-    assert found(check(fs)) == []
+    assert list_findings(check(fs)) == []
     asked = http_server.requests()
     http_server.fault("ignored_range")
     (finding,) = check(fs).findings
@@ -203,7 +206,7 @@ def test_server_that_refuses_is_an_error(make: Make, http_server: RangeServer) -
     url = http_server.put("/x", bytes(100))
     http_server.fault(403, "/x")
     report = check(make({"a/0": [url + "?X-Amz-Signature=hidden", 0, 1]}))
-    assert found(report) == [("error", "unreachable", "a/0")]
+    assert list_findings(report) == [("error", "unreachable", "a/0")]
     assert "hidden" not in json.dumps([finding.url + finding.text for finding in report.findings])
 
 
@@ -213,7 +216,7 @@ def test_targets_that_are_not_allowed_are_errors(http_server: RangeServer) -> No
     http_server.put("/x", bytes(2))
     source = http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
     report = check(RefShardFileSystem(source, index_cache=False))
-    assert found(report) == [("error", "not-allowed", "a/0")]
+    assert list_findings(report) == [("error", "not-allowed", "a/0")]
     assert "allow=" in report.findings[0].text
 
 
@@ -226,7 +229,7 @@ def test_changed_etags_are_errors(http_server: RangeServer, tmp_path: Path) -> N
     entries = [{"path": url, "offset": 0, "length": 2, "etag": etag} for url, etag in zip(urls, etags, strict=True)]
     (tmp_path / "manifest.json").write_text(json.dumps({f"{i}": entry for i, entry in enumerate(entries)}))
     report = check(RefShardFileSystem(str(tmp_path), skip_instance_cache=True))
-    assert found(report) == [("error", "changed", "c/1")]
+    assert list_findings(report) == [("error", "changed", "c/1")]
     assert "of another version" in report.findings[0].text
 
 
@@ -234,7 +237,7 @@ def test_target_replaced_while_it_is_checked_is_an_error(make: Make, http_server
     fs = make({"a/0": [http_server.put("/x", b"0123"), 0, 2]})
     assert not check(fs, "read").findings
     http_server.put("/x", b"012345678")
-    assert found(check(fs)) == [("error", "changed", "a/0")]
+    assert list_findings(check(fs)) == [("error", "changed", "a/0")]
 
 
 @pytest.mark.parametrize("separator", ["/", "."])
@@ -250,7 +253,7 @@ def test_damaged_shard_indexes_are_errors_and_rest_is_checked(make: Make, separa
     assert not fine.findings
     refs[f"s/c{separator}1"] = "x" * 37
     report = check(make({**GOOD, "s/zarr.json": sharded, **refs}), "read")
-    assert found(report) == [("error", "index", f"s/c{separator}{i}") for i in (2, 3)]
+    assert list_findings(report) == [("error", "index", f"s/c{separator}{i}") for i in (2, 3)]
     assert (fine.missing, report.missing) == (2, 1)
     assert (fine.chunks, report.chunks, report.read) == (5, 4, 4)
 
@@ -258,7 +261,7 @@ def test_damaged_shard_indexes_are_errors_and_rest_is_checked(make: Make, separa
 def test_sources_that_cannot_be_listed_are_an_error(http_server: RangeServer) -> None:
     http_server.put("/z/zarr.json", json.dumps(V3).encode())
     http_server.put("/z/c/0", b"ab")
-    assert found(check(RefShardFileSystem(http_server.url + "/z/"))) == [("error", "not-listable", "")]
+    assert list_findings(check(RefShardFileSystem(http_server.url + "/z/"))) == [("error", "not-listable", "")]
 
 
 def test_reading_takes_evenly_spaced_chunks(make: Make) -> None:
@@ -286,7 +289,7 @@ def test_chunks_that_cannot_be_read_are_errors(make: Make, http_server: RangeSer
     url = http_server.put("/x", bytes(4))
     http_server.fault(404, "/x", method="GET")
     report = check(make({"a/0": [url, 0, 2], "a/1": ["data.bin", 0, 2]}), "read")
-    assert found(report) == [("error", "unreadable", "a/0")]
+    assert list_findings(report) == [("error", "unreadable", "a/0")]
     assert report.read == 1
 
 
@@ -301,28 +304,28 @@ def test_full_check_decodes_every_chunk(make: Make) -> None:
     assert not report.findings
     assert report.decoded == report.read == 3
     report = check(make(COMPRESSED | inline | {"a/1": ["data.bin", 0, 8], "a/2": "xy"}), "full")
-    assert sorted(found(report)) == [("error", "undecodable", "a/1"), ("error", "undecodable", "a/2")]
+    assert sorted(list_findings(report)) == [("error", "undecodable", "a/1"), ("error", "undecodable", "a/2")]
     assert (report.read, report.decoded) == (3, 1)
 
 
 def test_full_check_finds_chunks_of_a_wrong_length(make: Make) -> None:
     pytest.importorskip("zarr")
-    assert found(check(make({**GOOD, "a/1": ["data.bin", 0, 3]}), "full"))[0] == ("error", "undecodable", "a/1")
+    assert list_findings(check(make({**GOOD, "a/1": ["data.bin", 0, 3]}), "full"))[0] == ("error", "undecodable", "a/1")
 
 
 def test_full_check_takes_version_3(make: Make) -> None:
     zarr = pytest.importorskip("zarr")
     report = check(make({**GOOD, "b/zarr.json": json.dumps(V3), "b/c/0": "xy", "b/c/1": "x"}), "full")
     if zarr.__version__ < "3":
-        assert found(report) == [("warning", "not-decoded", "b")]
+        assert list_findings(report) == [("warning", "not-decoded", "b")]
     else:
-        assert found(report) == [("error", "undecodable", "b/c/1")]
+        assert list_findings(report) == [("error", "undecodable", "b/c/1")]
 
 
 def test_missing_codecs_are_a_warning(make: Make) -> None:
     pytest.importorskip("zarr")
     report = check(make({**GOOD, "a/.zarray": make_array(compressor={"id": "no such codec"})}), "full")
-    assert found(report) == [("warning", "not-decoded", "a/.zarray")]
+    assert list_findings(report) == [("warning", "not-decoded", "a/.zarray")]
     assert report.read == 3
 
 
@@ -347,7 +350,7 @@ def test_hierarchies_are_checked_by_their_listing(tmp_path: Path) -> None:
     (tmp_path / "a" / "9").write_bytes(b"ab")
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     report = check(RefShardFileSystem(str(tmp_path)), "full")
-    assert found(report) == [("error", "outside-grid", "a/9")]
+    assert list_findings(report) == [("error", "outside-grid", "a/9")]
     assert (report.arrays, report.chunks, report.missing, report.read) == (1, 1, 2, 1)
 
 
