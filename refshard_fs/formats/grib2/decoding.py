@@ -129,7 +129,7 @@ class _Scale(NamedTuple):
         """Return the values of ``count`` packed numbers; missing ones become NaN."""
         values, done, buffer = np.empty(count, dtype), 0, np.empty(0)
         for numbers, missing in blocks:
-            buffer = buffer if numbers.size <= buffer.size else np.empty(numbers.size)  # one for all blocks
+            buffer = buffer if numbers.size <= buffer.size else np.empty(numbers.size)  # all blocks share a buffer
             scaled, block = buffer[: numbers.size], values[done : done + numbers.size]
             scaled[:] = numbers
             if self.factor != 1:
@@ -295,7 +295,7 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
     first = done = begin = 0
     while first < len(lengths):
         last = max(int(np.searchsorted(ends, done + _AT_ONCE, "right")), first + 1)
-        batch, done = slice(first, last), int(ends[last - 1])  # groups
+        batch, done = slice(first, last), int(ends[last - 1])  # groups that are unpacked together
         length = lengths[batch]
         width = np.repeat(widths[batch], length)
         at = width.copy()
@@ -397,7 +397,7 @@ def _decode_spectrum(
     values[is_plain] = (decode_ibm_floats(data, plain) if is_edition_1 else np.frombuffer(data, ">f4", plain)).reshape(
         -1, 2
     )
-    if is_edition_1:  # GRIBEX also scaled the last order of the subset
+    if is_edition_1:  # the last of the unpacked orders is scaled, too
         values[n == subset] *= scales[subset]
     blocks = _decode_simple(data[4 * plain :], b"", bits, count - plain)
     unscaled = scale._replace(decimal=1.0).apply(blocks, count - plain, "f8").reshape(-1, 2)

@@ -425,11 +425,11 @@ class MessageValues(msgspec.Struct, frozen=True):
     kind: Kind
     time: int  # seconds since 1970
     step: int  # seconds
-    length: int | None  # of the time range in hours; None if the values have no time range
+    length: int | None  # the length of the time range in hours; None if the values have no time range
     member: int | None
     grid: bytes
     across: int  # values in a row
-    flags: int  # of scanning
+    flags: int  # the scanning flags of the grid
 
     @property
     def size(self) -> int:

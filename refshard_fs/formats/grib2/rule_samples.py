@@ -27,7 +27,7 @@ from refshard_fs.formats.grib2.rule import (
 from refshard_fs.formats.grib2.source import LEVEL_UNITS, scan_messages
 
 _ATTRIBUTES: Final = ("long_name", "units", "standard_name")
-_BUCKETS: Final = (3, 6, 12, 24)  # hours
+_BUCKETS: Final = (3, 6, 12, 24)  # hours of the buckets that are tried for `Variable.covers`
 _LEVEL_MEMBERS: Final = {"wgrib2": "level", "ecmwf": "levelist"}
 
 

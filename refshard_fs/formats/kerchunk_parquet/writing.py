@@ -133,7 +133,7 @@ def encode(partition: Chunks, history: PartitionHistory | None = None) -> bytes:
 
 
 class Change(NamedTuple):
-    """The changes of an array: edits by partition and row, or all its partitions are written again."""
+    """The changes of an array: the edits of ``rows`` by partition, or all partitions are written again."""
 
     rows: Mapping[int, Mapping[int, Edit]]
     resized: tuple[int, ...] = ()  # partitions that gain or lose rows at their end

@@ -208,7 +208,7 @@ def test_jpeg_2000_image_of_fewer_bits_than_its_numbers() -> None:
 
 @pytest.mark.parametrize("bits", [5, 8])
 def test_restricted_ccsds_codes_of_many_bits_are_refused(bits: int) -> None:
-    """For these, libaec frees memory twice, which ends the process."""
+    """For such codes, libaec frees memory twice, which ends the process."""
     packing = struct.pack(">IBIHfHHBBBBH", 25, 5, 496, 42, 1.5, 0, 0, bits, 0, 0x3F, 32, 128)
     raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 105, 7) + bytes(100)
     with pytest.raises(ValueError, match=f"invalid CCSDS blocks of 32 values of {bits} bits"):

@@ -175,7 +175,7 @@ def test_potential_vorticity_levels_equal_cfgrib(tmp_path: Path) -> None:
 
 
 def test_two_grids_of_a_file_have_separate_coordinates(tmp_path: Path) -> None:
-    """Also two grids that differ only in their longitudes."""
+    """Two grids that differ only in their longitudes have separate coordinates, too."""
     path = tmp_path / "a.grib2"
     moved = message(shortName="u", longitudeOfFirstGridPointInDegrees=10, longitudeOfLastGridPointInDegrees=40)
     polar = message(shortName="v", sample="polar_stereographic_sfc_grib2")
