@@ -22,7 +22,7 @@ from tests.servers.models import share_models
 from tests.servers.nginx import NginxServer, nginx_binary
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer, weed_binary
-from tests.support.fault_matrix import MATRIX, summary
+from tests.support.fault_matrix import MATRIX, summarize
 from tests.support.forked import ForkServer
 
 with suppress(ImportError):
@@ -160,7 +160,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the results of the fault matrix."""
-    lines = summary(config.stash[MATRIX], whole=config.get_verbosity() > 0)
+    lines = summarize(config.stash[MATRIX], whole=config.get_verbosity() > 0)
     if lines:
         terminalreporter.section("fault matrix")
         for line in lines:

@@ -17,9 +17,9 @@ import refshard_fs
 from refshard_fs import ReferenceNotReachable
 from refshard_fs.references import binary as pickled
 from refshard_fs.source import recognition as catalog
-from tests.support.reference_sets import VALUES, reference_set
-from tests.support.set_files import days, days_of
-from tests.support.threads import settle
+from tests.support.reference_sets import VALUES, make_reference_set
+from tests.support.set_files import read_days, write_day_files
+from tests.support.threads import wait_for_writes
 
 xr = pytest.importorskip("xarray")
 dask = pytest.importorskip("dask")
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesyste
 
 @pytest.fixture
 def source(http_server: Any, tmp_path: Path) -> dict[str, Any]:
-    refs, data = reference_set(http_server.put("/x.bin", b""))
+    refs, data = make_reference_set(http_server.put("/x.bin", b""))
     http_server.put("/x.bin", data)
     (tmp_path / "refs.json").write_text(json.dumps(refs))
     return {"path": str(tmp_path / "refs.json"), "dict": refs}
@@ -84,7 +84,7 @@ def test_workers_use_the_disk_cache(source: Any, tmp_path: Path, cluster: Any, h
     options = {"fo": source["dict"], "cache_dir": str(tmp_path / "kept")}
     ds = xr.open_zarr("refshard://", storage_options=options, consolidated=False, chunks={})
     np.testing.assert_array_equal(ds.a.values, VALUES)
-    cluster.run(settle)
+    cluster.run(wait_for_writes)
     options["max_gap"] = 1  # other options, so that the filesystem does not share the first one's memory
     again = xr.open_zarr("refshard://", storage_options=options, consolidated=False, chunks={})
     http_server.clear()
@@ -182,14 +182,14 @@ def test_set_is_packed_once_and_opened_once_a_worker(
 
 @pytest.mark.parametrize("kind", ["processes", "dask"])
 def test_workers_scan_the_files_of_a_cube(cluster: Any, processes: Executor, kind: str, tmp_path: Path) -> None:
-    files = days(tmp_path, "references", 70)
+    files = write_day_files(tmp_path, "references", 70)
     expected = refshard_fs.concat(files, "time", lazy=True).content
     executor = processes if kind == "processes" else cluster.get_executor()
     assert refshard_fs.concat(files, "time", lazy=True, executor=executor).content == expected
     Path(files[3]).write_bytes(b"no file")
     with pytest.warns(UserWarning, match=r"set 3 is left out: .*day3\.json"):
         made = refshard_fs.concat(files, "time", executor=executor, on_error="skip")
-    assert len(days_of(made)) == 69
+    assert len(read_days(made)) == 69
 
 
 def prefetch_and_read(fs: Any, rows: int) -> tuple[int, bytes]:

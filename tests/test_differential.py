@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.source.source import INDEXES
-from tests.support.threads import settle
+from tests.support.threads import wait_for_writes
 
 pytest.importorskip("pyarrow")
 
@@ -290,7 +290,7 @@ def test_json_parquet_manifests_and_index_cache_agree(
     for _ in ("decoded", "from the index cache"):
         INDEXES.clear()
         check_filesystem(open_fs(str(folder / "refs.json"), targets, index_cache=str(folder / "cache")), found.values)
-        settle()
+        wait_for_writes()
         assert len(list((folder / "cache").iterdir())) == 1
     source = open_fs(str(folder / "refs.json"), targets)
     source.save(str(folder / "again.json"), "json")

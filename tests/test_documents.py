@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from tests.servers.http import RangeServer
 from tests.servers.wire import Answer, failure
-from tests.support.documents import blocks, made_by_ci
+from tests.support.documents import is_run_in_clone, list_blocks
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -128,21 +128,23 @@ def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path, fast_pyt
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    found = blocks(document.read_text())
-    told = [f"{document.name}:{block.line}: {'left to .ci/run' if made_by_ci(block) else 'ran'}" for block in found]
+    found = list_blocks(document.read_text())
+    told = [
+        f"{document.name}:{block.line}: {'left to .ci/run' if is_run_in_clone(block) else 'ran'}" for block in found
+    ]
     assert [line for line in done.stdout.splitlines() if line.startswith(f"{document.name}:")] == told
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_no_block_is_skipped(document: Path) -> None:
     fences = [line for line in document.read_text().splitlines() if line.lstrip("> ").startswith(("```", "~~~"))]
-    assert len(fences) == 2 * len(blocks(document.read_text()))
+    assert len(fences) == 2 * len(list_blocks(document.read_text()))
     if document.name == "README.md":
         assert len(fences) >= 10
 
 
 def test_blocks_skipped_here_run_in_ci() -> None:
-    left = [block for document in DOCUMENTS for block in blocks(document.read_text()) if made_by_ci(block)]
+    left = [block for document in DOCUMENTS for block in list_blocks(document.read_text()) if is_run_in_clone(block)]
     script = (ROOT / ".ci" / "stages.py").read_text()
     assert [f"README[{number}]" in script for number in range(len(left))] == [True, True]
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
 from refshard_fs.source import recognition as catalog
 from refshard_fs.source import source
-from tests.support.fs_references import DATA, refs
-from tests.support.shard_codecs import sharding, version_3
+from tests.support.fs_references import DATA, make_refs
+from tests.support.shard_codecs import make_sharding, make_version_3
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def fs(target: str) -> RefShardFileSystem:
-    return RefShardFileSystem(fo=refs(target))
+    return RefShardFileSystem(fo=make_refs(target))
 
 
 def names(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -107,7 +107,7 @@ def test_find_takes_depth_directories_and_detail(fs: RefShardFileSystem) -> None
     ]  # fmt: skip
     found = fs.find("g", detail=True)
     assert found["g/v3/c/0/2"] == {"name": "g/v3/c/0/2", "size": 22, "type": "file"}
-    assert sorted(found) == sorted(k for k in refs("") if k.startswith("g/"))
+    assert sorted(found) == sorted(k for k in make_refs("") if k.startswith("g/"))
     assert fs.find("whole") == ["whole"]
     with pytest.raises(ValueError, match="maxdepth"):
         fs.find("", maxdepth=0)
@@ -122,7 +122,7 @@ def test_walk_glob_and_du_follow_fsspec(fs: RefShardFileSystem) -> None:
     assert fs.glob("g/*/c.*.1") == ["g/dot/c.1.1"]
     assert fs.glob("ab/*/[02]") == ["ab/0/0", "ab/0/2"]
     assert fs.du("ab/0") == 20 + 22
-    assert fs.du("", total=True) == sum(len(fs.cat_file(k)) for k in refs(""))
+    assert fs.du("", total=True) == sum(len(fs.cat_file(k)) for k in make_refs(""))
     assert fs.du("whole", total=False) == {"whole": 200}
 
 
@@ -154,7 +154,7 @@ def test_get_copies_files_and_trees(fs: RefShardFileSystem, tmp_path: Path) -> N
     assert (tmp_path / "one").read_bytes() == DATA
     fs.get("g", str(tmp_path / "tree"), recursive=True)
     written = {str(p.relative_to(tmp_path / "tree")) for p in (tmp_path / "tree").rglob("*") if p.is_file()}
-    assert written == {k[2:] for k in refs("") if k.startswith("g/")}
+    assert written == {k[2:] for k in make_refs("") if k.startswith("g/")}
     assert (tmp_path / "tree/v3/c/0/2").read_bytes() == DATA[:22]
     fs.get_file("g/readme", str(tmp_path / "deep" / "er" / "readme"))
     assert (tmp_path / "deep/er/readme").read_text() == "inline text"
@@ -164,7 +164,7 @@ def test_cat_takes_lists_globs_and_trees(fs: RefShardFileSystem) -> None:
     assert fs.cat("a/0.2") == DATA[:22]
     assert fs.cat(["a/0.2", "g/readme"]) == {"a/0.2": DATA[:22], "g/readme": b"inline text"}
     assert set(fs.cat("a/*.1")) == {"a/1.1"}
-    assert set(fs.cat("g/v3", recursive=True)) == {k for k in refs("") if k.startswith("g/v3/")}
+    assert set(fs.cat("g/v3", recursive=True)) == {k for k in make_refs("") if k.startswith("g/v3/")}
     with pytest.raises(FileNotFoundError):
         fs.cat(["a/0.2", "a/0.1"])
     assert fs.cat(["a/0.2", "a/0.1"], on_error="omit") == {"a/0.2": DATA[:22]}
@@ -345,7 +345,7 @@ def test_download_that_fails_leaves_no_part_of_a_file(tmp_path: Path, monkeypatc
 
 def test_missing_shard_does_not_hide_its_directory(tmp_path: Path) -> None:
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}})
-    array = json.dumps(version_3((4,), (4,), [sharding([2])]))
+    array = json.dumps(make_version_3((4,), (4,), [make_sharding([2])]))
     refs = {"zarr.json": group, "a/zarr.json": array, "a/c/0": [str(tmp_path / "gone")]}
     fs = RefShardFileSystem(refs, skip_instance_cache=True)
     for listing in (lambda: fs.find(""), lambda: fs.find("a"), lambda: fs.ls("a/c")):

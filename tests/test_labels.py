@@ -10,13 +10,13 @@ import xarray as xr
 
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.labels import find_positions
-from tests.support.cube_files import DAYS, values
+from tests.support.cube_files import DAYS, make_values
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> RefShardFileSystem:
     path = tmp_path_factory.mktemp("labels") / "a.nc"
-    ds = xr.Dataset({"t": (("time", "y"), values(6))}, {"time": DAYS, "y": [9.0, 6.0, 3.0, 0.0]})
+    ds = xr.Dataset({"t": (("time", "y"), make_values(6))}, {"time": DAYS, "y": [9.0, 6.0, 3.0, 0.0]})
     ds.to_netcdf(path, group="model", engine="h5netcdf")
     return RefShardFileSystem(str(path))
 

@@ -15,7 +15,7 @@ import refshard_fs  # noqa: E402  # zarr may be absent
 from refshard_fs import ReferenceNotReachable  # noqa: E402
 from refshard_fs.source.source import Source  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
-from tests.support.shard_writers import indexed  # noqa: E402
+from tests.support.shard_writers import make_indexed_shard  # noqa: E402
 
 COUNT = 40
 
@@ -48,7 +48,7 @@ def test_dataset_of_forty_coordinates_opens_in_four_rounds(is_sharded: bool, htt
         for i in range(COUNT):
             refs[f"x{i}/.zarray"] = json.dumps({**json.loads(refs[f"x{i}/.zarray"]), "chunks": [2], "shards": [2]})
             values = (np.arange(4.0) + i).tobytes()
-            shard = indexed({0: values[:16], 1: values[16:]}, 2)
+            shard = make_indexed_shard({0: values[:16], 1: values[16:]}, 2)
             refs[f"x{i}/0"] = [http_server.put(f"/x{i}", shard), 0, len(shard)]
     url = http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
     http_server.latency = 0.5

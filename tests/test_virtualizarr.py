@@ -92,9 +92,9 @@ def write_tiff(folder: Path) -> str:
 
 def write_grib(folder: Path) -> str:
     pytest.importorskip("eccodes")
-    from tests.support.grib_messages import message
+    from tests.support.grib_messages import make_message
 
-    (folder / "a.grib2").write_bytes(message())
+    (folder / "a.grib2").write_bytes(make_message())
     return str(folder / "a.grib2")
 
 

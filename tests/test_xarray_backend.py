@@ -366,7 +366,7 @@ def test_images_of_several_sizes_become_netcdf(tmp_path: Path, kind: str) -> Non
             writer.write(np.zeros((32, 32), "u1"), subfiletype=1)
     elif kind == "jp2":
         files = pytest.importorskip("tests.support.jp2_files")
-        path.write_bytes(files.jp2_file(files.encode(files.smooth(64, 64), levels=2)))
+        path.write_bytes(files.make_jp2_file(files.encode(files.make_smooth_values(64, 64), levels=2)))
     else:
         levels = {f"s{n}": {"dimensions": [4, 4], "blockSize": [4, 4], "dataType": "uint8"} for n in range(2)}
         levels["s0"] |= {"transform": {"scale": [1, 1]}}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
-from tests.support.reference_sets import CHUNKS, SHAPE, VALUES, ZARR_2, open_group, reference_set
+from tests.support.reference_sets import CHUNKS, SHAPE, VALUES, ZARR_2, make_reference_set, open_group
 
 zarr = pytest.importorskip("zarr")
 
@@ -20,13 +20,13 @@ zarr = pytest.importorskip("zarr")
 @pytest.mark.parametrize("where", ["http", "file", "memory"])
 def test_groups_and_arrays_have_their_values(separator: str, where: str, http_server: Any, tmp_path: Path) -> None:
     if where == "http":
-        refs, data = reference_set(f"{http_server.url}/x.bin", separator)
+        refs, data = make_reference_set(f"{http_server.url}/x.bin", separator)
         http_server.put("/x.bin", data)
     elif where == "file":
-        refs, data = reference_set(str(tmp_path / "x.bin"), separator)
+        refs, data = make_reference_set(str(tmp_path / "x.bin"), separator)
         (tmp_path / "x.bin").write_bytes(data)
     else:
-        refs, data = reference_set("memory://x.bin", separator)
+        refs, data = make_reference_set("memory://x.bin", separator)
         fsspec.filesystem("memory").pipe("/x.bin", data)
     group = open_group(RefShardFileSystem(fo=refs))
     np.testing.assert_array_equal(group["a"][...], VALUES)
@@ -37,7 +37,7 @@ def test_groups_and_arrays_have_their_values(separator: str, where: str, http_se
 
 
 def test_missing_chunk_is_fill_value_and_failed_one_error(http_server: Any) -> None:
-    refs, data = reference_set(http_server.put("/x.bin", b""))
+    refs, data = make_reference_set(http_server.put("/x.bin", b""))
     http_server.put("/x.bin", data)
     del refs["a/0.0"]
     refs["a/3.1"] = [f"{http_server.url}/gone.bin", 0, 24]
@@ -52,7 +52,7 @@ def test_missing_chunk_is_fill_value_and_failed_one_error(http_server: Any) -> N
 @pytest.mark.parametrize("fault", [403, 404, 416, 500, "short_body", "wrong_content_range", "reset", "hang_up"])
 @pytest.mark.case(id="P31")
 def test_no_failure_of_a_server_reads_as_fill_value(fault: Any, http_server: Any) -> None:
-    refs, data = reference_set(http_server.put("/x.bin", b""))
+    refs, data = make_reference_set(http_server.put("/x.bin", b""))
     http_server.put("/x.bin", data)
     array = open_group(RefShardFileSystem(fo=refs, retries=1))["a"]
     http_server.fault(fault, "/x.bin")
@@ -63,7 +63,7 @@ def test_no_failure_of_a_server_reads_as_fill_value(fault: Any, http_server: Any
 @pytest.mark.skipif(ZARR_2, reason="zarr 2 takes mappers, not URLs with a store of its own")
 class TestZarr3:
     def test_chained_url_opens_the_set(self, http_server: Any) -> None:
-        refs, data = reference_set("x.bin")
+        refs, data = make_reference_set("x.bin")
         http_server.put("/x.bin", data)
         url = http_server.put("/refs.json", json.dumps(refs).encode())
         group = zarr.open_group(f"refshard::{url}", mode="r")
@@ -72,7 +72,7 @@ class TestZarr3:
         assert sorted(dict(group.members(max_depth=None))) == ["a", "g", "g/b"]
 
     def test_storage_options_open_the_set(self, tmp_path: Path) -> None:
-        refs, data = reference_set("x.bin")
+        refs, data = make_reference_set("x.bin")
         (tmp_path / "x.bin").write_bytes(data)
         (tmp_path / "refs.json").write_text(json.dumps(refs))
         options = {"fo": str(tmp_path / "refs.json")}
@@ -81,7 +81,7 @@ class TestZarr3:
         np.testing.assert_array_equal(zarr.open_array("refshard://a", mode="r", storage_options=options)[...], VALUES)
 
     def test_zarr_copies_do_not_read_the_manifest_again(self, http_server: Any) -> None:
-        refs, data = reference_set("x.bin")
+        refs, data = make_reference_set("x.bin")
         http_server.put("/x.bin", data)
         url = http_server.put("/refs.json", json.dumps({**refs, "pad": "x" * 5000}).encode())
         fs = RefShardFileSystem(fo=url)
@@ -113,7 +113,7 @@ class TestZarr3:
 
     @pytest.mark.parametrize("target", ["sync", "async", "protocol"])
     def test_targets_of_any_kind_work_under_zarrs_own_loop(self, target: str, http_server: Any) -> None:
-        refs, data = reference_set(http_server.put("/x.bin", b""))
+        refs, data = make_reference_set(http_server.put("/x.bin", b""))
         http_server.put("/x.bin", data)
         more: dict[str, Any] = {"remote_protocol": "http"}
         if target != "protocol":
@@ -127,7 +127,7 @@ class TestZarr3:
 @pytest.mark.parametrize("depth", [150, 400, 5000])
 def test_metadata_that_are_nested_deeply_are_a_typed_error(depth: int) -> None:
     """Deep nesting must not become a RecursionError in zarr's recursive parsers."""
-    refs, _ = reference_set("memory://x.bin", ".")
+    refs, _ = make_reference_set("memory://x.bin", ".")
     dtype = '[["a",' * depth + '"|u1"' + "]]" * depth
     refs["a/.zarray"] = '{"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": DTYPE}'.replace("DTYPE", dtype)
     with pytest.raises(ManifestError, match="nested too deeply"):

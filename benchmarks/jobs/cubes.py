@@ -18,7 +18,7 @@ from benchmarks.jobs.data import Days, Grib, Months, Published, Scenes, Steps, V
 from benchmarks.jobs.job import Job, Site, Sizes
 from refshard_fs.security.policy import server_of
 from refshard_fs.xarray_backend import RefShardBackend
-from tests.support.threads import settle
+from tests.support.threads import wait_for_writes
 
 __all__: list[str] = []
 
@@ -63,7 +63,7 @@ class EpochRead(Months):
         super().prepare(site)
         with open_cube(site, None, cache_dir=str(site.folder / "kept")) as ds:
             read_crops(ds)
-        settle()
+        wait_for_writes()
         for kind in ("blockcache", "simplecache"):
             with open_cached(site, kind) as ds:
                 read_crops(ds)

@@ -17,7 +17,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.support.set_files import days, days_of, plain_file, shown, with_scipy
+from tests.support.set_files import make_plain_file, read_days, read_first_values, with_scipy, write_day_files
 
 PROGRAM = "import sys; from refshard_fs.cli import main; sys.exit(main())"
 
@@ -67,14 +67,14 @@ def read_meaning(cube: Path, day: int) -> float:
 
 
 def test_pattern_takes_files_in_natural_order(refshard: Callable[..., str], tmp_path: Path) -> None:
-    days(tmp_path, "scipy", 11)
+    write_day_files(tmp_path, "scipy", 11)
     said = refshard("concat", "day*.nc3", "-o", "cube.json", "--dim", "time")
     assert said.startswith("cube.json: ")
-    assert shown(str(tmp_path / "cube.json"), 11) == list(range(11))
+    assert read_first_values(str(tmp_path / "cube.json"), 11) == list(range(11))
 
 
 def test_missing_dim_lists_the_choices(refshard: Callable[..., str], tmp_path: Path) -> None:
-    days(tmp_path, "scipy", 2)
+    write_day_files(tmp_path, "scipy", 2)
     said = refshard("concat", "day*.nc3", "-o", "cube.json", status=2)
     assert "name a dimension (--dim time)" in said
     assert "--same" not in said
@@ -97,22 +97,22 @@ def test_times_join_across_units_but_not_calendars(refshard: Callable[..., str],
     write_packed(tmp_path / "b.nc", 0, units="days since 2024-02-01")
     write_packed(tmp_path / "c.nc", 33, calendar="noleap")
     refshard("concat", "a.nc", "b.nc", "-o", "cube.json", "--dim", "time")
-    assert days_of(str(tmp_path / "cube.json")) == [30, 31]
+    assert read_days(str(tmp_path / "cube.json")) == [30, 31]
     said = refshard("append", "cube.json", "c.nc", "--dim", "time", status=2)
     for word in ("cube.json", "c.nc", "'time'", "noleap", "standard"):
         assert word in said
-    assert days_of(str(tmp_path / "cube.json")) == [30, 31]
+    assert read_days(str(tmp_path / "cube.json")) == [30, 31]
 
 
 @pytest.mark.parametrize("lazy", [[], ["--lazy"]])
 def test_files_in_any_order_are_sorted_on_request(
     refshard: Callable[..., str], tmp_path: Path, lazy: list[str]
 ) -> None:
-    days(tmp_path, "scipy", 3)
+    write_day_files(tmp_path, "scipy", 3)
     files = ["day2.nc3", "day0.nc3", "day1.nc3"]
     refshard("concat", *files, "-o", "cube.json", "--dim", "time", "--sort", *lazy)
-    assert days_of(str(tmp_path / "cube.json")) == [0, 1, 2]
-    assert shown(str(tmp_path / "cube.json"), 3) == [0, 1, 2]
+    assert read_days(str(tmp_path / "cube.json")) == [0, 1, 2]
+    assert read_first_values(str(tmp_path / "cube.json"), 3) == [0, 1, 2]
 
 
 def test_duplicate_days_are_refused_unless_overlap_is_set(refshard: Callable[..., str], tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_duplicate_days_are_refused_unless_overlap_is_set(refshard: Callable[...
     assert "--overlap first or --overlap last" in said
     for which, expected in (("first", [0, 1]), ("last", [0, 7])):
         refshard(*arguments, "--overlap", which)
-        assert days_of(str(tmp_path / "cube.json")) == [0, 1]
+        assert read_days(str(tmp_path / "cube.json")) == [0, 1]
         assert [read_meaning(tmp_path / "cube.json", day) for day in range(2)] == expected
 
 
@@ -135,7 +135,7 @@ def test_missing_day_is_filled_in(refshard: Callable[..., str], tmp_path: Path, 
     arguments = ["--dim", "time", "--join", "outer", "--freq", "1D", *lazy]
     refshard("concat", "day*.nc", "-o", "cube.json", *arguments)
     cube = tmp_path / "cube.json"
-    assert days_of(str(cube)) == [0, 1, 2, 3]
+    assert read_days(str(cube)) == [0, 1, 2, 3]
     assert [read_meaning(cube, day) for day in (0, 1, 3)] == [0, 1, 3]
     assert not RefShardFileSystem(str(cube)).exists("t/2.0")
 
@@ -179,7 +179,7 @@ def test_folders_of_members_are_a_cube_of_both(refshard: Callable[..., str], tmp
 def test_repeated_append_reports_no_change(
     refshard: Callable[..., str], tmp_path: Path, name: str, lazy: list[str]
 ) -> None:
-    days(tmp_path, "scipy", 3)
+    write_day_files(tmp_path, "scipy", 3)
     refshard("concat", "day0.nc3", "day1.nc3", "-o", name, "--dim", "time", *lazy)
     append = ["append", name, "day2.nc3", "--dim", "time"]
     assert refshard(*append, "--on-duplicate", "skip") == f"{name}: time: +1\n"
@@ -188,7 +188,7 @@ def test_repeated_append_reports_no_change(
     said = refshard(*append, status=2)
     assert "has time = 2024-01-03 already: --on-duplicate skip" in said
     assert read_files(tmp_path / name) == before
-    assert shown(str(tmp_path / name), 3) == [0, 1, 2]
+    assert read_first_values(str(tmp_path / name), 3) == [0, 1, 2]
 
 
 def read_files(path: Path) -> dict[str, bytes]:
@@ -197,16 +197,16 @@ def read_files(path: Path) -> dict[str, bytes]:
 
 
 def test_earlier_day_is_refused_unless_any_order_is_set(refshard: Callable[..., str], tmp_path: Path) -> None:
-    days(tmp_path, "scipy", 3)
+    write_day_files(tmp_path, "scipy", 3)
     refshard("concat", "day0.nc3", "day2.nc3", "-o", "cube.json", "--dim", "time")
     append = ["append", "cube.json", "day1.nc3", "--dim", "time"]
     assert "--any-order" in refshard(*append, status=2)
     refshard(*append, "--any-order")
-    assert days_of(str(tmp_path / "cube.json")) == [0, 2, 1]
+    assert read_days(str(tmp_path / "cube.json")) == [0, 2, 1]
 
 
 def test_chunks_without_a_codec_are_shown_in_smaller_pieces(refshard: Callable[..., str], tmp_path: Path) -> None:
-    days(tmp_path, "scipy", 2)
+    write_day_files(tmp_path, "scipy", 2)
     arguments = ["--dim", "time", "--subchunks", "x=2"]
     refshard("concat", "day*.nc3", "-o", "cube.json", *arguments)
     fs = RefShardFileSystem(str(tmp_path / "cube.json"))
@@ -220,7 +220,7 @@ def test_chunks_without_a_codec_are_shown_in_smaller_pieces(refshard: Callable[.
 
 
 def test_unreadable_files_are_errors_or_skipped(refshard: Callable[..., str], tmp_path: Path) -> None:
-    days(tmp_path, "scipy", 4)
+    write_day_files(tmp_path, "scipy", 4)
     (tmp_path / "day1.nc3").write_bytes(b"an error page")
     (tmp_path / "day2.nc3").write_bytes((tmp_path / "day2.nc3").read_bytes()[:90])
     arguments = ["concat", "day*.nc3", "-o", "cube.json", "--dim", "time"]
@@ -228,22 +228,22 @@ def test_unreadable_files_are_errors_or_skipped(refshard: Callable[..., str], tm
     said = refshard(*arguments, "--on-error", "skip")
     assert "day1.nc3" in said
     assert "day2.nc3" in said
-    assert days_of(str(tmp_path / "cube.json")) == [0, 3]
+    assert read_days(str(tmp_path / "cube.json")) == [0, 3]
 
 
 def test_sources_of_several_kinds_are_one_cube(refshard: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("h5py")
-    days(tmp_path, "references", 1)
-    days(tmp_path, "h5py", 2)
-    days(tmp_path, "scipy", 3)
+    write_day_files(tmp_path, "references", 1)
+    write_day_files(tmp_path, "h5py", 2)
+    write_day_files(tmp_path, "scipy", 3)
     files = ["day0.json", "day1.h5", "day2.nc3"]
     refshard("concat", *files, "-o", "cube.refshard", "--dim", "time", "--lazy")
-    assert shown(str(tmp_path / "cube.refshard"), 3) == [0, 1, 2]
+    assert read_first_values(str(tmp_path / "cube.refshard"), 3) == [0, 1, 2]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
 def test_killed_concat_resumes(refshard: Callable[..., str], tmp_path: Path, http_server: RangeServer) -> None:
-    urls = [http_server.put(f"{n}.nc", plain_file(n), modified=1e9) for n in range(40)]
+    urls = [http_server.put(f"{n}.nc", make_plain_file(n), modified=1e9) for n in range(40)]
     arguments = ["concat", *urls, "-o", "cube.refshard", "--dim", "time", "--lazy", "--resume", "scans"]
     kept = tmp_path / "scans"
     http_server.fault("silent", "/39.nc")
@@ -258,7 +258,7 @@ def test_killed_concat_resumes(refshard: Callable[..., str], tmp_path: Path, htt
     http_server.heal()
     http_server.log.clear()
     refshard(*arguments)
-    assert days_of(str(tmp_path / "cube.refshard")) == list(range(40))
+    assert read_days(str(tmp_path / "cube.refshard")) == list(range(40))
     read = {request.path for request in http_server.requests() if request.sent > 100 and request.method == "GET"}
     assert "/39.nc" in read
     assert len(read) < 40
@@ -266,7 +266,7 @@ def test_killed_concat_resumes(refshard: Callable[..., str], tmp_path: Path, htt
 
 @pytest.mark.parametrize("suffix", ["parquet", "json"])
 def test_existing_set_is_replaced_with_overwrite(tmp_path: Path, refshard: Callable[..., str], suffix: str) -> None:
-    files, moved = days(tmp_path, "references", 3), f"moved.{suffix}"
+    files, moved = write_day_files(tmp_path, "references", 3), f"moved.{suffix}"
     prefixes = ["--from", str(tmp_path), "--to", str(tmp_path)]
     made = ["concat", *files, "-o", f"all.{suffix}", "--dim", "time"], ["rebase", f"all.{suffix}", moved, *prefixes]
     for arguments in made:
@@ -274,4 +274,4 @@ def test_existing_set_is_replaced_with_overwrite(tmp_path: Path, refshard: Calla
         if suffix == "parquet":
             assert "--overwrite" in refshard(*arguments, status=2)
         refshard(*arguments, "--overwrite")
-    assert days_of(str(tmp_path / moved)) == [0, 1, 2]
+    assert read_days(str(tmp_path / moved)) == [0, 1, 2]

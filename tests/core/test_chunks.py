@@ -24,7 +24,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.references.values import decode
-from tests.support.shard_writers import sparse, write_prototype
+from tests.support.shard_writers import make_sparse, write_prototype
 
 GROUP = {2: {"zarr_format": 2}, 3: {"zarr_format": 3, "node_type": "group", "attributes": {}}}
 
@@ -85,7 +85,7 @@ def hierarchy(rng: random.Random, folder: Path, **shards: Any) -> str:
         made = group.create_array(
             path, shape=shape, chunks=(2, 3), dtype="i4", fill_value=0, chunk_key_encoding=encoding, **shards
         )
-        made[...] = sparse(shape)
+        made[...] = make_sparse(shape)
         (folder / "a.zarr" / path / "note.txt").write_text("stray")
     return str(folder / "a.zarr")
 
@@ -128,7 +128,7 @@ def manifests(rng: random.Random, folder: Path) -> str:
 
 def prototype(rng: random.Random, folder: Path) -> str:
     ndim = rng.randint(0, 2)
-    data = sparse((9, 7)[:ndim]) if ndim else np.array(5, "<i4")
+    data = make_sparse((9, 7)[:ndim]) if ndim else np.array(5, "<i4")
     write_prototype(folder, data, (2, 3)[:ndim], (2, 2)[:ndim], separator=rng.choice("./"))
     return str(folder)
 

@@ -19,7 +19,7 @@ import pytest
 import refshard_fs
 from refshard_fs.core.compression import MOST, add_up, check_chunk, decompress, unpack_bits, zstd
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
-from tests.support.memory import taking
+from tests.support.memory import check_peak
 
 pytestmark = pytest.mark.case(id="P27")
 
@@ -156,7 +156,7 @@ def test_large_result_is_not_held_twice(make: Any) -> None:
     stream = {"x": zlib.decompressobj, "B": bz2.BZ2Decompressor, "\xfd": lzma.LZMADecompressor}.get(
         chr(data[0]), zstd().ZstdDecompressor
     )()
-    with taking(size * 3 // 2):
+    with check_peak(size * 3 // 2):
         assert len(decompress(stream, data, size)) == size
 
 

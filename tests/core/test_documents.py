@@ -11,11 +11,11 @@ import pytest
 
 from refshard_fs.core.keyspace import find_chunk
 from tests.support.shard_writers import (
-    array,
-    opened,
+    open_array,
+    open_source,
     write_prototype,
 )
-from tests.support.sharded_views import CHUNKS, DATA, SHARDS, reads, shard_names
+from tests.support.sharded_views import CHUNKS, DATA, SHARDS, count_reads, list_shards
 
 
 @pytest.fixture
@@ -27,17 +27,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_metadata_that_is_a_reference_is_read_and_rewritten(folder: Path) -> None:
-    names = [".zarray", *shard_names(folder)]
+    names = [".zarray", *list_shards(folder)]
     refs = {f"a/{name}": [f"file://{folder}/a/{name}"] for name in names}
-    assert np.array_equal(array(refs, "a")[...], DATA)
-    assert opened(refs).exists("a/6.0")  # a chunk key, before any metadata was requested
+    assert np.array_equal(open_array(refs, "a")[...], DATA)
+    assert open_source(refs).exists("a/6.0")  # a chunk key, before any metadata was requested
 
 
 def test_unsharded_arrays_keep_their_metadata_byte_for_byte(tmp_path: Path) -> None:
     text = '{"zarr_format":2,   "shape": [4], "chunks": [2], "dtype":"<i4", "fill_value": NaN}'
     (tmp_path / ".zarray").write_text(text)
     (tmp_path / "0").write_bytes(b"12345678")
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     assert fs.cat_file(".zarray").decode() == text
     assert fs.cat_file("0") == b"12345678"
     assert find_chunk(fs.source.open().grids, "1") == ("", 1)
@@ -50,7 +50,7 @@ def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
         "metadata": {".zgroup": {"zarr_format": 2}, "a/.zarray": array_meta, "a/.zattrs": {"x": [1, "é"]}},
     }
     (folder / ".zmetadata").write_text(json.dumps(doc, indent=1))
-    fs = opened(folder)
+    fs = open_source(folder)
     shown = json.loads(fs.cat_file(".zmetadata"))
     assert shown["metadata"]["a/.zarray"] == json.loads(fs.cat_file("a/.zarray"))
     assert {**shown["metadata"], "a/.zarray": array_meta} == doc["metadata"]
@@ -68,13 +68,13 @@ def test_outdated_consolidated_metadata_still_shows_shards(folder: Path, is_set:
     (folder / ".zmetadata").write_text(json.dumps(doc))
     fo: Any = folder
     if is_set:
-        fo = {f"a/{name}": [f"file://{folder}/a/{name}"] for name in shard_names(folder)}
+        fo = {f"a/{name}": [f"file://{folder}/a/{name}"] for name in list_shards(folder)}
         fo |= {name: (folder / name).read_text() for name in (".zmetadata", "a/.zarray")}
-    fs = opened(fo)
+    fs = open_source(fo)
     array = json.loads(fs.cat_file("a/.zarray"))
     key = next(key for key in fs.find("a") if not key.endswith((".zarray", ".zattrs")))
     chunk = fs.cat_file(key)
-    again = opened(fo)
+    again = open_source(fo)
     assert json.loads(again.cat_file("a/.zarray")) == array != before
     assert json.loads(again.cat_file(".zmetadata")) == doc
     assert again.cat_file(key) == chunk
@@ -101,7 +101,7 @@ def test_consolidated_metadata_of_v3_is_rewritten_at_all_depths() -> None:
         "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {"g": inner, "p": plain}},
     }
     shard = b"\x01\x02\x03\x04"
-    fs = opened({"zarr.json": json.dumps(root), "g/s/zarr.json": json.dumps(sharded), "g/s/c/0": shard.decode()})
+    fs = open_source({"zarr.json": json.dumps(root), "g/s/zarr.json": json.dumps(sharded), "g/s/c/0": shard.decode()})
     shown = json.loads(fs.cat_file("zarr.json"))
     seen = shown["consolidated_metadata"]["metadata"]["g"]["consolidated_metadata"]["metadata"]["s"]
     assert seen == json.loads(fs.cat_file("g/s/zarr.json"))
@@ -112,16 +112,16 @@ def test_consolidated_metadata_of_v3_is_rewritten_at_all_depths() -> None:
 
 def test_damaged_metadata_is_shown_unchanged(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_bytes(b'{"sharding_indexed": ')
-    assert opened(tmp_path).cat_file("zarr.json") == b'{"sharding_indexed": '
+    assert open_source(tmp_path).cat_file("zarr.json") == b'{"sharding_indexed": '
 
 
 def test_listing_metadata_reads_no_index(tmp_path: Path) -> None:
     for n in range(3):
         write_prototype(tmp_path / f"g/a{n}", DATA, CHUNKS, SHARDS, separator="/")
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     assert [row["name"] for row in fs.ls("g")] == ["g/a0", "g/a1", "g/a2"]
-    assert reads(fs, lambda: fs.ls("g")) == 0
+    assert count_reads(fs, lambda: fs.ls("g")) == 0
     assert (
-        reads(fs, lambda: fs.ls("g/a0")) == 1
+        count_reads(fs, lambda: fs.ls("g/a0")) == 1
     )  # the metadata, because a listing has the size of the rewritten document

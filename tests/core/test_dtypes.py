@@ -12,7 +12,7 @@ import pytest
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.core.dtypes import fill_of
 from refshard_fs.core.zarrmeta import array_meta
-from tests.support.blosc_sources import carray_of
+from tests.support.blosc_sources import make_carray
 from tests.support.shards_in_memory import Files
 
 pytestmark = pytest.mark.case(id="P29")
@@ -91,7 +91,7 @@ def test_padded_struct_shows_its_gaps() -> None:
     aligned = np.dtype([("a", "i1"), ("b", "<i4")], align=True)
     values = np.zeros(5, aligned)
     values["b"] = np.arange(5)
-    files = Files(carray_of(values, 5))
+    files = Files(make_carray(values, 5))
     document = json.loads(files.read(files.open(), "data/.zarray") or b"")
     assert document["dtype"] == [["a", "|i1"], ["f1", "|V3"], ["b", "<i4"]]
 
@@ -109,13 +109,13 @@ NESTED = "[('a', [('b', [('c', 'u1', (999,))], (999,))], (999,))]"
     ids=["nested", "many", "long"],
 )
 def test_dtype_that_takes_memory_to_spell_is_refused(dtype: str, reason: str) -> None:
-    files = carray_of(np.arange(0), 10, dtype=dtype, shape=[0], nbytes=0)
+    files = make_carray(np.arange(0), 10, dtype=dtype, shape=[0], nbytes=0)
     with pytest.raises(ManifestError, match=reason):
         Files(files).open(zarr_format=3)
 
 
 def test_titles_of_fields_are_left_out() -> None:
-    files = carray_of(np.arange(0), 10, dtype="{'names': ['a'], 'formats': ['<i4'], 'titles': [b'x']}")
+    files = make_carray(np.arange(0), 10, dtype="{'names': ['a'], 'formats': ['<i4'], 'titles': [b'x']}")
     document = json.loads(Files(files).read(Files(files).open(), "data/.zarray") or b"")
     assert document["dtype"] == [["a", "<i4"]]
 

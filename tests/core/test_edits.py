@@ -16,12 +16,12 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.core import edits as module
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool
 from refshard_fs.core.model import Inline
-from tests.support.shard_writers import sparse, write_prototype
+from tests.support.shard_writers import make_sparse, write_prototype
 from tests.support.shards_in_memory import Files
 
 
 def test_edited_and_unedited_keys_are_looked_up_together(tmp_path: Path) -> None:
-    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
+    write_prototype(tmp_path, make_sparse((20, 3)), (3, 2), (2, 2))
     files, edits = Files.of(tmp_path), Edits()
     keyspace = EditedKeySpace(files.open(), edits)
     keys = [f"{row}.{column}" for row in range(7) for column in range(2)]
@@ -64,7 +64,7 @@ def test_rewritten_key_hides_the_source() -> None:
 @pytest.mark.parametrize("mode", [{}, {"mode": "a"}])
 def test_temporary_files_close_with_the_filesystem(tmp_path: Path, mode: dict[str, Any]) -> None:
     """They may have hundreds of megabytes, and must not wait for the garbage collector."""
-    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
+    write_prototype(tmp_path, make_sparse((20, 3)), (3, 2), (2, 2))
     fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True, **mode)
     assert fs.find("")
     opened: Any = fs.source.open()

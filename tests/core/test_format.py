@@ -14,7 +14,7 @@ import pytest
 import refshard_fs
 from refshard_fs.core.format import Format, OpenOptions, Probe, load_plugins, packages_with_plugins
 from refshard_fs.sinks import Sink
-from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
+from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, write_tiny
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_failing_plugin_index_is_an_error_for_its_keys(installed: Path, tmp_path
 
 @pytest.mark.parametrize("name", ["set.json", "set.parq", "set.zarr"])
 def test_source_of_another_package_is_saved_like_any_other(installed: Path, tmp_path: Path, name: str) -> None:
-    file = tiny(tmp_path / "x.tiny", b"abcdefgh")
+    file = write_tiny(tmp_path / "x.tiny", b"abcdefgh")
     url = str(tmp_path / name)
     run(OPEN + f"fs.save({url!r})", installed, of=file)
     fs = refshard_fs.RefShardFileSystem(url)
@@ -91,7 +91,7 @@ def test_source_of_another_package_is_saved_like_any_other(installed: Path, tmp_
 
 def test_sources_of_a_plugin_are_joined_checked_and_mapped(installed: Path, tmp_path: Path) -> None:
     for number, chunks in enumerate((b"abcdefgh", b"ijklmnop")):
-        tiny(tmp_path / f"{number}.tiny", chunks)
+        write_tiny(tmp_path / f"{number}.tiny", chunks)
     program = """
 import sys, refshard_fs
 from refshard_fs import RefShardFileSystem  # noqa: E402
@@ -110,7 +110,7 @@ print(report.findings, report.chunks, fs.visualize())
 
 def test_sources_of_a_plugin_are_converted_moved_and_compared(installed: Path, tmp_path: Path) -> None:
     for number, chunks in enumerate((b"abcdefgh", b"ijklmnop")):
-        tiny(tmp_path / f"{number}.tiny", chunks)
+        write_tiny(tmp_path / f"{number}.tiny", chunks)
     program = """
 import json, sys, refshard_fs
 from refshard_fs import RefShardFileSystem

@@ -9,7 +9,7 @@ import pytest
 from refshard_fs import ManifestError
 from refshard_fs.core.hierarchy import Hierarchy
 from tests.servers.http import RangeServer
-from tests.support.hierarchies import FILES, opened
+from tests.support.hierarchies import FILES, open_hierarchy
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def server(http_server: RangeServer) -> RangeServer:
 
 
 def test_directory_is_not_a_key(folder: Path) -> None:
-    fs = opened(folder)
+    fs = open_hierarchy(folder)
     assert fs.isdir("g/a")
     with pytest.raises(FileNotFoundError):
         fs.cat_file("g/a")
@@ -43,7 +43,7 @@ def test_directory_is_not_a_key(folder: Path) -> None:
 )
 def test_keys_cannot_leave_the_hierarchy(folder: Path, key: str) -> None:
     (folder.parent / "secret").write_bytes(b"secret")
-    fs = opened(folder)
+    fs = open_hierarchy(folder)
     with pytest.raises((FileNotFoundError, ValueError)):
         fs.cat_file(key)
     steps = Hierarchy(f"file://{folder}", listable=True).lookup(key)
@@ -75,7 +75,7 @@ def test_keys_become_urls(root: str, expected: str) -> None:
 def test_key_without_a_url_is_an_error_to_read_and_write(folder: Path, server: RangeServer) -> None:
     """fsspec takes a URL with `::` for a chain, so such an object cannot be read; it must not look missing."""
     (folder / "a::b").write_bytes(b"x")
-    fs = opened(folder, mode="a")
+    fs = open_hierarchy(folder, mode="a")
     with pytest.raises(ManifestError, match="'a::b' has no URL"):
         fs.cat_file("a::b")
     fs.pipe_file("c::d", b"x")
@@ -84,4 +84,4 @@ def test_key_without_a_url_is_an_error_to_read_and_write(folder: Path, server: R
     assert not (folder / "c::d").exists()
     fs.discard()
     server.put("/d/a::b", b"x")
-    assert opened(f"{server.url}/d").cat_file("a::b") == b"x"
+    assert open_hierarchy(f"{server.url}/d").cat_file("a::b") == b"x"

@@ -14,8 +14,8 @@ import zarr
 
 from refshard_fs import ManifestError
 from refshard_fs.core.version_3 import convert_array, decode_from_xarray, encode_for_xarray
-from tests.support.chunk_manifests import needs_zarr_3, opened
-from tests.support.version_2_arrays import v2, values
+from tests.support.chunk_manifests import needs_zarr_3, open_source
+from tests.support.version_2_arrays import make_v2, read_values
 
 pytest.importorskip("pyarrow")
 
@@ -62,12 +62,12 @@ def write_v2(folder: Path, doc: dict[str, Any]) -> np.ndarray[Any, Any]:
 @needs_zarr_3
 @pytest.mark.parametrize("case", CASES)
 def test_version_2_becomes_version_3_of_the_same_values(tmp_path: Path, case: str) -> None:
-    data = write_v2(tmp_path / "old", v2(**CASES[case]))
-    opened(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
+    data = write_v2(tmp_path / "old", make_v2(**CASES[case]))
+    open_source(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
     doc = json.loads((tmp_path / "new/x/zarr.json").read_text())
     assert doc["storage_transformers"][0]["name"] == "chunk-manifest-json"
     assert doc["attributes"]["units"] == "K"
-    found = values(str(tmp_path / "new"))
+    found = read_values(str(tmp_path / "new"))
     assert found.dtype == data.dtype.newbyteorder("=")  # in version 3, the codec has the byte order
     assert np.array_equal(found, data)
 
@@ -75,21 +75,25 @@ def test_version_2_becomes_version_3_of_the_same_values(tmp_path: Path, case: st
 @needs_zarr_3
 @pytest.mark.parametrize("dtype", ["<M8[s]", "<m8[ns]", "<f4", "<i2", "|b1", "<c8", "|S4", "<U3"])
 def test_missing_chunk_without_a_fill_value_has_zarrs_default(tmp_path: Path, dtype: str) -> None:
-    write_v2(tmp_path / "old", v2(dtype=dtype, fill_value=None))
+    write_v2(tmp_path / "old", make_v2(dtype=dtype, fill_value=None))
     (tmp_path / "old/x/1.1").unlink()
-    opened(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
-    np.testing.assert_array_equal(values(str(tmp_path / "new")), zarr.open_array(str(tmp_path / "old/x"), mode="r")[:])
+    open_source(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
+    np.testing.assert_array_equal(
+        read_values(str(tmp_path / "new")), zarr.open_array(str(tmp_path / "old/x"), mode="r")[:]
+    )
 
 
 @needs_zarr_3
 def test_xarray_masks_the_same_values(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
-    write_v2(tmp_path / "old", v2(dtype="<f4", fill_value=5.0))
-    opened(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
+    write_v2(tmp_path / "old", make_v2(dtype="<f4", fill_value=5.0))
+    open_source(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         old, new = (
-            xr.open_zarr(zarr.storage.FsspecStore(opened(str(tmp_path / n), asynchronous=True)), consolidated=c).load()
+            xr.open_zarr(
+                zarr.storage.FsspecStore(open_source(str(tmp_path / n), asynchronous=True)), consolidated=c
+            ).load()
             for n, c in (("old", False), ("new", True))
         )
     assert np.isnan(new["x"].values[0, 5])
@@ -98,12 +102,12 @@ def test_xarray_masks_the_same_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fill", [None, 0, "", "none"])
 def test_texts_become_those_of_version_3(tmp_path: Path, fill: Any) -> None:
-    document = v2(dtype="|O", fill_value=fill, filters=[{"id": "vlen-utf8"}])
+    document = make_v2(dtype="|O", fill_value=fill, filters=[{"id": "vlen-utf8"}])
     found = convert_array(document, {}, "x/.zarray")
     assert (found["data_type"], found["codecs"][0]) == ("string", {"name": "vlen-utf8"})
     assert found["fill_value"] == (fill or "")
-    opened({"x/.zarray": json.dumps(document)}).save(str(tmp_path / "new"), "chunk-manifest")
-    assert json.loads(opened(str(tmp_path / "new")).cat_file("x/zarr.json"))["data_type"] == "string"
+    open_source({"x/.zarray": json.dumps(document)}).save(str(tmp_path / "new"), "chunk-manifest")
+    assert json.loads(open_source(str(tmp_path / "new")).cat_file("x/zarr.json"))["data_type"] == "string"
 
 
 @pytest.mark.parametrize(
@@ -129,18 +133,18 @@ def test_texts_become_those_of_version_3(tmp_path: Path, fill: Any) -> None:
 )
 def test_metadata_beyond_version_3_is_refused_by_key(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"x/\.zarray"):
-        convert_array(v2(**change), {}, "x/.zarray")
-    refs = {"x/.zarray": json.dumps(v2(**change))}
+        convert_array(make_v2(**change), {}, "x/.zarray")
+    refs = {"x/.zarray": json.dumps(make_v2(**change))}
     with pytest.raises(ManifestError, match=r"x/\.zarray"):
-        opened(refs).save(str(tmp_path / "new"), "chunk-manifest")
+        open_source(refs).save(str(tmp_path / "new"), "chunk-manifest")
     assert not (tmp_path / "new").exists()
 
 
 def test_array_within_an_array_is_refused(tmp_path: Path) -> None:
-    refs = {".zarray": json.dumps(v2()), "x/.zarray": json.dumps(v2()), "x/0.0": "0" * 12, "0.0": "1" * 12}
-    assert opened(refs).cat_file("x/0.0") == b"0" * 12
+    refs = {".zarray": json.dumps(make_v2()), "x/.zarray": json.dumps(make_v2()), "x/0.0": "0" * 12, "0.0": "1" * 12}
+    assert open_source(refs).cat_file("x/0.0") == b"0" * 12
     with pytest.raises(ManifestError, match=r"x/zarr\.json.* must not be within the array ''"):
-        opened(refs).save(str(tmp_path / "new"), "chunk-manifest")
+        open_source(refs).save(str(tmp_path / "new"), "chunk-manifest")
     assert not (tmp_path / "new").exists()
 
 

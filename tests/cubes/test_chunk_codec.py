@@ -11,7 +11,7 @@ from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.cubes.recoding import make_recoding
 from refshard_fs.cubes.recutting import check_recut
 from refshard_fs.errors import ManifestError
-from tests.support.memory import taking
+from tests.support.memory import check_peak
 
 xr = pytest.importorskip("xarray")
 netCDF4 = pytest.importorskip("netCDF4")
@@ -27,7 +27,7 @@ def test_oversized_chunks_are_refused_before_decoding() -> None:
         return array_meta(document | {"fill_value": 0, "filters": None, "order": "C"}, "a")
 
     plain, packed = make_facts(None), make_facts({"id": "zlib", "level": 1})
-    with taking(1 << 20):
+    with check_peak(1 << 20):
         with pytest.raises(ManifestError, match="bytes: expected at most"):
             make_recoding("a", (plain, {}), (packed, {}), "one", "other")
         with pytest.raises(ManifestError, match="bytes: expected at most"):

@@ -14,7 +14,7 @@ import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cubes import document
 from refshard_fs.cubes.document import ConcatDocument
-from tests.support.joined_sets import VERSIONS, chunked
+from tests.support.joined_sets import VERSIONS, make_array
 from tests.support.key_spaces import check
 
 zarr = pytest.importorskip("zarr")
@@ -26,10 +26,10 @@ def make_days(values: list[int], version: int = 2, chunk: int = 1, add: int = 0)
     out: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'} if version == 2 else {}
     if version == 3:
         out["zarr.json"] = '{"zarr_format": 3, "node_type": "group", "attributes": {}}'
-    out |= chunked("time", times, (len(values),), ["time"], version=version, inline=True)
+    out |= make_array("time", times, (len(values),), ["time"], version=version, inline=True)
     t = np.repeat(times[:, None] * 10 + add, 3, axis=1).astype("<f4")
     fill: Any = "NaN"
-    return out | chunked("t", t, (chunk, 2), ["time", "x"], version=version, fill_value=fill)
+    return out | make_array("t", t, (chunk, 2), ["time", "x"], version=version, fill_value=fill)
 
 
 def write_parts(folder: Path, parts: list[dict[str, Any]]) -> list[str]:

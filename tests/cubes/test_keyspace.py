@@ -15,10 +15,10 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.tools.survey import survey
 from tests.servers.http import RangeServer
-from tests.support.joined_sets import chunked, day
+from tests.support.joined_sets import make_array, make_day_set
 from tests.support.key_spaces import check
 
-DAYS = [day(0, 4), day(4, 2), day(6, 3)]
+DAYS = [make_day_set(0, 4), make_day_set(4, 2), make_day_set(6, 3)]
 OTHER = {"compressor": {"id": "zlib", "level": 1}}
 
 
@@ -35,14 +35,14 @@ def use_slashes(part: dict[str, Any]) -> dict[str, Any]:
 
 CUBES: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (DAYS, {}),
-    "version 3": ([day(0, 4, 3), day(4, 2, 3)], {}),
-    "along the last axis": ([day(0, 4, first=0, width=3), day(0, 4, first=3, width=6)], {"dim": "x"}),
+    "version 3": ([make_day_set(0, 4, 3), make_day_set(4, 2, 3)], {}),
+    "along the last axis": ([make_day_set(0, 4, first=0, width=3), make_day_set(0, 4, first=3, width=6)], {"dim": "x"}),
     "other keys": ([DAYS[0], use_slashes(DAYS[1]), DAYS[2]], {}),
-    "recoded": ([DAYS[0], day(4, 2, fill_value=7), DAYS[2]], {}),
+    "recoded": ([DAYS[0], make_day_set(4, 2, fill_value=7), DAYS[2]], {}),
     "recut": (DAYS, {"chunks": {"time": 3}}),
     "without an array": ([remove_keys(DAYS[0], "air/"), *DAYS[1:]], {"join": "outer"}),
     "without chunks": ([DAYS[0], remove_keys(DAYS[1], "air/0."), DAYS[2]], {}),
-    "places of another axis": ([day(0, 4, width=3), day(4, 2, width=3, first=3)], {"join": "outer"}),
+    "places of another axis": ([make_day_set(0, 4, width=3), make_day_set(4, 2, width=3, first=3)], {"join": "outer"}),
     "gaps": ([DAYS[0], DAYS[2]], {"freq": 1}),
 }
 
@@ -66,7 +66,7 @@ def test_columns_agree_with_lookups(tmp_path: Path, http_server: RangeServer, ki
 def test_joined_columns_need_no_lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = []
     for number in range(3):
-        part = chunked("a", np.zeros((40, 50), "|u1"), (1, 1), ["t", "x"])
+        part = make_array("a", np.zeros((40, 50), "|u1"), (1, 1), ["t", "x"])
         paths.append(str(tmp_path / f"{number}.json"))
         Path(paths[-1]).write_text(json.dumps({".zgroup": '{"zarr_format": 2}', **part}))
     asked: list[str] = []
@@ -82,7 +82,7 @@ def test_missing_parquet_chunk_is_accepted(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     paths = []
     for number in range(2):
-        part = chunked("a", np.ones((4, 3), "|u1"), (1, 1), ["t", "x"])
+        part = make_array("a", np.ones((4, 3), "|u1"), (1, 1), ["t", "x"])
         part.pop("a/1.1")
         paths.append(str(tmp_path / f"{number}.parquet"))
         RefShardFileSystem({".zgroup": '{"zarr_format": 2}', **part}, skip_instance_cache=True).save(
@@ -99,7 +99,7 @@ def test_missing_parquet_chunk_is_accepted(tmp_path: Path) -> None:
 def test_errors_of_a_part_name_the_key_and_the_part(tmp_path: Path, damage: str) -> None:
     """Before it was mended: The error named only the part, so that a worker's log did not show which chunk was lost."""
     for number in range(3):
-        RefShardFileSystem(day(2 * number, 2)).save(str(tmp_path / f"{number}.json"))
+        RefShardFileSystem(make_day_set(2 * number, 2)).save(str(tmp_path / f"{number}.json"))
     cube = tmp_path / "cube.json"
     refshard_fs.concat([str(tmp_path / f"{number}.json") for number in range(3)], "time", lazy=True).save(str(cube))
     part = tmp_path / "1.json"
@@ -108,7 +108,7 @@ def test_errors_of_a_part_name_the_key_and_the_part(tmp_path: Path, damage: str)
     elif damage == "other format":
         part.write_bytes(b"nothing that is known")
     else:
-        RefShardFileSystem(remove_keys(day(2, 2), "air/")).save(str(part))
+        RefShardFileSystem(remove_keys(make_day_set(2, 2), "air/")).save(str(part))
     fs = RefShardFileSystem(str(cube), skip_instance_cache=True)
     with pytest.raises(RefShardError, match="air/1.0.*1.json"):
         fs.cat_file("air/1.0")

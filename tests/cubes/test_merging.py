@@ -9,7 +9,7 @@ import xarray as xr
 
 import refshard_fs
 from refshard_fs.errors import ManifestError
-from tests.support.cube_files import DAYS, X, values, write
+from tests.support.cube_files import DAYS, X, make_values, write
 
 
 def merge_by_xarray(folder: Path) -> xr.Dataset:
@@ -21,7 +21,7 @@ def write_variables(folder: Path, years: int = 2) -> None:
     for name in ("t2m", "tp"):
         for year in range(years):
             ds = xr.Dataset(
-                {name: (("time", "x"), values(3, seed=year + len(name)))},
+                {name: (("time", "x"), make_values(3, seed=year + len(name)))},
                 {"time": DAYS[3 * year : 3 * year + 3], "x": X},
             )
             ds[name].encoding = {"scale_factor": 0.5 + year, "dtype": "i2", "_FillValue": -1}
@@ -66,7 +66,7 @@ def test_files_of_variables_share_bounds_and_auxiliaries(tmp_path: Path, years: 
                 days = range(3 * year, 3 * year + 3)
                 ds = xr.Dataset(
                     {
-                        name: (("time", "x"), values(3, seed=year)),
+                        name: (("time", "x"), make_values(3, seed=year)),
                         "time_bnds": (("time", "nv"), [[day, day + 1] for day in days]),
                         "lat": ("x", [latitude + (name == "pr")] * len(X)),
                     },

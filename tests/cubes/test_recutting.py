@@ -15,7 +15,7 @@ import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
 from tests.servers.s3 import SeaweedServer
-from tests.support.uneven_files import CUTS, MONTHS, expected, month, of_xarray, year
+from tests.support.uneven_files import CUTS, MONTHS, open_by_xarray, open_expected, write_month, write_year
 
 xr = pytest.importorskip("xarray")
 h5py = pytest.importorskip("h5py")
@@ -30,27 +30,27 @@ from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray m
 )
 def test_cube_of_months_has_xarrays_values(tmp_path: Path, name: str, compression: str | None) -> None:
     storage = {} if compression is None else {"compression": compression, "shuffle": True}
-    files = year(tmp_path, CUTS[name], **storage)
+    files = write_year(tmp_path, CUTS[name], **storage)
     cube = refshard_fs.concat(files, "time", lazy=True)
     cube.save(str(tmp_path / "cube.refshard"))
-    found = of_xarray(str(tmp_path / "cube.refshard"))
-    xr.testing.assert_equal(found, expected(files))
+    found = open_by_xarray(str(tmp_path / "cube.refshard"))
+    xr.testing.assert_equal(found, open_expected(files))
     report = refshard_fs.check(RefShardFileSystem(cube), "full")
     assert not report.has_errors, report.findings
 
 
 @pytest.mark.parametrize("chunks", [{"time": 1}, {"time": 7, "x": 3}, {"time": 500}])
 def test_chunks_argument_sets_chunk_length(tmp_path: Path, chunks: dict[str, int]) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"])
+    files = write_year(tmp_path, CUTS["a chunk a month"])
     cube = refshard_fs.concat(files, "time", lazy=True, chunks=chunks)
-    found = of_xarray(cube)
+    found = open_by_xarray(cube)
     shown = dict(zip(("time", "y", "x"), found["v"].encoding["chunks"], strict=True))
     assert chunks.items() <= shown.items()
-    xr.testing.assert_equal(found, expected(files))
+    xr.testing.assert_equal(found, open_expected(files))
 
 
 def test_matching_chunk_borders_keep_references(tmp_path: Path) -> None:
-    files = [month(tmp_path / f"{i}.nc", 4 * i, 4, (2, 3, 4)) for i in range(2)]
+    files = [write_month(tmp_path / f"{i}.nc", 4 * i, 4, (2, 3, 4)) for i in range(2)]
     fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
     assert fs.resolve("v/3.0.0") == RefShardFileSystem(files[1]).resolve("v/1.0.0")
     assert b'"chunks"' not in refshard_fs.concat(files, "time", lazy=True, chunks={"time": 2}).content
@@ -58,17 +58,17 @@ def test_matching_chunk_borders_keep_references(tmp_path: Path) -> None:
 
 def test_document_that_grows_keeps_the_commonest_chunks(tmp_path: Path) -> None:
     parts = [(0, 3, (1, 3, 4)), (3, 1, (1, 3, 4)), (4, 6, (2, 3, 4))]
-    files = [month(tmp_path / f"{i}.nc", *part) for i, part in enumerate(parts)]
+    files = [write_month(tmp_path / f"{i}.nc", *part) for i, part in enumerate(parts)]
     cube = str(tmp_path / "cube.refshard")
     refshard_fs.concat(files[:2], "time", lazy=True).save(cube)
     refshard_fs.append(cube, files[2], "time")
-    found = of_xarray(cube)
+    found = open_by_xarray(cube)
     assert found["v"].encoding["chunks"] == (2, 3, 4)
-    xr.testing.assert_equal(found, expected(files))
+    xr.testing.assert_equal(found, open_expected(files))
 
 
 def test_files_of_other_chunks_and_packing_are_converted(tmp_path: Path) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"])
+    files = write_year(tmp_path, CUTS["a chunk a month"])
     with h5py.File(files[1], "a") as file:
         packed = (file["v"][:] * 2).astype(">i4")
         del file["v"]
@@ -76,11 +76,11 @@ def test_files_of_other_chunks_and_packing_are_converted(tmp_path: Path) -> None
         v.attrs["scale_factor"] = 0.5
         for axis, name in enumerate(("time", "y", "x")):
             v.dims[axis].attach_scale(file[name])
-    xr.testing.assert_equal(of_xarray(refshard_fs.concat(files, "time", lazy=True)), expected(files))
+    xr.testing.assert_equal(open_by_xarray(refshard_fs.concat(files, "time", lazy=True)), open_expected(files))
 
 
 def test_missing_chunks_are_those_of_their_file(tmp_path: Path) -> None:
-    files = year(tmp_path, CUTS["chunks that leave a rest"][:2])
+    files = write_year(tmp_path, CUTS["chunks that leave a rest"][:2])
     fills = -1.0, -2.0
     for number, (file, fill) in enumerate(zip(files, fills, strict=True)):
         with h5py.File(file, "a") as opened:
@@ -91,7 +91,7 @@ def test_missing_chunks_are_those_of_their_file(tmp_path: Path) -> None:
             v[12:15] = 7.0
             for axis, name in enumerate(("time", "y", "x")):
                 v.dims[axis].attach_scale(opened[name])
-    xr.testing.assert_equal(of_xarray(refshard_fs.concat(files, "time", lazy=True)), expected(files))
+    xr.testing.assert_equal(open_by_xarray(refshard_fs.concat(files, "time", lazy=True)), open_expected(files))
 
 
 def test_eager_concat_names_the_remedy(tmp_path: Path) -> None:
@@ -101,11 +101,11 @@ def test_eager_concat_names_the_remedy(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         with pytest.raises(ManifestError, match=f"(?s){said}.*lazy=True"):
-            refshard_fs.concat(year(folder, cut), "time")
+            refshard_fs.concat(write_year(folder, cut), "time")
 
 
 def test_text_arrays_are_recut(tmp_path: Path) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"][:2])
+    files = write_year(tmp_path, CUTS["a chunk a month"][:2])
     for file in files:
         with h5py.File(file, "a") as opened:
             days = len(opened["time"])
@@ -113,7 +113,7 @@ def test_text_arrays_are_recut(tmp_path: Path) -> None:
                 "names", data=[f"day {n}" for n in range(days)], dtype=h5py.string_dtype(), chunks=(days,)
             )
             names.dims[0].attach_scale(opened["time"])
-    found = of_xarray(refshard_fs.concat(files, "time", lazy=True))["names"]
+    found = open_by_xarray(refshard_fs.concat(files, "time", lazy=True))["names"]
     assert found.values.tolist() == [f"day {n}" for months in MONTHS[:2] for n in range(months)]
 
 
@@ -127,7 +127,7 @@ def test_text_arrays_are_recut(tmp_path: Path) -> None:
     ],
 )
 def test_too_large_recut_chunks_are_refused(tmp_path: Path, chunks: Any, said: str) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"][:2])
+    files = write_year(tmp_path, CUTS["a chunk a month"][:2])
     document = {"refshard": "concat", "dim": "time", "axes": {"v": 0}, "chunks": chunks}
     document["sets"] = [[file, days] for file, days in zip(files, MONTHS, strict=False)]
     with pytest.raises(ManifestError, match=said):
@@ -135,18 +135,18 @@ def test_too_large_recut_chunks_are_refused(tmp_path: Path, chunks: Any, said: s
 
 
 def test_command_takes_chunk_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"][:2])
+    files = write_year(tmp_path, CUTS["a chunk a month"][:2])
     for name, options in (("a", ["--subchunks", "time=1"]), ("b", ["--lazy", "--chunks", "time=20"])):
         url = str(tmp_path / f"{name}.json")
         assert main(["concat", *files, "-o", url, "--dim", "time", *options]) == 0
-        xr.testing.assert_equal(of_xarray(url), expected(files))
+        xr.testing.assert_equal(open_by_xarray(url), open_expected(files))
     with pytest.raises(SystemExit):
         main(["concat", *files, "-o", url, "--dim", "time", "--chunks", "time"])
     assert "NAME=N" in capsys.readouterr().err
 
 
 def test_chunks_of_several_lengths_stay_references(tmp_path: Path) -> None:
-    files = year(tmp_path, [(31, 3, 4), (29, 3, 4), (31, 3, 4), (15, 3, 4)], compression="gzip")
+    files = write_year(tmp_path, [(31, 3, 4), (29, 3, 4), (31, 3, 4), (15, 3, 4)], compression="gzip")
     with pytest.raises(ManifestError, match="chunk_grid"):
         refshard_fs.concat(files, "time", zarr_format=3)
     made = refshard_fs.concat(files, "time", zarr_format=3, grid="rectilinear")
@@ -167,13 +167,13 @@ def test_zarr_reads_chunks_of_several_lengths(tmp_path: Path) -> None:
     v3 = pytest.importorskip("zarr.core.metadata.v3")
     if not hasattr(v3, "RectilinearChunkGridMetadata"):
         pytest.skip("this zarr has no rectilinear grids")
-    files = year(tmp_path, [(31, 3, 4), (29, 3, 4), (31, 3, 4), (20, 3, 4)])
+    files = write_year(tmp_path, [(31, 3, 4), (29, 3, 4), (31, 3, 4), (20, 3, 4)])
     made = refshard_fs.concat(files, "time", zarr_format=3, grid="rectilinear")
     with zarr.config.set({"array.rectilinear_chunks": True}):
         store = zarr.storage.FsspecStore(RefShardFileSystem(made, asynchronous=True))
         found = zarr.open_group(store, mode="r")["v"]
-        np.testing.assert_array_equal(found[:], expected(files)["v"].values)
-        np.testing.assert_array_equal(found[30:62, 1], expected(files)["v"].values[30:62, 1])
+        np.testing.assert_array_equal(found[:], open_expected(files)["v"].values)
+        np.testing.assert_array_equal(found[30:62, 1], open_expected(files)["v"].values[30:62, 1])
 
 
 needs_zarr_3 = pytest.mark.skipif(zarr.__version__.startswith("2"), reason="zarr 2 writes version 2 alone")
@@ -279,7 +279,7 @@ def test_missing_target_is_not_a_missing_chunk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_error_names_the_missing_file_only(tmp_path: Path, compression: str | None, s3_server: SeaweedServer) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"][:2], compression=compression)
+    files = write_year(tmp_path, CUTS["a chunk a month"][:2], compression=compression)
     s3_server.create_bucket("neighbours")
     for i, file in enumerate(files):
         s3_server.put(f"neighbours/{compression}/{i}.nc", Path(file).read_bytes())
@@ -301,7 +301,7 @@ def test_error_names_the_missing_file_only(tmp_path: Path, compression: str | No
 
 
 def test_error_names_the_damaged_file(tmp_path: Path) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"][:2], compression="gzip")
+    files = write_year(tmp_path, CUTS["a chunk a month"][:2], compression="gzip")
     (span,) = RefShardFileSystem(files[1]).plan(["v/0.0.0"])
     with open(files[1], "r+b") as file:
         file.seek(span.start)

@@ -14,7 +14,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.support.uneven_files import CUTS, year
+from tests.support.uneven_files import CUTS, write_year
 
 xr = pytest.importorskip("xarray")
 h5py = pytest.importorskip("h5py")
@@ -22,7 +22,7 @@ zarr = pytest.importorskip("zarr")
 
 
 def test_pieces_of_chunks_without_a_codec_are_ranges(tmp_path: Path) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"])
+    files = write_year(tmp_path, CUTS["a chunk a month"])
     fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True, chunks={"time": 1}))
     (planned,) = fs.plan(["v/33.0.0"])
     assert planned.url == files[1]
@@ -60,7 +60,7 @@ def test_memory_is_bounded_by_the_joined_chunks(tmp_path: Path) -> None:
 
 
 def test_chunk_opens_only_its_own_files(tmp_path: Path, http_server: RangeServer) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"], compression="gzip")
+    files = write_year(tmp_path, CUTS["a chunk a month"], compression="gzip")
     urls = [http_server.put(f"y/{i}.nc", Path(file).read_bytes()) for i, file in enumerate(files)]
     cube = refshard_fs.concat(urls, "time", lazy=True, allow="any")
     sent = pickle.loads(pickle.dumps(cube))  # without the bytes of files that joining has read

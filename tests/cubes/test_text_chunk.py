@@ -10,7 +10,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs.cubes.text_chunk import dump_texts, join_texts, split_texts
-from tests.support.text_files import check_texts, opened, version_of, write
+from tests.support.text_files import check_texts, find_version, open_dataset, write
 
 numcodecs = pytest.importorskip("numcodecs")
 xr = pytest.importorskip("xarray")
@@ -51,12 +51,12 @@ def test_texts_of_uneven_files_are_joined(tmp_path: Path, way: str) -> None:
     else:
         given = UNEVEN
     urls, expected = write(tmp_path, way, given)
-    version = version_of(way)
+    version = find_version(way)
     cube = refshard_fs.concat(urls, "time", lazy=True, zarr_format=version, chunks={"time": 4})
-    check_texts(opened(cube, version), expected)
+    check_texts(open_dataset(cube, version), expected)
     fs = refshard_fs.RefShardFileSystem(cube, zarr_format=version)
     fs.save(str(tmp_path / "saved.json"))
-    check_texts(opened(str(tmp_path / "saved.json"), version), expected)
+    check_texts(open_dataset(str(tmp_path / "saved.json"), version), expected)
 
 
 def test_texts_with_other_codecs_are_joined(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_texts_with_other_codecs_are_joined(tmp_path: Path) -> None:
             tmp_path / f"{number}", zarr_format=3, consolidated=False, encoding={"name": {"compressors": [codec]}}
         )
     cube = refshard_fs.concat([str(tmp_path / "0"), str(tmp_path / "1")], "time", lazy=True, zarr_format=3)
-    assert [*map(str, opened(cube, 3)["name"].values)] == ["a", "", "a", "bc"]
+    assert [*map(str, open_dataset(cube, 3)["name"].values)] == ["a", "", "a", "bc"]
 
 
 def test_texts_and_characters_are_joined_as_texts(tmp_path: Path) -> None:

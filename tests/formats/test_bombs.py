@@ -19,9 +19,9 @@ from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.tiles import encode_header
 from refshard_fs.formats.grib2.decoding import Values
 from refshard_fs.formats.grib2.messages import MOST, parse_sidecar
-from tests.support.dmrpp_writer import document
-from tests.support.memory import taking
-from tests.support.plain_tiff import plain_tiff
+from tests.support.dmrpp_writer import make_document
+from tests.support.memory import check_peak
+from tests.support.plain_tiff import make_tiff
 from tests.support.shards_in_memory import ROOT, Files
 
 pytestmark = pytest.mark.case(id="P32")
@@ -29,14 +29,14 @@ pytestmark = pytest.mark.case(id="P32")
 
 def refused(data: bytes, most: int = 64 << 20) -> str:
     """Return the error of opening a file. Check that it takes at most ``most`` bytes."""
-    with taking(most), pytest.raises(RefShardError) as caught:
+    with check_peak(most), pytest.raises(RefShardError) as caught:
         Files({ROOT: data}).open()
     return str(caught.value)
 
 
 def opened(data: bytes, most: int = 64 << 20, others: Mapping[str, bytes] | None = None) -> Any:
     """Open a file as a key space. Check that it takes at most ``most`` bytes."""
-    with taking(most):
+    with check_peak(most):
         return Files({ROOT: data, **(others or {})}).open()
 
 
@@ -95,7 +95,7 @@ def test_total_planes_of_an_ome_tiff_are_bounded() -> None:
 
 
 def test_oversized_strip_of_a_small_file_is_not_shown() -> None:
-    assert "and less than" in refused(plain_tiff(bytes(64), 1 << 14, 1 << 13, compression=5))
+    assert "and less than" in refused(make_tiff(bytes(64), 1 << 14, 1 << 13, compression=5))
 
 
 def test_shared_offset_table_is_read_as_columns() -> None:
@@ -144,7 +144,7 @@ def test_groups_of_many_points_are_unpacked_in_pieces() -> None:
     of_groups = struct.pack(">BBBBffIBBIBIB", 0, 0, 1, 0, 0, 0, 1, 0, 0, count, 0, count, 0)
     values = packed(count, 2, of_groups, bytes(8))
     sizes = (len(values) - 6 - 13, 6, 13)
-    with taking(48 * count):
+    with check_peak(48 * count):
         assert np.frombuffer(Values(count, sizes).make(values), "<f4")[-1] == 1.0
 
 
@@ -160,7 +160,7 @@ def test_sidecar_with_impossible_offsets_is_refused(offset: str, monkeypatch: py
     monkeypatch.setattr("refshard_fs.formats.grib2.source.WHOLE", 0)
     data = message(grid(3, 2), packed(6))
     files = Files({ROOT: data, ROOT + ".index": f'{{"_offset": {offset}}}'.encode()})
-    with pytest.raises(RefShardError), taking(64 << 20):
+    with pytest.raises(RefShardError), check_peak(64 << 20):
         files.open(head=64)  # which is not all of the file
 
 
@@ -183,7 +183,7 @@ def test_tiles_that_share_the_bytes_of_a_heap_are_refused() -> None:
     data = PRIMARY + encode_header({**table, **column, **tiles}) + data.ljust(-(-len(data) // BLOCK) * BLOCK, b"\0")
     files = Files({ROOT: data})
     keys = files.open()
-    with taking(8 << 20), pytest.raises(RefShardError, match="overlap"):
+    with check_peak(8 << 20), pytest.raises(RefShardError, match="overlap"):
         files.read(keys, "1/0")
 
 
@@ -215,21 +215,21 @@ def test_long_number_among_many_is_refused_before_padding() -> None:
     long = '<dmrpp:chunk offset="' + "1" * 100_000 + '" nBytes="1" chunkPositionInArray="[0]"/>'
     rest = [f'<dmrpp:chunk offset="1" nBytes="1" chunkPositionInArray="[{number}]"/>' for number in range(1, 1000)]
     chunks = f"<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>{long}{''.join(rest)}"
-    data = document(f'<Int8 name="a"><Dim size="1000"/><dmrpp:chunks>{chunks}</dmrpp:chunks></Int8>')
+    data = make_document(f'<Int8 name="a"><Dim size="1000"/><dmrpp:chunks>{chunks}</dmrpp:chunks></Int8>')
     assert "offset is '1111" in opened(data).reports["a"]
 
 
 def test_texts_shared_by_many_variables_are_bounded() -> None:
     many = f'<String name="a"><Dim size="1000000"/><dmrpp:vlsa><v c="1000000">{"x" * 100}</v></dmrpp:vlsa></String>'
-    assert f"more than {MOST_REPEATED} bytes" in opened(document(many)).reports["a"]
+    assert f"more than {MOST_REPEATED} bytes" in opened(make_document(many)).reports["a"]
     short = '<String name="a{0}"><Dim size="1000000"/><dmrpp:vlsa><v c="1000000">x</v></dmrpp:vlsa></String>'
-    assert "more than" in opened(document("".join(map(short.format, range(9)))), 256 << 20).reports["a8"]
+    assert "more than" in opened(make_document("".join(map(short.format, range(9)))), 256 << 20).reports["a8"]
 
 
 def test_inflated_document_is_bounded() -> None:
     text = base64.b64encode(zlib.compress(bytes(1 << 24), 9)).decode()
     one = f'<Int8 name="a{{0}}"><Dim size="{1 << 24}"/><dmrpp:missingdata>{text}</dmrpp:missingdata></Int8>'
-    found = opened(document("".join(map(one.format, range(9)))), 256 << 20)
+    found = opened(make_document("".join(map(one.format, range(9)))), 256 << 20)
     assert 0 < len(found.grids) < 9
     assert len(found.reports) == 9 - len(found.grids)
 
@@ -238,7 +238,7 @@ def test_inflated_document_is_bounded() -> None:
 def test_millions_of_missing_chunks_are_not_listed() -> None:
     sizes = "<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>"
     body = f'<Int8 name="a"><Dim size="{UNWRITTEN + 1}"/><dmrpp:chunks fillValue="1">{sizes}</dmrpp:chunks></Int8>'
-    files = Files({ROOT: document(body)})
+    files = Files({ROOT: make_document(body)})
     keys = files.open()
     assert files.read(keys, "a/7") == b"\1"
     with pytest.raises(NotListable, match=f"{UNWRITTEN + 1} chunks .0 written"):
@@ -253,7 +253,7 @@ def test_dimensions_without_a_name_are_found_by_their_size() -> None:
         f'<Int8 name="v{at}"><Dim size="{first}"/><Dim size="{second}"/>{chunks}</Int8>'
         for at, (first, second) in enumerate(sizes)
     )
-    keys = Files({ROOT: document(body)})
+    keys = Files({ROOT: make_document(body)})
     found = keys.open()
     names = [json.loads(keys.read(found, f"v{at}/.zattrs") or b"")["_ARRAY_DIMENSIONS"] for at in range(4)]
     phony = [f"phony_dim_{number}" for number in range(4)]

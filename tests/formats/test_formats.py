@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from refshard_fs import ReferenceNotReachable, TargetChanged
-from tests.support.chunk_manifests import opened
+from tests.support.chunk_manifests import open_source
 
 TEXT = (Path(__file__).parents[2] / "FORMATS.md").read_text()
 EXAMPLES = dict(re.findall(r"<!-- example: (\S+) -->\n```json\n(.*?)```", TEXT, re.DOTALL))
@@ -43,7 +43,7 @@ def test_every_example_is_json() -> None:
 
 
 def test_chunk_manifest_example_is_read(folder: Path) -> None:
-    fs = opened(str(folder / "array.zarr/temp"))
+    fs = open_source(str(folder / "array.zarr/temp"))
     assert fs.cat_file("c/0/0") == b"\1\2\3\4"
     assert fs.cat_file("c/1/1") == b"\t\t\t\t"
     assert fs.info("c/1/0") == {"name": "c/1/0", "size": 0, "type": "other", "empty": True}
@@ -52,22 +52,22 @@ def test_chunk_manifest_example_is_read(folder: Path) -> None:
 
 
 def test_checksum_and_etag_examples_are_checked(folder: Path) -> None:
-    assert opened(str(folder / "array.zarr/temp")).cat_file("c/0/1") == b"1234"
+    assert open_source(str(folder / "array.zarr/temp")).cat_file("c/0/1") == b"1234"
     (folder / "raw/day2.bin").write_bytes(b"0000")
     with pytest.raises(ReferenceNotReachable, match="crc32c"):
-        opened(str(folder / "array.zarr/temp")).cat_file("c/0/1")
+        open_source(str(folder / "array.zarr/temp")).cat_file("c/0/1")
 
 
 def test_pinned_set_example_is_read(folder: Path) -> None:
-    fs = opened(str(folder / "pinned.json"))
+    fs = open_source(str(folder / "pinned.json"))
     assert fs.cat_file("one") == b"\1\2\3\4"
     (folder / "raw/day1.bin").write_bytes(b"title")
     with pytest.raises(TargetChanged, match="size is 5 bytes, not 104"):
-        opened(str(folder / "pinned.json")).cat_file("one")
+        open_source(str(folder / "pinned.json")).cat_file("one")
 
 
 def test_lazy_document_example_is_read(folder: Path) -> None:
-    fs = opened(str(folder / "years.json"))
+    fs = open_source(str(folder / "years.json"))
     assert {key: fs.cat_file(key) for key in fs.find("temp") if ".z" not in key} == {
         "temp/0.0": b"\1\2\3\4",
         "temp/1.0": b"abcd",
@@ -78,7 +78,7 @@ def test_lazy_document_example_is_read(folder: Path) -> None:
 
 
 def test_prefix_map_example_is_read(folder: Path) -> None:
-    fs = opened(str(folder / "mapped.zarr"))
+    fs = open_source(str(folder / "mapped.zarr"))
     assert {key: fs.cat_file(key) for key in fs.find("c")} == {
         "c/0/0": b"y100",
         "c/0/1": b"y101",
@@ -88,7 +88,7 @@ def test_prefix_map_example_is_read(folder: Path) -> None:
 
 
 def test_composite_store_example_is_read(folder: Path) -> None:
-    fs = opened(str(folder / "composite.zarr"))
+    fs = open_source(str(folder / "composite.zarr"))
     assert json.loads(fs.cat_file("zarr.json"))["attributes"] == {"title": "two stores and a file"}
     assert fs.cat_file("README") == b"title"
     assert fs.cat_file("first/temp/c/0/0") == b"wxyz"
@@ -97,7 +97,7 @@ def test_composite_store_example_is_read(folder: Path) -> None:
 
 
 def test_composite_document_example_is_read(folder: Path) -> None:
-    fs = opened(str(folder / "composite.json"))
+    fs = open_source(str(folder / "composite.json"))
     assert fs.cat_file("a/c/0/0") == b"\1\2\3\4"
     assert fs.cat_file("b/c/1/1") == b"abcd"
     assert json.loads(fs.cat_file("zarr.json"))["node_type"] == "group"

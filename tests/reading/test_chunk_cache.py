@@ -34,7 +34,7 @@ from tests.servers.http import RangeServer
 from tests.servers.log import Request
 from tests.servers.wire import Answer, Head
 from tests.support.chunked import Chunked
-from tests.support.threads import settle
+from tests.support.threads import wait_for_writes
 
 SPAN = Span("https://host/x", 0, 1000)
 FACTS = Facts(10_000, '"1"')
@@ -46,7 +46,7 @@ HAS_OWNERS = hasattr(os, "getuid")
 def fresh_process() -> Iterator[None]:
     INDEXES.clear()
     yield
-    settle()
+    wait_for_writes()
 
 
 @pytest.fixture
@@ -56,19 +56,19 @@ def chunked(http_server: RangeServer) -> Chunked:
 
 def opened(fo: Any, folder: Path, **options: Any) -> RefShardFileSystem:
     """Wait until all ranges are on disk; return a filesystem as in another process: without indexes in memory."""
-    settle()
+    wait_for_writes()
     INDEXES.clear()
     return RefShardFileSystem(fo, cache_dir=folder / "kept", skip_instance_cache=True, index_cache=False, **options)
 
 
 def kept(folder: Path) -> list[Path]:
-    settle()
+    wait_for_writes()
     return sorted((folder / "kept").glob("*/*"))
 
 
 def settled(data: bytes) -> bytes:
     """Wait until all ranges are on disk; return ``data``."""
-    settle()
+    wait_for_writes()
     return data
 
 
@@ -173,7 +173,7 @@ def test_asynchronous_reader_uses_the_cache(chunked: Chunked, tmp_path: Path) ->
         return await fs._cat(keys), await fs._cat_file(keys[5], start=10, end=20)
 
     first = asyncio.run(read())
-    settle()
+    wait_for_writes()
     chunked.server.clear()
     assert asyncio.run(read()) == first
     assert methods(chunked.server) == ["HEAD"]
@@ -222,7 +222,7 @@ def test_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> None
             status = (
                 0 if [fs.cat_file(key) for key in ("a/0.0", "a/1.0")] == [chunked.chunk(0), chunked.chunk(1)] else 2
             )
-            settle()
+            wait_for_writes()
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
@@ -264,7 +264,7 @@ def test_versions_are_checked_again_by_each_filesystem(http_server: RangeServer,
     """The process has the index of a shard in memory, but a request has to show whether the shard was replaced."""
     source, _ = of_shards(http_server, tmp_path)
     opened(source, tmp_path).cat_file("c/0/0")
-    settle()
+    wait_for_writes()
     http_server.replace("/s.zarr/c/0/0", None)
     again = RefShardFileSystem(source, cache_dir=tmp_path / "kept", skip_instance_cache=True)
     with pytest.raises(ReferenceNotReachable):
@@ -395,12 +395,12 @@ def test_damaged_file_is_read_again(harm: Callable[[Path], None], chunked: Chunk
     (path,) = kept(tmp_path)
     good = path.read_bytes()
     opened(chunked.refs(), tmp_path).cat_file(other)
-    settle()
+    wait_for_writes()
     harm(path)
     chunked.server.clear()
     assert opened(chunked.refs(), tmp_path).cat_file(key) == chunked.chunk(3)
     assert (3, 4) in chunked.ranges
-    settle()
+    wait_for_writes()
     assert path.read_bytes() == good
 
 
@@ -470,7 +470,7 @@ def test_killed_writer_leaves_whole_files_within_the_bound(tmp_path: Path) -> No
     (folder / chunk_cache.TOTAL).write_bytes(b"")  # the total lacks the bytes of this draft
     for number in range(60):
         cache.put(Span("https://host/y", number, number + 5000), FACTS, bytes(5000))
-        settle()
+        wait_for_writes()
         assert used(folder) <= capacity
     assert not draft.exists()  # the oldest file is deleted first
     draft.write_bytes(bytes(100))
@@ -484,12 +484,12 @@ def test_least_recently_read_files_are_evicted_first(tmp_path: Path) -> None:
     spans = [Span("https://host/x", number, number + 1000) for number in range(12)]
     for age, span in enumerate(spans[:10]):
         cache.put(span, FACTS, BYTES)
-        settle()
+        wait_for_writes()
         path = max(kept(tmp_path), key=lambda path: path.stat().st_mtime)
         os.utime(path, (time.time() - 1000 + age,) * 2)
     assert cache.get(spans[0], FACTS) == BYTES  # now this file was read last
     cache.put(spans[10], FACTS, BYTES)
-    settle()
+    wait_for_writes()
     there = [number for number, span in enumerate(spans) if cache.get(span, FACTS) is not None]
     assert there[0] == 0
     assert there[1:] == [*range(12 - len(there), 11)]

@@ -19,7 +19,7 @@ from refshard_fs.reading.plan import MIB, Request
 from refshard_fs.reading.readahead import ReadAhead
 from tests.servers.http import RangeServer
 from tests.support.chunked import CHUNK, Chunked
-from tests.support.engine_reading import open_fs, options
+from tests.support.engine_reading import open_fs, select_options
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def zarr_reads(fs: RefShardFileSystem, keys: list[str], together: int = 10) -> l
 
     async def read() -> list[bytes]:
         slots = asyncio.Semaphore(together)
-        own = RefShardFileSystem(fo=fs.fo, asynchronous=True, skip_instance_cache=True, max_gap=0, **options(fs))
+        own = RefShardFileSystem(fo=fs.fo, asynchronous=True, skip_instance_cache=True, max_gap=0, **select_options(fs))
 
         async def one(key: str) -> bytes:
             async with slots:

@@ -22,7 +22,7 @@ from refshard_fs.reading import index_cache, loading
 from refshard_fs.reading.index_cache import IndexCache, default_directory
 from refshard_fs.source.source import INDEXES
 from refshard_fs.targets import local
-from tests.support.threads import settle
+from tests.support.threads import wait_for_writes
 
 ARRAY = {"zarr_format": 2, "shape": [100], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -32,7 +32,7 @@ ARRAY |= {"order": "C", "filters": None}
 def fresh_process() -> Iterator[None]:
     INDEXES.clear()
     yield
-    settle()
+    wait_for_writes()
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def opened(path: Path, cache: Path | bool | None, **options: Any) -> RefShardFil
     INDEXES.clear()
     fs = RefShardFileSystem(str(path), index_cache=cache, target=str(path.parent / "data"), **options)
     assert fs.cat("a/7") == b"\7"
-    settle()
+    wait_for_writes()
     return fs
 
 
@@ -218,7 +218,7 @@ def test_every_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
     path, cache = source(tmp_path, 3), tmp_path / "cache"
     fs = RefShardFileSystem(str(path), index_cache=cache)
     fs.ls("")
-    settle()
+    wait_for_writes()
     (kept,) = cache.iterdir()
     good = kept.read_bytes()
     store = IndexCache(cache)
@@ -326,7 +326,7 @@ def test_index_files_do_not_contain_the_url(tmp_path: Path, http_server: Any) ->
     url = http_server.url + "/refs.json?token=SECRET"
     fs = RefShardFileSystem(url, index_cache=cache)
     assert fs.cat("text") == b"\0\1\2"
-    settle()
+    wait_for_writes()
     (kept,) = cache.iterdir()
     assert b"SECRET" not in kept.read_bytes()
     assert "SECRET" not in kept.name
@@ -340,7 +340,7 @@ def test_signed_urls_are_not_cached(tmp_path: Path) -> None:
         (tmp_path / "refs.json").write_text(text)
         settled(tmp_path / "refs.json")
         assert RefShardFileSystem(tmp_path / "refs.json", index_cache=cache).info("k")["size"] == 1
-        settle()
+        wait_for_writes()
     (kept,) = cache.iterdir()
     assert b"version=1" in kept.read_bytes()
 

@@ -17,7 +17,7 @@ from refshard_fs.formats.kerchunk_json.source import JsonIndex
 from refshard_fs.reading import loading
 from refshard_fs.reading.loading import load
 from refshard_fs.source.source import INDEXES
-from tests.support.loads import ARRAY, document, drive, need
+from tests.support.loads import ARRAY, make_document, make_load, run_steps
 
 ARRAY |= {"order": "C", "filters": None}
 
@@ -46,9 +46,9 @@ class Reads:
 @pytest.mark.parametrize(("url", "step"), [("/refs.json", 5000), ("https://host/refs.json", 20000)])
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_large_source_is_read_in_pieces(url: str, step: int, compress: Any) -> None:
-    data = compress(document())
+    data = compress(make_document())
     reads = Reads(data)
-    refs, weight = asyncio.run(load(need(data, url), reads, drive))
+    refs, weight = asyncio.run(load(make_load(data, url), reads, run_steps))
     assert len(refs) == 5002
     assert weight == refs.nbytes
     assert reads.spans == [(at, min(at + step, len(data))) for at in range(0, len(data), step)] or len(data) <= step
@@ -57,7 +57,7 @@ def test_large_source_is_read_in_pieces(url: str, step: int, compress: Any) -> N
 def test_manifest_is_parsed_once_by_all_filesystems_of_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     INDEXES.clear()
     path = tmp_path / "refs.json"
-    path.write_bytes(document())
+    path.write_bytes(make_document())
     fs = RefShardFileSystem(str(path), index_cache=False)
     assert fs.cat("c") == b"text"
     monkeypatch.delattr(JsonIndex, "decode")
@@ -82,7 +82,7 @@ def test_rewritten_file_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_pieces")
 def test_pieces_of_a_remote_source_make_the_same_set(http_server: Any) -> None:
     INDEXES.clear()
-    http_server.put("/refs.json", document())
+    http_server.put("/refs.json", make_document())
     fs = RefShardFileSystem(http_server.url + "/refs.json", index_cache=False)
     assert fs.references["a/4999"] == ["s3://b/x", 4999, 1]
     assert len(fs.references) == 5002
@@ -90,5 +90,5 @@ def test_pieces_of_a_remote_source_make_the_same_set(http_server: Any) -> None:
 
 def test_memory_filesystems_work_as_sources() -> None:
     INDEXES.clear()
-    fsspec.filesystem("memory").pipe_file("/refs-of-loading.json", document())
+    fsspec.filesystem("memory").pipe_file("/refs-of-loading.json", make_document())
     assert len(RefShardFileSystem("memory://refs-of-loading.json", index_cache=False).references) == 5002

@@ -16,7 +16,7 @@ from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.loading import load
 from refshard_fs.source.source import INDEXES
 from tests.servers.http import RangeServer
-from tests.support.loads import document, drive, need
+from tests.support.loads import make_document, make_load, run_steps
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def engine(url: str) -> Engine:
 @pytest.mark.usefixtures("small_pieces")
 def test_load_shared_by_tasks_runs_once(http_server: RangeServer) -> None:
     INDEXES.clear()
-    data = document()
+    data = make_document()
     url = http_server.put("/refs.json", data)
     http_server.latency = 0.01
 
     async def all_at_once() -> list[Any]:
         reader = engine(url)
-        return await asyncio.gather(*(reader.need(need(data, url)) for _ in range(4)))
+        return await asyncio.gather(*(reader.need(make_load(data, url)) for _ in range(4)))
 
     found = asyncio.run(all_at_once())
     assert all(refs is found[0] for refs in found)
@@ -50,13 +50,13 @@ def test_load_shared_by_tasks_runs_once(http_server: RangeServer) -> None:
 @pytest.mark.usefixtures("small_pieces")
 def test_cancelled_task_does_not_cancel_others(http_server: RangeServer) -> None:
     INDEXES.clear()
-    data = document()
+    data = make_document()
     url = http_server.put("/refs.json", data)
     http_server.latency = 0.05
 
     async def both() -> Any:
         reader = engine(url)
-        first, second = (asyncio.ensure_future(reader.need(need(data, url))) for _ in range(2))
+        first, second = (asyncio.ensure_future(reader.need(make_load(data, url))) for _ in range(2))
         await asyncio.sleep(0.03)
         first.cancel()
         return await second
@@ -67,12 +67,12 @@ def test_cancelled_task_does_not_cancel_others(http_server: RangeServer) -> None
 @pytest.mark.usefixtures("small_pieces")
 def test_error_reaches_all_tasks_and_is_not_cached(http_server: RangeServer) -> None:
     INDEXES.clear()
-    good = document()
+    good = make_document()
     url = http_server.put("/refs.json", good[:-9])
 
     async def both(data: bytes) -> list[Any]:
         reader = engine(url)
-        return await asyncio.gather(*(reader.need(need(data, url)) for _ in range(2)), return_exceptions=True)
+        return await asyncio.gather(*(reader.need(make_load(data, url)) for _ in range(2)), return_exceptions=True)
 
     assert [type(e) for e in asyncio.run(both(good[:-9]))] == [ManifestError] * 2
     http_server.put("/refs.json", good)
@@ -92,7 +92,7 @@ def test_long_decode_leaves_the_event_loop_free() -> None:
 
     async def run() -> None:
         slow = Slow(asyncio.get_running_loop())
-        await load(Load(Inline(bytes(loading.MANY + 1)), slow), read, drive)
+        await load(Load(Inline(bytes(loading.MANY + 1)), slow), read, run_steps)
 
     async def read(entry: Entry) -> bytes:
         assert isinstance(entry, Inline)

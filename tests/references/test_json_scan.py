@@ -11,7 +11,7 @@ from refshard_fs.core.columns import NO_TARGET
 from refshard_fs.formats.kerchunk_json import blocks as json_blocks
 from refshard_fs.references import builder
 from refshard_fs.references.json_scan import scan
-from tests.support.json_blocks import ARRAY, read, shown
+from tests.support.json_blocks import ARRAY, read, read_entries
 
 
 @pytest.fixture(autouse=True, params=[(0, 512), (256, 512), (0, 2)], ids=str)
@@ -48,7 +48,7 @@ def test_numbers_of_any_length_are_exact() -> None:
     ]
     refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY)}
     refs |= {f"a/{i}.{j}": ["u", sizes[i], sizes[-1 - i - j]] for i in range(11) for j in range(2)}
-    assert shown(read(json.dumps(refs, separators=(",", ":")))) == refs
+    assert read_entries(read(json.dumps(refs, separators=(",", ":")))) == refs
 
 
 def test_urls_of_any_length_are_distinct() -> None:
@@ -56,7 +56,7 @@ def test_urls_of_any_length_are_distinct() -> None:
     refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY)}
     refs |= {f"a/{i}.{j}": [names[i], 1, 2] for i in range(33) for j in range(3)}
     found = read(json.dumps(refs, separators=(",", ":")))
-    assert shown(found) == refs
+    assert read_entries(found) == refs
     assert len(found.urls) == 22
 
 

@@ -16,7 +16,7 @@ from refshard_fs import (
     RefShardFileSystem,
     TargetChanged,
 )
-from tests.support.snapshots import STORE, changed, opened, saved_json, written
+from tests.support.snapshots import STORE, open_source, overwrite, save_json, write_array
 
 zarr = pytest.importorskip("zarr")
 
@@ -24,20 +24,20 @@ zarr = pytest.importorskip("zarr")
 def saved_compressed(found: Any, folder: Path) -> Any:
     import gzip
 
-    path = saved_json(found, folder)
+    path = save_json(found, folder)
     (folder / "refs.json.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
     return str(folder / "refs.json.gz")
 
 
 def saved_again(found: Any, folder: Path) -> Any:
-    opened(saved_json(found, folder)).save(str(folder / "again.json"))
+    open_source(save_json(found, folder)).save(str(folder / "again.json"))
     return str(folder / "again.json")
 
 
 WAYS = {
     "itself": lambda found, folder: found,
     "pickle": lambda found, folder: pickle.loads(pickle.dumps(found)),
-    "JSON": saved_json,
+    "JSON": save_json,
     "compressed JSON": saved_compressed,
     "JSON of JSON": saved_again,
     "concat": lambda found, folder: refshard_fs.concat([found]),
@@ -49,34 +49,34 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_pins_survive_copies_and_conversions(way: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    found = WAYS[way](refshard_fs.snapshot(written(tmp_path / "store")), tmp_path / "out")
-    assert opened(found).cat_file("a/0") == b"ab"
-    changed(tmp_path / "store/a/0", b"xy")
+    found = WAYS[way](refshard_fs.snapshot(write_array(tmp_path / "store")), tmp_path / "out")
+    assert open_source(found).cat_file("a/0") == b"ab"
+    overwrite(tmp_path / "store/a/0", b"xy")
     with pytest.raises(TargetChanged):
-        opened(found).cat_file("a/0")
-    assert opened(found).cat_file("a/1") == b"cd"
+        open_source(found).cat_file("a/0")
+    assert open_source(found).cat_file("a/1") == b"cd"
 
 
 def test_pins_survive_the_json_form_of_a_filesystem(tmp_path: Path) -> None:
-    fs = RefShardFileSystem.from_json(opened(refshard_fs.snapshot(written(tmp_path))).to_json())
-    changed(tmp_path / "a/0", b"xy")
+    fs = RefShardFileSystem.from_json(open_source(refshard_fs.snapshot(write_array(tmp_path))).to_json())
+    overwrite(tmp_path / "a/0", b"xy")
     with pytest.raises(TargetChanged):
         fs.cat_file("a/0")
 
 
 def test_pins_survive_the_index_cache(tmp_path: Path) -> None:
-    path = saved_json(refshard_fs.snapshot(written(tmp_path / "store")), tmp_path)
-    first = opened(path, index_cache=str(tmp_path / "cache"))
+    path = save_json(refshard_fs.snapshot(write_array(tmp_path / "store")), tmp_path)
+    first = open_source(path, index_cache=str(tmp_path / "cache"))
     assert first.cat_file("a/0") == b"ab"
     first.invalidate_cache()
-    changed(tmp_path / "store/a/0", b"xy")
+    overwrite(tmp_path / "store/a/0", b"xy")
     with pytest.raises(TargetChanged):
-        opened(path, index_cache=str(tmp_path / "cache")).cat_file("a/0")
+        open_source(path, index_cache=str(tmp_path / "cache")).cat_file("a/0")
 
 
 def test_other_readers_ignore_pins(tmp_path: Path) -> None:
     store = {key: data for key, data in STORE.items() if not key.startswith("notes")}
-    path = saved_json(refshard_fs.snapshot(written(tmp_path / "store", store)), tmp_path)
+    path = save_json(refshard_fs.snapshot(write_array(tmp_path / "store", store)), tmp_path)
     document = json.loads(Path(path).read_text())
     assert document["refshard"]["pins"]["base"] == str(tmp_path / "store/a") + "/"
     assert document["refshard"]["pins"]["url"] == ["0", "1"]
@@ -97,9 +97,9 @@ def test_other_readers_ignore_pins(tmp_path: Path) -> None:
 )
 def test_error_for_malformed_pins_names_the_set(pins: Any, words: str) -> None:
     with pytest.raises(ManifestError, match=words):
-        opened({"version": 1, "refs": {}, "refshard": {"pins": pins}}).ls("")
+        open_source({"version": 1, "refs": {}, "refshard": {"pins": pins}}).ls("")
 
 
 def test_pins_need_version_1() -> None:
     with pytest.raises(ManifestError, match='add "version": 1'):
-        opened({"a": ["memory://x"], "refshard": {"pins": {"url": []}}}).ls("")
+        open_source({"a": ["memory://x"], "refshard": {"pins": {"url": []}}}).ls("")

@@ -14,10 +14,10 @@ from refshard_fs.references import builder
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from tests.support.key_spaces import answer
-from tests.support.key_tables import documents
+from tests.support.key_tables import make_documents
 
 
-@pytest.mark.parametrize("document", documents(), ids=range(5))
+@pytest.mark.parametrize("document", make_documents(), ids=range(5))
 def test_sets_are_the_same_in_columns_and_by_key(document: dict[str, Any]) -> None:
     found: list[ReferenceSet] = []
     for small in (10**9, 0):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
-from tests.support.parquet_sets import DATA, v2_array
+from tests.support.parquet_sets import DATA, make_v2_array
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -38,12 +38,12 @@ def target(tmp_path: Path) -> str:
 def test_unsupported_parquet_value_names_the_key(
     key: str, value: Any, reason: str, tmp_path: Path, target: str
 ) -> None:
-    fs = RefShardFileSystem({"a/.zarray": v2_array([3], [1]), "a/0": [target], key: value})
+    fs = RefShardFileSystem({"a/.zarray": make_v2_array([3], [1]), "a/0": [target], key: value})
     path = tmp_path / "a.parq"
     with pytest.raises(ManifestError, match=reason):
         fs.save(str(path))
     assert not path.exists()
-    RefShardFileSystem({"a/.zarray": v2_array([3], [1]), "a/2": [target]}).save(str(path))
+    RefShardFileSystem({"a/.zarray": make_v2_array([3], [1]), "a/2": [target]}).save(str(path))
     with pytest.raises(ManifestError, match=reason):
         fs.save(str(path), overwrite=True)
     assert "a/2" in RefShardFileSystem(str(path)).references
@@ -51,7 +51,7 @@ def test_unsupported_parquet_value_names_the_key(
 
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
 def test_lone_surrogate_in_a_url_names_the_key(tmp_path: Path, format: Any) -> None:
-    fs = RefShardFileSystem({"a/.zarray": v2_array([2], [1]), "a/1": ["memory://\ud800", 0, 1]})
+    fs = RefShardFileSystem({"a/.zarray": make_v2_array([2], [1]), "a/1": ["memory://\ud800", 0, 1]})
     with pytest.raises(ManifestError, match=r"'a/1' has the URL .*not UTF-8"):
         fs.save(str(tmp_path / "set.parq"), format=format)
     assert not (tmp_path / "set.parq").exists()
@@ -59,18 +59,18 @@ def test_lone_surrogate_in_a_url_names_the_key(tmp_path: Path, format: Any) -> N
 
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
 def test_lone_surrogate_in_a_path_is_refused_before_writing(tmp_path: Path, format: Any) -> None:
-    fs = RefShardFileSystem({"\ud800/.zarray": v2_array([2], [1]), "\ud800/1": ["memory://x", 0, 1]})
+    fs = RefShardFileSystem({"\ud800/.zarray": make_v2_array([2], [1]), "\ud800/1": ["memory://x", 0, 1]})
     for place in (str(tmp_path / "set"), "memory://half-a-pair"):
         with pytest.raises(ManifestError, match=r"'\\ud800/\.zarray' has a lone surrogate.*save the set as JSON"):
             fs.save(place, format=format)
     assert not (tmp_path / "set").exists()
     fs.save(str(tmp_path / "set.json"))
     assert dict(RefShardFileSystem(str(tmp_path / "set.json")).references) == dict(fs.references) | {
-        "\ud800/.zarray": json.dumps(v2_array([2], [1]), separators=(",", ":"))
+        "\ud800/.zarray": json.dumps(make_v2_array([2], [1]), separators=(",", ":"))
     }
 
 
 def test_default_target_is_written_as_a_url(tmp_path: Path, target: str) -> None:
-    fs = RefShardFileSystem({"a/.zarray": v2_array([3], [1]), "a/1": [None, 1, 2]}, target=target)
+    fs = RefShardFileSystem({"a/.zarray": make_v2_array([3], [1]), "a/1": [None, 1, 2]}, target=target)
     fs.save(str(tmp_path / "a.parq"))
     assert RefShardFileSystem(str(tmp_path / "a.parq")).references["a/1"] == [target, 1, 2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
-from tests.support.json_values import TARGET, v1
+from tests.support.json_values import TARGET, make_version_1
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_each_kind_of_value_gives_its_bytes(
 ) -> None:
     if isinstance(value, list) and value[0] == "{t}":
         value = [target, *value[1:]]
-    document: Any = {"k": value} if version == 0 else v1({"k": value})
+    document: Any = {"k": value} if version == 0 else make_version_1({"k": value})
     if held == "file":
         path = tmp_path / "refs.json"
         path.write_text(json.dumps(document))

@@ -15,7 +15,7 @@ from refshard_fs import (
 from tests.servers.http import RangeServer
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
-from tests.support.snapshots import STORE, changed, opened, values
+from tests.support.snapshots import STORE, open_source, overwrite, read_values
 
 zarr = pytest.importorskip("zarr")
 
@@ -23,19 +23,19 @@ zarr = pytest.importorskip("zarr")
 def test_targets_of_a_reference_set_are_pinned(tmp_path: Path) -> None:
     (tmp_path / "x.nc").write_bytes(b"0123")
     found = refshard_fs.snapshot({"a": [str(tmp_path / "x.nc"), 1, 2], "b": "inline"})
-    assert opened(found).cat_file("a") == b"12"
-    changed(tmp_path / "x.nc", b"4567")
+    assert open_source(found).cat_file("a") == b"12"
+    overwrite(tmp_path / "x.nc", b"4567")
     with pytest.raises(TargetChanged):
-        opened(found).cat_file("a")
+        open_source(found).cat_file("a")
 
 
 def test_objects_in_memory_are_pinned_by_size_and_time() -> None:
     MemoryFileSystem().pipe({f"/snapshots/{key}": data for key, data in STORE.items()})
     found = refshard_fs.snapshot("memory://snapshots")
-    assert values(found).tolist() == list(b"abcd")
+    assert read_values(found).tolist() == list(b"abcd")
     MemoryFileSystem().pipe_file("/snapshots/a/0", b"xy")
     with pytest.raises(TargetChanged):
-        opened(found).cat_file("a/0")
+        open_source(found).cat_file("a/0")
 
 
 def test_s3_listing_pins_the_requested_version(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
@@ -47,7 +47,7 @@ def test_s3_listing_pins_the_requested_version(s3_server: SeaweedServer, s3_prox
     found = refshard_fs.snapshot("s3://snapshots/store", remote_protocol="s3", remote_options=options)
     requests = [r for r in s3_proxy.log.requests() if r.path.endswith(("a/0", "a/1", "today.txt"))]
     assert not requests, "the listing has size, ETag and time of chunks, so no chunk is requested"
-    fs = opened(found, remote_protocol="s3", remote_options=options)
+    fs = open_source(found, remote_protocol="s3", remote_options=options)
     s3_proxy.log.clear()
     assert fs.cat_file("a/0") == b"ab"
     (request,) = s3_proxy.log.requests("*/a/0")

@@ -28,7 +28,7 @@ from refshard_fs import (
 from refshard_fs.security import admission
 from refshard_fs.targets import connections as guarded
 from tests.servers.http import RangeServer
-from tests.support.zip_archives import zipped
+from tests.support.zip_archives import make_zip
 
 
 def manifest(server: RangeServer, refs: dict[str, Any], **more: Any) -> str:
@@ -191,7 +191,7 @@ def test_named_protocol_does_not_reach_private_addresses(
     """This holds for archives, too, whose link gets the access of the whole chain."""
     monkeypatch.setattr(DefaultResolver, "resolve", resolve_to_loopback)
     port = http_server.url.rpartition(":")[2]
-    http_server.put("/a.zip", zipped({"m": b"inside"}))
+    http_server.put("/a.zip", make_zip({"m": b"inside"}))
     source = manifest(http_server, {"k": [f"{chain}http://rebound.example:{port}/a.zip"]})
     fs = RefShardFileSystem(fo=source, fs={"zip": {}, "http": {}})
     with pytest.raises(TargetNotAllowed, match="private networks, and rebound.example is 127"):

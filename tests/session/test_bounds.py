@@ -22,7 +22,7 @@ from refshard_fs.formats.kerchunk_parquet import partition
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
 from refshard_fs.targets import answer
 from tests.servers.http import RangeServer
-from tests.support.memory import taking
+from tests.support.memory import check_peak
 
 pytestmark = pytest.mark.case(id="P26")
 
@@ -48,7 +48,7 @@ def test_manifest_bomb_is_refused(name: str, http_server: RangeServer) -> None:
     assert len(bomb) < MIB // 2
     url = http_server.put("/refs.json", bomb)
     for fo in (url, bomb):
-        with taking(40 * MIB), pytest.raises(ManifestError, match="expected at most .* times as many"):
+        with check_peak(40 * MIB), pytest.raises(ManifestError, match="expected at most .* times as many"):
             opened(fo).cat_file("k")
 
 
@@ -177,7 +177,7 @@ def with_size(data: bytearray, size: int) -> bytes:
 def test_member_that_inflates_beyond_its_size_is_not_inflated() -> None:
     bomb = archive({"k": b" " * (100 * MIB)})
     for size in (0, 100, 10 * MIB):
-        with taking(30 * MIB), pytest.raises(RefShardError):
+        with check_peak(30 * MIB), pytest.raises(RefShardError):
             opened(with_size(bomb, size)).cat_file("k")
 
 
@@ -243,7 +243,7 @@ def test_endless_partitions_are_not_requested(http_server: RangeServer) -> None:
 
 def test_gen_output_is_bounded() -> None:
     entry = {"key": "{{i}}/{{j}}", "url": "u", "dimensions": {"i": {"stop": 10**9}, "j": {"stop": 10**9}}}
-    with taking(MIB), pytest.raises(ManifestError, match="it expands to 1000000000000000000 keys"):
+    with check_peak(MIB), pytest.raises(ManifestError, match="it expands to 1000000000000000000 keys"):
         opened({"version": 1, "gen": [entry], "refs": {}})
 
 
@@ -260,7 +260,7 @@ def test_endless_grid_takes_no_memory(shape: list[int]) -> None:
     chunks = [1] * len(shape)
     array = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "compressor": None, "fill_value": 0}
     last = ".".join(str(n - 1) for n in shape)
-    with taking(MIB):
+    with check_peak(MIB):
         fs = opened({"a/.zarray": {**array, "order": "C", "filters": None}, f"a/{last}": "there"})
         assert fs.cat_file(f"a/{last}") == b"there"
         assert sorted(fs.find("a")) == sorted(["a/.zarray", f"a/{last}"])
@@ -270,14 +270,14 @@ def test_endless_grid_takes_no_memory(shape: list[int]) -> None:
 
 def test_range_beyond_its_target_takes_no_memory(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"small")
-    with taking(MIB), pytest.raises(ReferenceNotReachable):
+    with check_peak(MIB), pytest.raises(ReferenceNotReachable):
         opened({"k": [str(tmp_path / "x"), 0, 2**40]}).cat_file("k")
 
 
 def test_declared_range_length_allocates_nothing(http_server: RangeServer) -> None:
     url = http_server.put("/x", b"small")
     with (
-        taking(20 * MIB),
+        check_peak(20 * MIB),
         pytest.raises(ReferenceNotReachable, match=f"not enough memory for a range of {2**60} bytes"),
     ):
         opened({"k": [url, 0, 2**60]}).cat_file("k")

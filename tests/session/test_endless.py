@@ -14,7 +14,7 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.targets import answer
 from tests.servers.endless import EndlessServer
-from tests.support.memory import taking
+from tests.support.memory import check_peak
 
 pytestmark = pytest.mark.case(id="P26")
 
@@ -52,7 +52,7 @@ def test_endless_document_is_read_up_to_the_limit(name: str, told: int | None) -
     start, path, key = DOCUMENTS[name]
     with EndlessServer({f"/{path}": start}, told=told) as server:
         source = server.url + "/" + path.removesuffix("/" + path.partition("/")[2])
-        with taking(8 * MIB), pytest.raises(RefShardError) as refused:
+        with check_peak(8 * MIB), pytest.raises(RefShardError) as refused:
             opened(source).cat_file(key)
         assert server.sent < MOST + len(server.gets) * SLACK
         if told is None:
@@ -69,7 +69,7 @@ def test_referenced_document_is_read_up_to_the_limit(name: str) -> None:
         if name == "manifest.json":
             refs = {"a/zarr.json": {**ARRAY, **MAPPED}, key: [f"{server.url}/{name}"]}
             key = "a/c/0"
-        with taking(8 * MIB), pytest.raises((ManifestError, ReferenceNotReachable)) as refused:
+        with check_peak(8 * MIB), pytest.raises((ManifestError, ReferenceNotReachable)) as refused:
             opened(refs).cat_file(key)
         assert f"max_manifest_bytes={MOST}" in str(refused.value)
         assert f"{server.url}/{name}" in str(refused.value)
@@ -80,7 +80,7 @@ def test_long_range_of_a_document_is_bounded() -> None:
     """A length that the references tell is one that a server may lie about as well."""
     with EndlessServer({"/zarr.json": b"{"}) as server:
         refs = {"a/zarr.json": [f"{server.url}/zarr.json", 0, 10**12]}
-        with taking(8 * MIB), pytest.raises(ManifestError, match=f"max_manifest_bytes={MOST}"):
+        with check_peak(8 * MIB), pytest.raises(ManifestError, match=f"max_manifest_bytes={MOST}"):
             opened(refs).cat_file("a/zarr.json")
         assert server.gets == []
 
@@ -90,7 +90,7 @@ def test_object_store_documents_have_the_same_bound() -> None:
     with EndlessServer({"/bucket/a/.zattrs": b"{", "/bucket/a/zarr.json": b"{"}) as server:
         options = {**s3, "endpoint_url": server.url}
         for key in ("a/.zattrs", "a/zarr.json"):
-            with taking(40 * MIB), pytest.raises((ManifestError, ReferenceNotReachable)) as refused:
+            with check_peak(40 * MIB), pytest.raises((ManifestError, ReferenceNotReachable)) as refused:
                 opened({key: [f"s3://bucket/{key}"]}, remote_options=options).cat_file(key)
             assert f"max_manifest_bytes={MOST}" in str(refused.value)
             assert f"s3://bucket/{key}" in str(refused.value)
@@ -164,7 +164,7 @@ def test_endless_chunk_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.MOST_UNSIZED == 8 << 30
     monkeypatch.setattr(answer, "MOST_UNSIZED", 4 * MIB)
     with EndlessServer({"/chunk": b"x"}) as server:
-        with taking(20 * MIB), pytest.raises(ReferenceNotReachable, match="at most 4194304 bytes"):
+        with check_peak(20 * MIB), pytest.raises(ReferenceNotReachable, match="at most 4194304 bytes"):
             opened({"a/0": [f"{server.url}/chunk"]}).cat_file("a/0")
         assert server.sent < 4 * MIB + SLACK
 

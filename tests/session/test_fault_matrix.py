@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.fault_matrix import Matrix, summary
+from tests.support.fault_matrix import Matrix, summarize
 
 CELLS: Matrix = {
     ("HTTP", "reset", "cat_file"): "error",
@@ -12,15 +12,15 @@ CELLS: Matrix = {
 
 
 def test_empty_matrix_prints_nothing() -> None:
-    assert summary({}, whole=True) == []
+    assert summarize({}, whole=True) == []
 
 
 def test_cells_are_counted_and_shown() -> None:
-    (line,) = summary(CELLS, whole=False)
+    (line,) = summarize(CELLS, whole=False)
     assert "3 cells" in line
     assert "HTTP, local" in line
     assert "1 right, 2 an error" in line
-    said, head, first, second = summary(CELLS, whole=True)
+    said, head, first, second = summarize(CELLS, whole=True)
     assert said == line
     assert head.split() == ["cat_file", "get"]
     assert first.split() == ["HTTP", "reset", "error", "right"]

@@ -25,7 +25,7 @@ from fsspec.asyn import get_loop
 
 from refshard_fs import RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.support.shard_writers import indexed
+from tests.support.shard_writers import make_indexed_shard
 
 KEYS, SIZE = 40, 100
 DATA = random.Random(3).randbytes(KEYS * SIZE)
@@ -201,7 +201,7 @@ def sharded(server: RangeServer) -> dict[str, Any]:
     meta = {"zarr_format": 2, "shape": [80], "chunks": [10], "shards": [4], "dtype": "|u1", "fill_value": 0}
     found: dict[str, Any] = {"s/.zarray": json.dumps(meta)}
     for number in range(2):
-        shard = indexed({i: SHARD[4 * number + i] for i in range(4)}, 4)
+        shard = make_indexed_shard({i: SHARD[4 * number + i] for i in range(4)}, 4)
         found[f"s/{number}"] = [server.put(f"/shard-{number}", shard), 0, len(shard)]
     return found
 

@@ -18,14 +18,14 @@ from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.tools.info import summarise
 from tests.servers.proxy import CountingProxy
-from tests.support.reference_sets import VALUES, open_group, reference_set
+from tests.support.reference_sets import VALUES, make_reference_set, open_group
 
 
 @pytest.fixture
 def bucket(s3_server: Any, request: pytest.FixtureRequest) -> str:
     name = "t" + str(abs(hash(request.node.name)))[:12]
     s3_server.create_bucket(name)
-    refs, data = reference_set(f"s3://{name}/deep/x.bin")
+    refs, data = make_reference_set(f"s3://{name}/deep/x.bin")
     s3_server.put(f"{name}/deep/x.bin", data)
     s3_server.put(f"{name}/refs.json.zst", bytes(Zstd().encode(json.dumps({"version": 1, "refs": refs}).encode())))
     return name
@@ -89,7 +89,7 @@ def test_options_apply_by_url_prefix(s3_server: Any, bucket: str) -> None:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_instance_of_s3fs_serves_the_references(asynchronous: bool, s3_server: Any, bucket: str) -> None:
     instance = fsspec.filesystem("s3", **s3_server.storage_options, asynchronous=asynchronous, skip_instance_cache=True)
-    refs, _ = reference_set(f"s3://{bucket}/deep/x.bin")
+    refs, _ = make_reference_set(f"s3://{bucket}/deep/x.bin")
     group = open_group(RefShardFileSystem(fo=refs, fs=instance))
     np.testing.assert_array_equal(group["a"][...], VALUES)
 
@@ -132,7 +132,7 @@ def test_saved_set_of_the_own_bucket_is_read(
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_pins_are_compared_by_each_s3_reader(fast: bool, s3_server: Any, bucket: str) -> None:
-    refs, data = reference_set(f"s3://{bucket}/deep/x.bin")
+    refs, data = make_reference_set(f"s3://{bucket}/deep/x.bin")
     options = {"remote_options": s3_server.storage_options, "fast_s3": fast, "skip_instance_cache": True}
     pinned = snapshot(refs, **options)
     assert RefShardFileSystem(pinned, **options).cat_file("a/0.0") == data[: refs["a/0.0"][2]]

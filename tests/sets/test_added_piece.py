@@ -12,15 +12,15 @@ import refshard_fs
 from refshard_fs import ManifestError
 from tests.support.day_sets import make_days, read_times, write_refs
 from tests.support.growing_sets import write_day, write_part, write_target
-from tests.support.joined_sets import day, read
+from tests.support.joined_sets import make_day_set, read
 
 pytest.importorskip("zarr")
 
 
 def test_append_adds_a_line_to_a_document(tmp_path: Path) -> None:
-    url = write_target(tmp_path, "lazy", [day(0, 2), day(2, 2)])
+    url = write_target(tmp_path, "lazy", [make_day_set(0, 2), make_day_set(2, 2)])
     before = Path(url).read_text().splitlines()
-    refshard_fs.append(url, write_part(tmp_path, day(4, 2), 2), "time")
+    refshard_fs.append(url, write_part(tmp_path, make_day_set(4, 2), 2), "time")
     after = Path(url).read_text().splitlines()
     assert [line.rstrip(",") for line in after[: len(before) - 1]] == [line.rstrip(",") for line in before[:-1]]
     assert after[-2].startswith('["part2.json",2,"base64:')
@@ -59,8 +59,8 @@ def test_damaged_part_is_replaced_in_place(tmp_path: Path) -> None:
 
 
 def test_document_that_ends_within_a_chunk_is_appended_to(tmp_path: Path) -> None:
-    url = write_target(tmp_path, "lazy", [day(0, 3)])
-    assert refshard_fs.append(url, write_part(tmp_path, day(4, 3), 9), "time") == 3
-    assert refshard_fs.append(url, write_part(tmp_path, day(7, 2), 10), "time") == 2
-    expected = [read(day(first, count))["air"] for first, count in ((0, 3), (4, 3), (7, 2))]
+    url = write_target(tmp_path, "lazy", [make_day_set(0, 3)])
+    assert refshard_fs.append(url, write_part(tmp_path, make_day_set(4, 3), 9), "time") == 3
+    assert refshard_fs.append(url, write_part(tmp_path, make_day_set(7, 2), 10), "time") == 2
+    expected = [read(make_day_set(first, count))["air"] for first, count in ((0, 3), (4, 3), (7, 2))]
     np.testing.assert_array_equal(read(url)["air"], np.concatenate(expected))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
-from tests.support.joined_sets import VERSIONS, chunked
+from tests.support.joined_sets import VERSIONS, make_array
 
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr")
@@ -25,10 +25,10 @@ pytest.importorskip("h5netcdf")
 from tests.support.outer_cubes import (  # noqa: E402  # xarray may be absent
     DIMS,
     check_values,
-    combine,
-    in_turn,
+    list_in_turn,
     load_each,
     make_member_day,
+    open_combined,
     versions,
     write_member_day,
 )
@@ -49,7 +49,7 @@ folders = itertools.count()
 
 @pytest.mark.parametrize(
     ("lacking", "version"),
-    in_turn([(0, 0)], [(1, 1)], [(0, 0), (0, 1)], [(1, 0), (1, 1)], [(0, 0), (1, 0)]),
+    list_in_turn([(0, 0)], [(1, 1)], [(0, 0), (0, 1)], [(1, 0), (1, 1)], [(0, 0), (1, 0)]),
 )
 def test_variable_lacking_in_files_is_missing_there(
     tmp_path: Path, lacking: list[tuple[int, int]], version: int
@@ -66,7 +66,7 @@ def test_variable_lacking_in_files_is_missing_there(
     with pytest.raises(ManifestError, match=r"has no variable 'w'.*join='outer'"):
         refshard_fs.concat(files, dims=DIMS, lazy=True, zarr_format=version)
     cube = refshard_fs.concat(files, dims=DIMS, lazy=True, join="outer", zarr_format=version)
-    check_values(cube, combine(files), tmp_path)
+    check_values(cube, open_combined(files), tmp_path)
 
 
 @pytest.mark.parametrize("name", TILES)
@@ -82,7 +82,7 @@ def test_coordinates_become_the_union_of_all_files(tmp_path: Path, name: str) ->
             for day in range(2)
         ]
         if expected is None:
-            expected = combine(files)
+            expected = open_combined(files)
             if name == "descending":
                 expected = expected.sortby("x", ascending=False)
         cube = refshard_fs.concat(
@@ -99,7 +99,7 @@ def test_lacking_levels_keep_references(tmp_path: Path, version: int) -> None:
         for d in range(2)
     ]
     made = refshard_fs.concat(files, dims=DIMS, join="outer", zarr_format=version)
-    xr.testing.assert_equal(load_dataset(made), combine(files))
+    xr.testing.assert_equal(load_dataset(made), open_combined(files))
     lazy = refshard_fs.concat(files, dims=DIMS, join="outer", lazy=True, zarr_format=version)
     one, other = RefShardFileSystem(lazy), RefShardFileSystem(made)
     assert one.find("v") == other.find("v")
@@ -115,7 +115,7 @@ def test_variables_levels_and_files_may_be_missing_together(tmp_path: Path) -> N
         [write_member_day(tmp_path / f"{d}{m}.nc", make_member_day(d, m, xs[d][m], names[d][m])) for m in range(2)]
         for d in range(2)
     ]
-    check_values(refshard_fs.concat(files, dims=DIMS, lazy=True, join="outer"), combine(files), tmp_path)
+    check_values(refshard_fs.concat(files, dims=DIMS, lazy=True, join="outer"), open_combined(files), tmp_path)
 
 
 def test_rows_of_unequal_lengths_lie_in_the_union(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ class Piece(NamedTuple):
             shape = (self.chunks[0], 1, self.chunks[1]) if variable.ndim == 3 else variable.shape
             extra = {"fill_value": "NaN" if variable.ndim == 3 else -1}
             dims = list(variable.dims)
-            refs |= chunked(name, variable.values, shape, dims, version=version, inline=True, **extra)
+            refs |= make_array(name, variable.values, shape, dims, version=version, inline=True, **extra)
         return refs
 
 

@@ -19,7 +19,7 @@ from refshard_fs.cli import main
 from refshard_fs.sets import grown_document, grown_references
 from tests.servers.s3 import SeaweedServer
 from tests.support.growing_sets import TARGETS, open_anew, write_day, write_part, write_target
-from tests.support.joined_sets import VERSIONS, archives, chunked, day, read
+from tests.support.joined_sets import VERSIONS, draw_archives, make_array, make_day_set, read
 
 pytest.importorskip("zarr")
 
@@ -29,7 +29,7 @@ pytest.importorskip("zarr")
 def test_appended_set_equals_the_concatenation(tmp_path: Path, kind: str, version: int) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
-    parts = [day(4 * i, 4, version) for i in range(4)]
+    parts = [make_day_set(4 * i, 4, version) for i in range(4)]
     url = write_target(tmp_path, kind, parts[:1])
     for number, part in enumerate(parts[1:], 1):
         refshard_fs.append(url, write_part(tmp_path, part, number), "time")
@@ -43,7 +43,7 @@ def test_append_works_along_another_axis(tmp_path: Path, kind: str) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     data = np.arange(48, dtype="<i2").reshape(4, 12)
-    parts = [{".zgroup": '{"zarr_format": 2}', **chunked("a", piece, (2, 2), ["t", "x"])}
+    parts = [{".zgroup": '{"zarr_format": 2}', **make_array("a", piece, (2, 2), ["t", "x"])}
              for piece in np.split(data, 3, 1)]  # fmt: skip
     url = str(tmp_path / ("grows.json" if kind == "json" else "grows"))
     open_anew(parts[0]).save(url)
@@ -60,21 +60,21 @@ def test_unfit_part_changes_nothing(tmp_path: Path, kind: str) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     version = 2
-    url = write_target(tmp_path, kind, [day(0, 4, version)])
+    url = write_target(tmp_path, kind, [make_day_set(0, 4, version)])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    other = day(4, 4, version, **({"dtype": "<M8[s]"} if version == 2 else {"data_type": "int32"}))
+    other = make_day_set(4, 4, version, **({"dtype": "<M8[s]"} if version == 2 else {"data_type": "int32"}))
     fo = write_part(tmp_path, other, 9)
     with pytest.raises(ManifestError, match="dtype|data_type|only integers"):
         refshard_fs.append(url, fo, "time")
     with pytest.raises(ManifestError, match="along 'nothing'|not 'nothing'|equal"):
-        refshard_fs.append(url, write_part(tmp_path, day(4, 4, version), 9), "nothing")
+        refshard_fs.append(url, write_part(tmp_path, make_day_set(4, 4, version), 9), "nothing")
     assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("kind", ["json", "lazy"])
 def test_concurrent_appends_keep_both_parts(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = write_target(tmp_path, kind, [day(0, 2)])
-    paths = [write_part(tmp_path, day(2 * i, 2), i) for i in (1, 2)]
+    url = write_target(tmp_path, kind, [make_day_set(0, 2)])
+    paths = [write_part(tmp_path, make_day_set(2 * i, 2), i) for i in (1, 2)]
     module = grown_references if kind == "json" else grown_document
     taken = module.read_sets
 
@@ -94,12 +94,12 @@ def test_concurrent_appends_keep_both_parts(tmp_path: Path, kind: str, monkeypat
 @pytest.mark.parametrize("name", ["nothing.json", "nothing", "nothing.zarr"])
 def test_append_to_a_missing_set_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(SourceNotReachable, match=r"no set at .*nothing.* to append to"):
-        refshard_fs.append(tmp_path / name, day(0, 2), "time")
+        refshard_fs.append(tmp_path / name, make_day_set(0, 2), "time")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_appended_times_have_the_units_of_the_first_set(tmp_path: Path) -> None:
-    parts = [day(2, 2), day(4, 2), day(6, 2)]
+    parts = [make_day_set(2, 2), make_day_set(4, 2), make_day_set(6, 2)]
     for part, since in zip(parts, ("2001-01-01", "2001-01-03", "2001-01-07"), strict=True):
         part["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": f"days since {since}"})
     for kind in ("json", "lazy"):
@@ -111,15 +111,15 @@ def test_appended_times_have_the_units_of_the_first_set(tmp_path: Path) -> None:
 
 def test_document_on_s3_is_one_put(s3_server: SeaweedServer, tmp_path: Path) -> None:
     s3_server.create_bucket("appending")
-    url = s3_server.put("appending/all.json", Path(write_target(tmp_path, "json", [day(0, 2)])).read_bytes())
+    url = s3_server.put("appending/all.json", Path(write_target(tmp_path, "json", [make_day_set(0, 2)])).read_bytes())
     options = {"remote_protocol": "s3", "remote_options": s3_server.storage_options, "allow": "any"}
-    refshard_fs.append(url, day(2, 2), "time", **options)
+    refshard_fs.append(url, make_day_set(2, 2), "time", **options)
     found = open_anew(url, **options)
     assert found.cat_file("time/0") == np.arange(4, dtype="<i4").tobytes()
 
 
 def test_commands_make_and_extend_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = [day(2 * i, 2) for i in range(3)]
+    parts = [make_day_set(2 * i, 2) for i in range(3)]
     paths = [write_part(tmp_path, part, i) for i, part in enumerate(parts)]
     url = str(tmp_path / "all.json")
     assert main(["concat", *paths[:2], "-o", url, "--dim", "time", "--lazy"]) == 0
@@ -132,7 +132,7 @@ def test_commands_make_and_extend_a_document(tmp_path: Path, capsys: pytest.Capt
 
 
 @settings(max_examples=25)
-@given(archives(), st.sampled_from(["json", "parquet"]), st.integers(1, 9))
+@given(draw_archives(), st.sampled_from(["json", "parquet"]), st.integers(1, 9))
 def test_random_appends_equal_the_concatenation(
     archive: tuple[list[dict[str, Any]], int], kind: Any, record_size: int
 ) -> None:
@@ -197,7 +197,7 @@ def test_job_that_creates_its_document_may_run_twice(tmp_path: Path) -> None:
         assert refshard_fs.append(target, f"{tmp_path}/*.nc", create=True) == len(days)
     assert xr.open_dataset(target, engine="refshard")["t"].values.tolist() == [0, 1, 2, 3]
     with pytest.raises(TypeError, match="needs dim="):
-        refshard_fs.append(write_part(tmp_path, day(0, 2), 0), day(2, 2))
+        refshard_fs.append(write_part(tmp_path, make_day_set(0, 2), 0), make_day_set(2, 2))
 
 
 def test_missing_first_file_does_not_recreate_the_document(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs.errors import ManifestError
-from tests.support.day_sets import _base64, list_targets, make_days, read_times, write_refs
+from tests.support.day_sets import _encode_base64, list_targets, make_days, read_times, write_refs
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -27,7 +27,7 @@ def test_sort_orders_sets_by_coordinate(tmp_path: Path, lazy: bool) -> None:
 def test_sort_keeps_descending_order() -> None:
     def reversed_days(first: int) -> dict[str, Any]:
         refs = make_days(first, 2)
-        refs["time/0"] = "base64:" + _base64(np.array([first + 1, first], "<i4").tobytes())
+        refs["time/0"] = "base64:" + _encode_base64(np.array([first + 1, first], "<i4").tobytes())
         return refs
 
     assert read_times(refshard_fs.concat([reversed_days(0), reversed_days(2)], "time", sort=True)) == [3, 2, 1, 0]
@@ -70,7 +70,7 @@ def test_sort_divides_interleaved_sets(tmp_path: Path, lazy: bool) -> None:
     names = []
     for number, own in enumerate(([0, 2, 4], [1, 3])):
         refs = make_days(10 * number, len(own))
-        refs["time/0"] = "base64:" + _base64(np.array(own, "<i4").tobytes())
+        refs["time/0"] = "base64:" + _encode_base64(np.array(own, "<i4").tobytes())
         names.append(write_refs(tmp_path, f"{number}.json", refs))
     made: Any = refshard_fs.concat(names, "time", sort=True, lazy=lazy)
     assert read_times(made) == [0, 1, 2, 3, 4]

@@ -93,13 +93,13 @@ def _make_fits(number: int, kind: str) -> bytes:
 
 def _make_grib(number: int) -> bytes:
     pytest.importorskip("eccodes", exc_type=Exception)
-    from tests.support.grib_messages import message
+    from tests.support.grib_messages import make_message
 
     grid = {"Ni": 400, "Nj": 300, "iDirectionIncrementInDegrees": 0.5, "jDirectionIncrementInDegrees": 0.5}
     grid |= {"longitudeOfLastGridPointInDegrees": 199.5, "latitudeOfFirstGridPointInDegrees": 60}
     grid |= {"latitudeOfLastGridPointInDegrees": -89.5, "bitsPerValue": 16, "dataDate": 20200101 + number}
     sample = "regular_ll_pl_grib2"  # a small sample: up to 1 MiB of each variable is read to be compared
-    return b"".join(message(RNG.normal(280, 9, 120_000), sample, level=level, **grid) for level in (500, 700, 850))
+    return b"".join(make_message(RNG.normal(280, 9, 120_000), sample, level=level, **grid) for level in (500, 700, 850))
 
 
 KINDS: dict[str, tuple[Callable[[int, Path], bytes], str, set[bool]]] = {

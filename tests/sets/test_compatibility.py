@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 import refshard_fs
 from refshard_fs import ManifestError
-from tests.support.set_files import days, days_of
+from tests.support.set_files import read_days, write_day_files
 
 h5py = pytest.importorskip("h5py")
 
@@ -188,7 +188,7 @@ class Guarded(LocalFileSystem):
 @pytest.mark.parametrize("what", ["list", "pattern", "filesystem"])
 def test_source_options_apply_to_all_parts(tmp_path: Path, how: str, what: str) -> None:
     fsspec.register_implementation("guarded", Guarded, clobber=True)
-    urls = ["guarded://" + path for path in days(tmp_path, "references", 2)]
+    urls = ["guarded://" + path for path in write_day_files(tmp_path, "references", 2)]
     options: dict[str, Any] = {"secret": "word"} if how == "itself" else {how: {"secret": "word"}}
     if what == "filesystem":
         fs = refshard_fs.RefShardFileSystem(urls[0], skip_instance_cache=True, **options)
@@ -196,7 +196,7 @@ def test_source_options_apply_to_all_parts(tmp_path: Path, how: str, what: str) 
         assert pickle.loads(pickle.dumps(fs)).exists("t/.zarray")
         return
     sets = urls if what == "list" else f"guarded://{tmp_path}/*.json"
-    assert days_of(refshard_fs.concat(sets, "time", **options)) == [0, 1]
+    assert read_days(refshard_fs.concat(sets, "time", **options)) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_source_options_apply_to_all_parts(tmp_path: Path, how: str, what: str) 
     ],
 )
 def test_unknown_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
-    files = days(tmp_path, "references", 1)
+    files = write_day_files(tmp_path, "references", 1)
     with pytest.raises(TypeError, match=said):
         refshard_fs.concat(files, "time", **wrong)
     with pytest.raises(TypeError, match=said.replace("concat", "refshard") if "lasy" not in wrong else "lasy="):
@@ -220,7 +220,7 @@ def test_unknown_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any], sa
 
 
 def test_options_of_all_fsspec_filesystems_are_accepted(tmp_path: Path) -> None:
-    (file,) = days(tmp_path, "references", 1)
+    (file,) = write_day_files(tmp_path, "references", 1)
     of_all = {"skip_instance_cache": True, "use_listings_cache": False, "listings_expiry_time": 1, "max_paths": 9}
     of_all |= {"asynchronous": False, "loop": None, "batch_size": 8}
     of_references = {"target_protocol": "file", "target_options": {}, "remote_protocol": "file", "remote_options": {}}

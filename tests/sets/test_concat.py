@@ -18,14 +18,14 @@ from refshard_fs.cli import main
 from refshard_fs.sets import document_template as taking
 from refshard_fs.sets import rebase as rebasing
 from refshard_fs.sets import sources
-from tests.support.joined_sets import VERSIONS, chunked, day, read
+from tests.support.joined_sets import VERSIONS, make_array, make_day_set, read
 
 zarr = pytest.importorskip("zarr")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_values_are_those_of_the_parts_side_by_side(version: int) -> None:
-    parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
+    parts = [make_day_set(0, 4, version), make_day_set(4, 2, version), make_day_set(6, 3, version)]
     read_parts = [read(part) for part in parts]
     both = read(refshard_fs.concat(parts, dim="time"))
     assert both["air"].shape == (9, 5)
@@ -36,7 +36,7 @@ def test_values_are_those_of_the_parts_side_by_side(version: int) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_grid_of_sets_is_joined_along_two_dimensions(version: int) -> None:
-    grid = [[day(t, 2, version, 2, x) for x in (0, 2, 4)] for t in (0, 2)]
+    grid = [[make_day_set(t, 2, version, 2, x) for x in (0, 2, 4)] for t in (0, 2)]
     expected = np.concatenate([np.concatenate([read(s)["air"] for s in row], 1) for row in grid], 0)
     found = read(refshard_fs.concat(grid, dims=("time", "x")))
     np.testing.assert_array_equal(found["air"], expected)
@@ -46,7 +46,7 @@ def test_grid_of_sets_is_joined_along_two_dimensions(version: int) -> None:
 
 def test_concatenation_equals_xarrays() -> None:
     xr = pytest.importorskip("xarray")
-    parts = [day(0, 2), day(2, 2)]
+    parts = [make_day_set(0, 2), make_day_set(2, 2)]
 
     def dataset(fo: Any) -> Any:
         return xr.open_zarr(RefShardFileSystem(fo).get_mapper(), consolidated=False, chunks=None)
@@ -69,7 +69,9 @@ def test_concatenation_equals_xarrays() -> None:
 )
 def test_unfit_part_is_refused_by_name(other: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ManifestError) as caught:
-        refshard_fs.concat([day(0, 4), day(4, 2, **other)], dim="time", same=["x"] if "width" in other else [])
+        refshard_fs.concat(
+            [make_day_set(0, 4), make_day_set(4, 2, **other)], dim="time", same=["x"] if "width" in other else []
+        )
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
@@ -78,7 +80,7 @@ def test_unfit_part_is_refused_by_name(other: dict[str, Any], words: list[str]) 
     [("filters", 5), ("compressor", "zlib"), ("fill_value", 2**40), ("fill_value", {}), ("fill_value", "x")],
 )
 def test_coordinate_with_invalid_metadata_is_named_or_kept(member: str, value: Any) -> None:
-    parts = [day(start, 2) for start in (0, 2)]
+    parts = [make_day_set(start, 2) for start in (0, 2)]
     for part in parts:
         part["time/.zarray"] = json.dumps({**json.loads(part["time/.zarray"]), member: value})
     if member == "fill_value":
@@ -104,32 +106,32 @@ def test_coordinate_with_invalid_metadata_is_named_or_kept(member: str, value: A
     ],
 )  # fmt: skip
 def test_invalid_metadata_is_named(change: dict[str, Any], why: str) -> None:
-    other = {key: value for key, value in (day(2, 2) | change).items() if value is not None}
+    other = {key: value for key, value in (make_day_set(2, 2) | change).items() if value is not None}
     with pytest.raises(ManifestError, match=why):
-        refshard_fs.concat([day(0, 2), other], dim="time")
+        refshard_fs.concat([make_day_set(0, 2), other], dim="time")
 
 
 def test_variable_lacking_in_a_set_is_named() -> None:
-    other = {key: value for key, value in day(4, 2).items() if not key.startswith("air")}
+    other = {key: value for key, value in make_day_set(4, 2).items() if not key.startswith("air")}
     with pytest.raises(ManifestError, match="set 1 has no variable 'air'"):
-        refshard_fs.concat([day(0, 4), other], dim="time")
+        refshard_fs.concat([make_day_set(0, 4), other], dim="time")
 
 
 def test_unknown_dimension_error_lists_the_dimensions() -> None:
     with pytest.raises(
         ManifestError, match=r"no variable of set 0.* has the dimension 'tiem': found time, x.*a pattern with fields"
     ):
-        refshard_fs.concat([day(0, 4), day(0, 4)], dim="tiem")
+        refshard_fs.concat([make_day_set(0, 4), make_day_set(0, 4)], dim="tiem")
 
 
 def test_same_takes_variables_from_the_first_set() -> None:
-    both = read(refshard_fs.concat([day(0, 4), day(4, 2, first=1)], dim="time", same=["x"]))
+    both = read(refshard_fs.concat([make_day_set(0, 4), make_day_set(4, 2, first=1)], dim="time", same=["x"]))
     np.testing.assert_array_equal(both["x"], np.arange(5))
 
 
 @pytest.mark.parametrize("held", ["as a set", "as a filesystem"])
 def test_inputs_are_unchanged_by_concat(held: str) -> None:
-    parts = [day(start, 2, 3) for start in (0, 2)]
+    parts = [make_day_set(start, 2, 3) for start in (0, 2)]
     for part in parts:
         part["zarr.json"] = {**json.loads(part["zarr.json"]), "consolidated_metadata": {"metadata": {}}}
     made = [RefShardFileSystem(part) if held == "as a filesystem" else part for part in parts]
@@ -141,14 +143,14 @@ def test_inputs_are_unchanged_by_concat(held: str) -> None:
 
 
 def test_disjoint_variables_are_merged() -> None:
-    one, two = day(0, 2), chunked("wind", np.ones((2, 5), "<f4"), (2, 5), ["time", "x"])
+    one, two = make_day_set(0, 2), make_array("wind", np.ones((2, 5), "<f4"), (2, 5), ["time", "x"])
     merged = refshard_fs.concat([one, two])
     assert merged.references["wind/0.0"] == two["wind/0.0"]
     assert merged.references["air/0.1"] == one["air/0.1"]
 
 
 def test_outer_merge_keeps_unnamed_dimensions_apart() -> None:
-    parts = [chunked(name, np.ones(shape, "<f4"), shape, []) for name, shape in (("one", (4,)), ("two", (5, 3)))]
+    parts = [make_array(name, np.ones(shape, "<f4"), shape, []) for name, shape in (("one", (4,)), ("two", (5, 3)))]
     for part in parts:
         for key in [key for key in part if key.endswith(".zattrs")]:
             del part[key]
@@ -159,7 +161,7 @@ def test_outer_merge_keeps_unnamed_dimensions_apart() -> None:
 
 @pytest.mark.parametrize("is_scalar", [False, True])
 def test_differing_sets_need_a_dimension(is_scalar: bool) -> None:
-    one, two = day(0, 2), day(2, 2)
+    one, two = make_day_set(0, 2), make_day_set(2, 2)
     if is_scalar:
         for part, number in ((one, 1), (two, 2)):
             for key in [key for key in part if key.startswith("time")]:
@@ -180,14 +182,14 @@ def make_scalar(name: str, value: int) -> dict[str, Any]:
 
 
 def test_units_that_differ_are_refused() -> None:
-    other = day(4, 2)
+    other = make_day_set(4, 2)
     other["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": "hours since 2001-01-01"})
     with pytest.raises(ManifestError, match="'time' has the attribute units None in set 0"):
-        refshard_fs.concat([day(0, 4), other], dim="time")
+        refshard_fs.concat([make_day_set(0, 4), other], dim="time")
 
 
 def make_times(start: int, units: str) -> dict[str, Any]:
-    part = day(start, 2)
+    part = make_day_set(start, 2)
     part["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": units})
     return part
 
@@ -220,11 +222,11 @@ def test_missing_set_is_not_a_missing_key(tmp_path: Any) -> None:
     from refshard_fs import SourceNotReachable
 
     with pytest.raises(SourceNotReachable, match="no such object"):
-        refshard_fs.concat([day(0, 2), str(tmp_path / "none.json")], dim="time")
+        refshard_fs.concat([make_day_set(0, 2), str(tmp_path / "none.json")], dim="time")
 
 
 def test_result_can_be_compared_and_pickled() -> None:
-    one, two = (refshard_fs.concat([day(0, 4), day(4, 2)], dim="time") for _ in range(2))
+    one, two = (refshard_fs.concat([make_day_set(0, 4), make_day_set(4, 2)], dim="time") for _ in range(2))
     assert one == two == pickle.loads(pickle.dumps(one))
     assert hash(one) == hash(two)
 
@@ -233,11 +235,11 @@ def test_result_can_be_compared_and_pickled() -> None:
 @pytest.mark.parametrize("lengths", [{"time": 0}, {"air": {"time": 2}}])
 def test_invalid_chunk_lengths_are_refused(argument: str, lengths: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"{argument}=.*expected {{dimension: length}}"):
-        refshard_fs.concat([day(0, 2)], "time", lazy=True, **{argument: lengths})
+        refshard_fs.concat([make_day_set(0, 2)], "time", lazy=True, **{argument: lengths})
 
 
 def test_command_joins_a_grid_of_sets(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    grid = [[day(t, 2, 2, 2, x) for x in (0, 2)] for t in (0, 2)]
+    grid = [[make_day_set(t, 2, 2, 2, x) for x in (0, 2)] for t in (0, 2)]
     paths = []
     for part in [part for row in grid for part in row]:
         paths.append(str(tmp_path / f"{len(paths)}.json"))
@@ -259,7 +261,7 @@ class Counting(Callback):  # type: ignore[misc]  # fsspec is untyped
 
 def test_callback_counts_sets_and_chunks(tmp_path: Any) -> None:
     sets = Counting()
-    both = refshard_fs.concat([day(0, 2), day(2, 2)], dim="time", callback=sets)
+    both = refshard_fs.concat([make_day_set(0, 2), make_day_set(2, 2)], dim="time", callback=sets)
     assert (sets.size, sets.value) == (2, 2)
     chunks = Counting()
     both.save(str(tmp_path / "all.json"), callback=chunks)
@@ -273,7 +275,7 @@ def test_callback_counts_sets_and_chunks(tmp_path: Any) -> None:
 @pytest.mark.case(id="P12")
 def test_concat_respects_limits_of_remote_sets(http_server: Any, tmp_path: Any, name: str) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
-    part = {key: value for key, value in day(0, 2).items() if key.startswith((".z", "air/.z"))}
+    part = {key: value for key, value in make_day_set(0, 2).items() if key.startswith((".z", "air/.z"))}
     part |= {f"air/0.{i}": [str(tmp_path / "secret"), 0, 6] for i in range(2)}
     url = http_server.put(name, json.dumps(part).encode())
     with pytest.raises(TargetNotAllowed, match="this machine's files"):
@@ -290,7 +292,7 @@ def test_pinned_sets_are_joined_by_comparison(way: str, tmp_path: Path, monkeypa
     made = []
     for start in range(0, 12, 2):
         air = np.full((2, 5), start, "<f4")
-        refs = chunked("air", air, (1, 5), ["time", "x"])
+        refs = make_array("air", air, (1, 5), ["time", "x"])
         made.append(refshard_fs.snapshot({".zgroup": '{"zarr_format": 2}', **refs}))
         made[-1].save(str(tmp_path / f"{start}.json"))
     paths = [str(tmp_path / f"{start}.json") for start in range(0, 12, 2)]
@@ -320,11 +322,11 @@ def _count_calls(counted: dict[str, int], name: str, call: Any) -> Any:
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("fill", [[0.0, 0.0], ["NaN", 1.5]])
 def test_complex_numbers_are_compared_by_value(version: int, fill: list[Any]) -> None:
-    time = chunked("time", np.arange(2, dtype="<i4"), (2,), ["time"], version=version)
-    later = chunked("time", np.arange(2, 4, dtype="<i4"), (2,), ["time"], version=version)
+    time = make_array("time", np.arange(2, dtype="<i4"), (2,), ["time"], version=version)
+    later = make_array("time", np.arange(2, 4, dtype="<i4"), (2,), ["time"], version=version)
     whole = np.array([1 + 2j, 3 + 4j, 5 + 6j], "<c8")
-    one = chunked("z", whole, (3,), ["z_of"], version=version, inline=True, fill_value=fill)
-    other = chunked("z", whole + 1, (3,), ["z_of"], version=version, inline=True, fill_value=fill)
+    one = make_array("z", whole, (3,), ["z_of"], version=version, inline=True, fill_value=fill)
+    other = make_array("z", whole + 1, (3,), ["z_of"], version=version, inline=True, fill_value=fill)
     joined = refshard_fs.concat([{**time, **one}, {**later, **one}], "time")
     assert joined.references["z/0" if version == 2 else "z/c/0"] == whole.tobytes()
     with pytest.raises(ManifestError, match="different values of 'z'"):
@@ -335,7 +337,7 @@ def test_complex_numbers_are_compared_by_value(version: int, fill: list[Any]) ->
 def test_sets_without_a_time_are_joined_to_one_without_a_time(tmp_path: Path, overlap: Any) -> None:
     names = []
     for number in range(2):
-        empty = chunked("time", np.zeros(0, "<i4"), (1,), ["time"], inline=True)
+        empty = make_array("time", np.zeros(0, "<i4"), (1,), ["time"], inline=True)
         names.append(str(tmp_path / f"{number}.json"))
         Path(names[-1]).write_text(json.dumps({".zgroup": '{"zarr_format": 2}', **empty}))
     made = refshard_fs.concat(names, "time", overlap=overlap)
@@ -373,7 +375,7 @@ def test_key_spelling_and_missing_chunks_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_sets_of_different_versions_are_refused_for_that() -> None:
-    sets = [day(0, 4, 2), day(4, 4, 3)]
+    sets = [make_day_set(0, 4, 2), make_day_set(4, 4, 3)]
     with pytest.raises(ManifestError, match="has the zarr_format 2 in set 0, and 3 in set 1"):
         refshard_fs.concat(sets, "time")
 
@@ -390,7 +392,7 @@ def test_sets_of_different_versions_are_refused_for_that() -> None:
 )
 def test_unknown_argument_values_are_refused(lazy: bool, argument: Any, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
-        refshard_fs.concat([day(0, 2), day(2, 2)], "time", lazy=lazy, **argument)
+        refshard_fs.concat([make_day_set(0, 2), make_day_set(2, 2)], "time", lazy=lazy, **argument)
 
 
 def test_error_for_xarray_arguments_names_ours() -> None:
@@ -401,4 +403,4 @@ def test_error_for_xarray_arguments_names_ours() -> None:
         "parallel": "executor=",
     }.items():
         with pytest.raises(TypeError, match=f"{name}=, as xarray.open_mfdataset has: .*{ours}"):
-            refshard_fs.concat([day(0, 2), day(2, 2)], "time", **{name: "x"})
+            refshard_fs.concat([make_day_set(0, 2), make_day_set(2, 2)], "time", **{name: "x"})

@@ -14,8 +14,8 @@ import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ManifestError
 from tests.support.day_sets import UNITS
-from tests.support.joined_sets import VERSIONS, day
-from tests.support.set_values import values_of
+from tests.support.joined_sets import VERSIONS, make_day_set
+from tests.support.set_values import read_values
 
 zarr = pytest.importorskip("zarr")
 
@@ -29,7 +29,7 @@ def test_netcdf_files_are_joined_without_a_set(tmp_path: Path) -> None:
         part.to_netcdf(tmp_path / f"day{number}.nc", engine="h5netcdf", unlimited_dims=["time"])
     for lazy in (False, True):
         made = refshard_fs.concat(f"{tmp_path}/day*.nc", "time", lazy=lazy)  # type: ignore[call-overload]
-        assert values_of(made, "time", "<i8") == [1, 2, 10]
+        assert read_values(made, "time", "<i8") == [1, 2, 10]
         fs = refshard_fs.RefShardFileSystem(made)
         rows = [np.frombuffer(fs.cat_file(f"t/{i}.0"), "<f4").tolist() for i in range(3)]
         assert rows == [[1.0] * 4, [2.0] * 4, [10.0] * 4]
@@ -37,7 +37,7 @@ def test_netcdf_files_are_joined_without_a_set(tmp_path: Path) -> None:
 
 def test_only_the_last_set_may_end_within_a_chunk() -> None:
     with pytest.raises(ManifestError, match=r"set 0 has 3 elements of 'air' along 'time'.*chunks of 2"):
-        refshard_fs.concat([day(0, 3), day(4, 2)], dim="time")
+        refshard_fs.concat([make_day_set(0, 3), make_day_set(4, 2)], dim="time")
 
 
 @pytest.mark.skipif(2 not in VERSIONS or len(VERSIONS) == 1, reason="zarr 2 has no shards")
@@ -59,7 +59,7 @@ def test_sharded_arrays_are_joined_by_their_shards(tmp_path: Any) -> None:
 
 
 def test_consolidated_metadata_describes_the_whole() -> None:
-    one = day(0, 2)
+    one = make_day_set(0, 2)
     one[".zmetadata"] = json.dumps({"zarr_consolidated_format": 1, "metadata": {"air/.zarray": {}}})
-    both = refshard_fs.concat([one, day(2, 2)], dim="time")
+    both = refshard_fs.concat([one, make_day_set(2, 2)], dim="time")
     assert both.references[".zmetadata"]["metadata"]["air/.zarray"]["shape"] == [4, 5]

@@ -11,8 +11,8 @@ import pytest
 
 import refshard_fs
 from refshard_fs.errors import ManifestError
-from tests.support.day_sets import _base64, write_refs
-from tests.support.set_values import values_of
+from tests.support.day_sets import _encode_base64, write_refs
+from tests.support.set_values import read_values
 
 
 def make_groups(times: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def make_groups(times: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]
         meta = {"zarr_format": 2, "shape": data.shape, "chunks": [1] * data.ndim, "dtype": "<f4", "order": "C"}
         refs = {f"{path}/.zarray": json.dumps({**meta, "fill_value": "NaN", "filters": None, "compressor": None})}
         refs[f"{path}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": dims})
-        chunks = {".".join(map(str, at)): _base64(data[at].tobytes()) for at in np.ndindex(data.shape)}
+        chunks = {".".join(map(str, at)): _encode_base64(data[at].tobytes()) for at in np.ndindex(data.shape)}
         return refs | {f"{path}/{name}": f"base64:{chunk}" for name, chunk in chunks.items()}
 
     refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
@@ -56,7 +56,7 @@ def test_groups_of_different_coordinates_get_no_common_union(tmp_path: Path, whi
     same = [write_refs(tmp_path, f"s{i}.json", both(2 * i, x, x)) for i, x in enumerate([[0, 1], [1, 2]])]
     cube: Any = refshard_fs.concat(same, "time", join="outer", lazy=lazy)
     for group in "ab":
-        assert values_of(cube, f"{group}/x", "<f4") == [0, 1, 2]
+        assert read_values(cube, f"{group}/x", "<f4") == [0, 1, 2]
 
 
 @pytest.mark.parametrize("how", [{"overlap": "first"}, {"overlap": "last"}, {"freq": 1}])
@@ -71,7 +71,7 @@ def test_duplicates_in_a_group_leave_other_groups(tmp_path: Path, how: dict[str,
     parts = [make_groups({"a": [t, t + 1], "b": [t, t + 1]}, alone) for t in starts]
     cube: Any = refshard_fs.concat(parts, "time", **how)
     for group in "ab":
-        assert values_of(cube, f"{group}/time", "<f4") == ([0, 1, 2, 3, 4, 5] if second else [0, 1])
+        assert read_values(cube, f"{group}/time", "<f4") == ([0, 1, 2, 3, 4, 5] if second else [0, 1])
 
 
 @pytest.mark.parametrize("lazy", [False, True])

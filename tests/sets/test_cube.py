@@ -16,15 +16,15 @@ import xarray as xr
 import refshard_fs
 from refshard_fs.errors import ManifestError
 from tests.servers.http import RangeServer
-from tests.support.cube_files import DAYS, X, opened, values, write
-from tests.support.unordered_days import by_coords, write_days
+from tests.support.cube_files import DAYS, X, make_values, open_cube, write
+from tests.support.unordered_days import combine_by_coords, write_days
 
 
 def write_ensemble(folder: Path) -> None:
     for member in "ab":
         for year in (2000, 2001):
             time = pd.date_range(f"{year}-01-01", periods=3).as_unit("ns")
-            ds = xr.Dataset({"t": (("time", "x"), values(3, seed=year + ord(member)))}, {"time": time, "x": X})
+            ds = xr.Dataset({"t": (("time", "x"), make_values(3, seed=year + ord(member)))}, {"time": time, "x": X})
             write(ds, folder / member / f"tas_{year}.nc")
 
 
@@ -32,16 +32,17 @@ def test_sets_in_a_grid_of_coordinates_get_all_dimensions(tmp_path: Path) -> Non
     for member in (3, 7):
         for half in range(2):
             coordinates = {"member": [member], "time": DAYS[3 * half : 3 * half + 3], "x": X}
-            ds = xr.Dataset({"t": (("member", "time", "x"), values(1, 3, seed=member + half))}, coordinates)
+            ds = xr.Dataset({"t": (("member", "time", "x"), make_values(1, 3, seed=member + half))}, coordinates)
             write(ds, tmp_path / f"{member}_{1 - half}.nc")
-    xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), by_coords(tmp_path))
+    xr.testing.assert_equal(open_cube(f"{tmp_path}/*.nc"), combine_by_coords(tmp_path))
 
 
 def test_sole_distinguishing_field_makes_no_dimension(tmp_path: Path) -> None:
     write_ensemble(tmp_path)
-    found = opened(f"{tmp_path}/{{member}}/tas_{{year}}.nc")
+    found = open_cube(f"{tmp_path}/{{member}}/tas_{{year}}.nc")
     expected = xr.concat(
-        [by_coords(tmp_path / m) for m in "ab"], xr.DataArray(np.array(["a", "b"]), dims="member", name="member")
+        [combine_by_coords(tmp_path / m) for m in "ab"],
+        xr.DataArray(np.array(["a", "b"]), dims="member", name="member"),
     )
     xr.testing.assert_equal(found, expected)
 
@@ -70,29 +71,29 @@ def as_items(rows: list[tuple[str, int]]) -> Any:
 
 @pytest.mark.parametrize("table", [as_pairs, as_frame, as_items])
 def test_tables_have_urls_and_positions(table: Callable[[list[tuple[str, int]]], Any], tmp_path: Path) -> None:
-    parts = [xr.Dataset({"a": ("x", values(seed=n))}, {"x": X}) for n in range(3)]
+    parts = [xr.Dataset({"a": ("x", make_values(seed=n))}, {"x": X}) for n in range(3)]
     for number, ds in enumerate(parts):
         write(ds, tmp_path / f"{number}.nc")
     rows = [(str(tmp_path / f"{number}.nc"), number) for number in (2, 0, 1)]
     arguments = {"assets": ["data"]} if table is as_items else {}
-    xr.testing.assert_equal(opened(table(rows), **arguments), xr.concat(parts, pd.Index(DAYS[:3], name="time")))
+    xr.testing.assert_equal(open_cube(table(rows), **arguments), xr.concat(parts, pd.Index(DAYS[:3], name="time")))
 
 
 def test_parquet_file_of_urls_or_items_is_a_table(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    parts = [xr.Dataset({"a": ("x", values(seed=n))}, {"x": X}) for n in range(4)]
+    parts = [xr.Dataset({"a": ("x", make_values(seed=n))}, {"x": X}) for n in range(4)]
     for number, ds in enumerate(parts):
         write(ds, tmp_path / f"{number}.nc")
     rows = [(str(tmp_path / f"{number}.nc"), number) for number in range(4)]
     frame = as_frame(rows).assign(band=["a", "b", "a", "b"], geometry=[b""] * 4)
     frame["time"] = DAYS[[0, 0, 1, 1]]
     frame.to_parquet(tmp_path / "scenes.parquet")
-    found = opened(str(tmp_path / "scenes.parquet"))
+    found = open_cube(str(tmp_path / "scenes.parquet"))
     assert found["a"].dims == ("time", "band", "x")
     np.testing.assert_array_equal(found["a"], np.stack([ds["a"] for ds in parts]).reshape(2, 2, 4))
     items = [{"datetime": DAYS[n], "assets": {"data": {"href": url}}} for url, n in rows]
     pd.DataFrame(items).to_parquet(tmp_path / "items.parquet")
-    xr.testing.assert_equal(opened(tmp_path / "items.parquet"), xr.concat(parts, pd.Index(DAYS[:4], name="time")))
+    xr.testing.assert_equal(open_cube(tmp_path / "items.parquet"), xr.concat(parts, pd.Index(DAYS[:4], name="time")))
 
 
 # A part of a cube, by arguments and by `select`, from memory and from its document.
@@ -111,7 +112,7 @@ PARTS: dict[str, tuple[dict[str, Any], Callable[[xr.Dataset], Any]]] = {
 def test_selected_cube_equals_xarrays(words: str, tmp_path: Path) -> None:
     write_days(tmp_path)
     arguments, same = PARTS[words]
-    expected = same(by_coords(tmp_path))
+    expected = same(combine_by_coords(tmp_path))
     whole = refshard_fs.open(f"{tmp_path}/*.nc")
     whole.save(f"{tmp_path}/whole.refshard")
     parts = [
@@ -145,25 +146,25 @@ def test_nested_lists_get_a_lacking_coordinate(tmp_path: Path) -> None:
     write_ensemble(tmp_path)
     nested = [[str(tmp_path / member / f"tas_{year}.nc") for year in (2000, 2001)] for member in "ab"]
     names = xr.DataArray(["second", "first"], dims="member", name="member")
-    expected = xr.concat([by_coords(tmp_path / member) for member in "ab"], names)
-    found = opened(nested, dims=("member", "time"), coords={"member": ["second", "first"]})
+    expected = xr.concat([combine_by_coords(tmp_path / member) for member in "ab"], names)
+    found = open_cube(nested, dims=("member", "time"), coords={"member": ["second", "first"]})
     xr.testing.assert_equal(found, expected)
     with pytest.raises(ValueError, match="has 1 values for 2 lists"):
-        opened(nested, dims=("member", "time"), coords={"member": [1]})
+        open_cube(nested, dims=("member", "time"), coords={"member": [1]})
 
 
 def test_unreadable_file_follows_on_error(tmp_path: Path) -> None:
     write_days(tmp_path, "abcd")
     for day in range(4):
         (tmp_path / f"{'abcd'[day]}.nc").rename(tmp_path / f"2024010{day + 1}.nc")
-        ds = xr.Dataset({"t": ("x", values(seed=day))}, {"x": X})
+        ds = xr.Dataset({"t": ("x", make_values(seed=day))}, {"x": X})
         write(ds, tmp_path / f"m{day}.nc")
     for name in ("20240102.nc", "m1.nc"):
         (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n damaged")
     whole, members = f"{tmp_path}/2024*.nc", f"{tmp_path}/m{{member:d}}.nc"
     for source in (whole, members):
         with pytest.raises(refshard_fs.RefShardError, match=r"20240102|m1"):
-            opened(source)
+            open_cube(source)
     with pytest.warns(UserWarning, match="20240102"):
         cube = refshard_fs.open(whole, on_error="skip")
     assert repr(cube).startswith("<3 sets joined along time, time 3, 1 set not read: ")
@@ -173,12 +174,12 @@ def test_unreadable_file_follows_on_error(tmp_path: Path) -> None:
         hole = refshard_fs.open(whole, on_error="hole", freq="1D")
     assert repr(hole).startswith("<3 sets joined along time, time 4, 1 gap, 1 set not read: ")
     with pytest.warns(UserWarning, match="m1"):
-        found = opened(members, on_error="hole")
+        found = open_cube(members, on_error="hole")
     assert np.isnan(found["t"]).all("x").values.tolist() == [False, True, False, False]
     with pytest.raises(ValueError, match="expected freq="):
-        opened(whole, on_error="hole")
+        open_cube(whole, on_error="hole")
     hole.save(f"{tmp_path}/cube.refshard")
-    ds = xr.Dataset({"t": (("time", "x"), values(1, seed=1))}, {"time": DAYS[1:2], "x": X})
+    ds = xr.Dataset({"t": (("time", "x"), make_values(1, seed=1))}, {"time": DAYS[1:2], "x": X})
     write(ds, tmp_path / "20240102.nc", time={"units": "days since 2024-01-02", "dtype": "f8"})
     assert refshard_fs.append(f"{tmp_path}/cube.refshard", whole) == 1
     assert repr(refshard_fs.open(f"{tmp_path}/cube.refshard")).startswith("<4 sets joined along time, time 4: ")
@@ -189,7 +190,7 @@ def test_save_logs_copies_in_advance(
 ) -> None:
     monkeypatch.setattr("refshard_fs.source.collect.MAX_INLINE", 10)
     for part, days in enumerate((slice(0, 2), slice(2, 5))):
-        ds = xr.Dataset({"t": (("time", "x"), values(5, seed=1)[days])}, {"time": DAYS[:5][days], "x": X})
+        ds = xr.Dataset({"t": (("time", "x"), make_values(5, seed=1)[days])}, {"time": DAYS[:5][days], "x": X})
         ds.to_netcdf(tmp_path / f"{part}.nc", engine="h5netcdf", encoding={"t": {"chunksizes": ds["t"].shape}})
     cube = refshard_fs.RefShardFileSystem(refshard_fs.open(f"{tmp_path}/*.nc"))
     cube.save(f"{tmp_path}/cube.json")
@@ -223,7 +224,7 @@ def test_saved_cube_is_small(tmp_path: Path, engine: Any) -> None:
 
 def test_pattern_and_list_open_in_xarray(tmp_path: Path) -> None:
     write_days(tmp_path)
-    expected = by_coords(tmp_path)
+    expected = combine_by_coords(tmp_path)
     for source in (f"{tmp_path}/*.nc", [str(tmp_path / f"{name}.nc") for name in "abcd"], f"refshard::{tmp_path}/*.nc"):
         xr.testing.assert_equal(xr.open_dataset(source, engine="refshard").load(), expected)
 
@@ -232,10 +233,10 @@ def test_range_of_digits_is_a_pattern_in_every_opener(tmp_path: Path) -> None:
     for number in range(4):
         write(xr.Dataset({"v": ("x", [float(number)])}, {"x": [number]}), tmp_path / f"v{number}.nc")
     pattern = f"{tmp_path}/v[1-2].nc"
-    assert opened(pattern)["x"].values.tolist() == [1, 2]
+    assert open_cube(pattern)["x"].values.tolist() == [1, 2]
     assert refshard_fs.RefShardFileSystem(pattern).exists("v/1")
     (tmp_path / "v3.nc").rename(tmp_path / "v[1-2].nc")
-    assert opened(pattern)["x"].values.tolist() == [3]  # a file of this name comes first
+    assert open_cube(pattern)["x"].values.tolist() == [3]  # a file of this name comes first
 
 
 def test_pickled_pattern_keeps_its_files(tmp_path: Path) -> None:

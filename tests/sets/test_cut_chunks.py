@@ -9,7 +9,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import ManifestError
-from tests.support.uneven_files import expected, month, of_xarray, year
+from tests.support.uneven_files import open_by_xarray, open_expected, write_month, write_year
 
 xr = pytest.importorskip("xarray")
 h5py = pytest.importorskip("h5py")
@@ -18,28 +18,28 @@ zarr = pytest.importorskip("zarr")
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_chunks_without_a_codec_are_shown_in_smaller_pieces(tmp_path: Path, lazy: bool) -> None:
-    files = year(tmp_path, [None, (29, 3, 4), (1, 3, 4), None])
+    files = write_year(tmp_path, [None, (29, 3, 4), (1, 3, 4), None])
     cube = refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})  # type: ignore[call-overload]
-    found = of_xarray(cube)
+    found = open_by_xarray(cube)
     assert found["v"].encoding["chunks"] == (1, 3, 4)
-    xr.testing.assert_equal(found, expected(files))
+    xr.testing.assert_equal(found, open_expected(files))
     if not lazy:
         assert cube.references["v/33.0.0"][0] == files[1]
         assert cube.references["v/33.0.0"][2] == 3 * 4 * 4
 
 
 def test_pieces_along_later_dimensions_are_of_length_1(tmp_path: Path) -> None:
-    file = month(tmp_path / "0.nc", 0, 4, (2, 3, 4))
-    found = of_xarray(refshard_fs.concat([file], subchunks={"time": 1, "y": 1}))
+    file = write_month(tmp_path / "0.nc", 0, 4, (2, 3, 4))
+    found = open_by_xarray(refshard_fs.concat([file], subchunks={"time": 1, "y": 1}))
     assert found["v"].encoding["chunks"] == (1, 1, 4)
-    xr.testing.assert_equal(found, expected([file]))
+    xr.testing.assert_equal(found, open_expected([file]))
     with pytest.raises(ManifestError, match=r"'v' of .*0\.nc.*is not one range of bytes"):
         refshard_fs.concat([file], subchunks={"y": 1})
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_compressed_chunks_have_no_smaller_pieces(tmp_path: Path, lazy: bool) -> None:
-    files = year(tmp_path, [(31, 3, 4), (29, 3, 4)], compression="gzip")
+    files = write_year(tmp_path, [(31, 3, 4), (29, 3, 4)], compression="gzip")
     with pytest.raises(ManifestError, match=r"'v' of .*0\.nc.*zlib.*subchunks="):
         refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})  # type: ignore[call-overload]
 

@@ -19,9 +19,9 @@ import pytest
 
 import refshard_fs
 from tests.servers.s3 import SeaweedServer
-from tests.support.appended_daily import options
+from tests.support.appended_daily import make_options
 from tests.support.killed import NEVER, DeadlyProxy, Jobs
-from tests.support.set_files import days_of, plain_file
+from tests.support.set_files import make_plain_file, read_days
 
 SCRIPT = Path(__file__).parents[1] / "support/appended_daily.py"
 pytestmark = [
@@ -55,8 +55,8 @@ def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int
     """Append ``count`` days to a set, by jobs that are killed and run again; return a summary of the run."""
     chance = random.Random(seed)
     folder = uuid.uuid4().hex
-    how: Any = options(server.endpoint_url)
-    days = [server.put(f"daily/{folder}/{n:03d}.nc", plain_file(n)) for n in range(count + 1)]
+    how: Any = make_options(server.endpoint_url)
+    days = [server.put(f"daily/{folder}/{n:03d}.nc", make_plain_file(n)) for n in range(count + 1)]
     url = f"s3://daily/{folder}/all.{kind}"
     first = refshard_fs.concat(days[:1], "time", lazy=kind == "refshard", **how)
     first.save(url, **how["target_options"])
@@ -69,7 +69,7 @@ def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int
 
     def days_of_set() -> list[int]:
         fs = refshard_fs.RefShardFileSystem(url, skip_instance_cache=True, **how)
-        found = days_of(fs)
+        found = read_days(fs)
         last = fs.cat_file(f"t/{len(found) - 1}.0")
         assert np.frombuffer(last, ">f4")[0] == found[-1], "what its metadata tell of is there"
         return found

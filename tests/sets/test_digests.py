@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
-from tests.support.joined_sets import VERSIONS, chunked, day
+from tests.support.joined_sets import VERSIONS, make_array, make_day_set
 
 zarr = pytest.importorskip("zarr")
 
@@ -21,7 +21,7 @@ def make_day(
     day: dict[str, Any], name: str, values: np.ndarray[Any, Any], dims: list[str], version: int
 ) -> dict[str, Any]:
     """Return the references of a day, with an array whose bytes lie in an object of this day only."""
-    out = chunked(name, values, values.shape, dims, version=version)
+    out = make_array(name, values, values.shape, dims, version=version)
     for key, value in out.items():
         if isinstance(value, list):
             url = f"memory://own/{abs(hash(repr(day)))}/{key}"
@@ -34,8 +34,10 @@ def make_day(
 @pytest.mark.parametrize("way", ["whole", "lazy", "append"])
 def test_repeated_arrays_are_compared_by_bytes(version: int, way: str, tmp_path: Path) -> None:
     bounds, crs = np.arange(10.0).reshape(5, 2), np.array(7, "<i4")
-    days = [make_day(make_day(day(i, 2, version), "x_bnds", bounds, ["x", "nv"], version), "crs", crs, [], version)
-            for i in (0, 2, 4)]  # fmt: skip
+    days = [
+        make_day(make_day(make_day_set(i, 2, version), "x_bnds", bounds, ["x", "nv"], version), "crs", crs, [], version)
+        for i in (0, 2, 4)
+    ]
     urls = [str(tmp_path / f"{number}.json") for number in range(3)]
     for url, refs in zip(urls, days, strict=True):
         RefShardFileSystem(refs).save(url)
@@ -57,13 +59,13 @@ def test_repeated_arrays_in_other_encodings_compare_by_value(tmp_path: Path, laz
     bounds = np.arange(10.0).reshape(5, 2)
     urls = [str(tmp_path / f"{number}.json") for number in range(4)]
     for number, copy in enumerate((bounds, bounds.astype(">f8"), bounds + 1, np.where(bounds > 8, np.nan, bounds))):
-        RefShardFileSystem(make_day(day(2 * number, 2), "x_bnds", copy, ["x", "nv"], 2)).save(urls[number])
+        RefShardFileSystem(make_day(make_day_set(2 * number, 2), "x_bnds", copy, ["x", "nv"], 2)).save(urls[number])
     fs = RefShardFileSystem(refshard_fs.concat(urls[:2], "time", lazy=lazy))  # type: ignore[call-overload]
     np.testing.assert_array_equal(np.frombuffer(fs.cat_file("x_bnds/0.0")).reshape(5, 2), bounds)
     for other in urls[2:]:
         with pytest.raises(ManifestError, match="different values of 'x_bnds'"):
             refshard_fs.concat([urls[1], urls[0], other], "time", lazy=lazy)  # type: ignore[call-overload]
-    missing = make_day(day(2, 2), "x_bnds", bounds.astype(">f8"), ["x", "nv"], 2)
+    missing = make_day(make_day_set(2, 2), "x_bnds", bounds.astype(">f8"), ["x", "nv"], 2)
     missing["x_bnds/.zattrs"] = json.dumps({**json.loads(missing["x_bnds/.zattrs"]), "missing_value": 3.0})
     RefShardFileSystem(missing).save(urls[1])
     with pytest.raises(ManifestError, match="'x_bnds' has the"):
@@ -75,7 +77,7 @@ def test_repeated_arrays_in_other_encodings_compare_by_value(tmp_path: Path, laz
 def test_repeated_arrays_are_compared_in_a_grid(version: int, dims: tuple[str, str]) -> None:
     def part(time: int, x: int, more: int = 0) -> dict[str, Any]:
         bounds = np.arange(4.0).reshape(2, 2) + x + more
-        return make_day(day(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)
+        return make_day(make_day_set(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)
 
     def joined(parts: dict[tuple[int, int], dict[str, Any]]) -> RefShardFileSystem:
         outer, inner = ((2, 4, 6), (0, 2)) if dims[0] == "time" else ((0, 2), (2, 4, 6))
@@ -92,7 +94,7 @@ def test_repeated_arrays_are_compared_in_a_grid(version: int, dims: tuple[str, s
 
 
 def test_repeated_unnamed_arrays_are_compared_in_merges() -> None:
-    parts = [make_day(day(start, 2), "table", np.arange(6.0).reshape(2, 3), [], 2) for start in (0, 2)]
+    parts = [make_day(make_day_set(start, 2), "table", np.arange(6.0).reshape(2, 3), [], 2) for start in (0, 2)]
     for part in parts:
         del part["table/.zattrs"]
         for key in [key for key in part if key.startswith(("time", "air"))]:
@@ -102,7 +104,7 @@ def test_repeated_unnamed_arrays_are_compared_in_merges() -> None:
 
 
 def test_unequal_arrays_are_refused_and_large_ones_unread() -> None:
-    one, two = day(0, 2), day(2, 2)
+    one, two = make_day_set(0, 2), make_day_set(2, 2)
     with pytest.raises(ManifestError, match="different bytes of 'crs'.*same="):
         refshard_fs.concat(
             [make_day(one, "crs", np.array(7), [], 2), make_day(two, "crs", np.array(8), [], 2)], dim="time"
@@ -115,7 +117,7 @@ def test_unequal_arrays_are_refused_and_large_ones_unread() -> None:
 
 
 def test_unreadable_arrays_cannot_be_compared() -> None:
-    parts = [make_day(part, "crs", np.array(7), [], 2) for part in (day(0, 2), day(2, 2))]
+    parts = [make_day(part, "crs", np.array(7), [], 2) for part in (make_day_set(0, 2), make_day_set(2, 2))]
     MemoryFileSystem().rm("/own", recursive=True)
     with pytest.raises(ManifestError, match="different references of 'crs'.*same="):
         refshard_fs.concat(parts, dim="time")
@@ -126,7 +128,7 @@ def test_hierarchies_may_repeat_equal_small_arrays(version: int, tmp_path: Path)
     """Their chunks are whole objects, whose references have no length."""
 
     def hierarchy(start: int, crs: int) -> str:
-        fs = RefShardFileSystem(make_day(day(start, 2, version), "crs", np.array(crs, "<i4"), [], version))
+        fs = RefShardFileSystem(make_day(make_day_set(start, 2, version), "crs", np.array(crs, "<i4"), [], version))
         place = tmp_path / f"{start}-{crs}.zarr"
         fs.get("", str(place), recursive=True)
         return str(place)

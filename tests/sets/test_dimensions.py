@@ -10,29 +10,33 @@ import xarray as xr
 
 import refshard_fs
 from refshard_fs.errors import ManifestError
-from tests.support.cube_files import DAYS, X, opened, values, write
+from tests.support.cube_files import DAYS, X, make_values, open_cube, write
 
 
 def test_scalar_time_that_differs_becomes_the_dimension(tmp_path: Path) -> None:
     parts = []
     for hour in range(3):
-        data = {"CMI": (("y", "x"), values(3, seed=hour)), "count": ((), 2 * hour), "name": ((), f"granule {hour}")}
+        data = {
+            "CMI": (("y", "x"), make_values(3, seed=hour)),
+            "count": ((), 2 * hour),
+            "name": ((), f"granule {hour}"),
+        }
         ds = xr.Dataset(data, {"t": DAYS[hour], "y": np.arange(3.0), "x": X})
         write(ds, tmp_path / f"{hour}.nc", t={"units": "seconds since 2000-01-01", "dtype": "f8"})
         parts.append(ds)
-    xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), xr.concat(parts, "t"))
+    xr.testing.assert_equal(open_cube(f"{tmp_path}/*.nc"), xr.concat(parts, "t"))
 
 
 def test_dimension_without_coordinate_is_found_by_its_length(tmp_path: Path) -> None:
-    parts = [xr.Dataset({"a": (("obs", "x"), values(2 + n, seed=n))}, {"x": X}) for n in range(3)]
+    parts = [xr.Dataset({"a": (("obs", "x"), make_values(2 + n, seed=n))}, {"x": X}) for n in range(3)]
     for number, ds in enumerate(parts):
         write(ds, tmp_path / f"{number}.nc")
-    xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), xr.concat(parts, "obs"))
+    xr.testing.assert_equal(open_cube(f"{tmp_path}/*.nc"), xr.concat(parts, "obs"))
 
 
 def test_indistinct_sets_error_lists_choices(tmp_path: Path) -> None:
     for number in range(2):
-        write(xr.Dataset({"a": ("x", values(seed=number))}, {"x": X}), tmp_path / f"{number}.nc")
+        write(xr.Dataset({"a": ("x", make_values(seed=number))}, {"x": X}), tmp_path / f"{number}.nc")
     with pytest.raises(ManifestError, match=r"same values of all coordinates \(x\).*name it \(dim=\)"):
         refshard_fs.cube(f"{tmp_path}/*.nc")
 

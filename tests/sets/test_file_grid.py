@@ -16,12 +16,12 @@ h5py = pytest.importorskip("h5py")
 pytest.importorskip("h5netcdf")
 pytest.importorskip("zarr")
 
-from tests.support.member_files import DIMS, MEMBERS, combine_members  # noqa: E402  # xarray may be absent
+from tests.support.member_files import DIMS, MEMBERS, open_members  # noqa: E402  # xarray may be absent
 from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
 
 
 def test_two_files_in_one_place_are_refused(tmp_path: Path) -> None:
-    combine_members(tmp_path, members=["r1", "r2"], days=[1])
+    open_members(tmp_path, members=["r1", "r2"], days=[1])
     with pytest.raises(ManifestError, match=r"r1/20240101\.nc and .*r2/20240101\.nc have the same place"):
         refshard_fs.concat(f"{tmp_path}/r*/{{time:%Y%m%d}}.nc", "time")
 
@@ -32,7 +32,7 @@ def test_assets_keep_their_order() -> None:
 
 
 def test_lacking_file_is_an_error_or_missing(tmp_path: Path) -> None:
-    files = combine_members(tmp_path)
+    files = open_members(tmp_path)
     (tmp_path / "r2" / "20240102.nc").unlink()
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
     with pytest.raises(ManifestError, match="no file has time = 2024-01-02T00:00:00, member = r2: with join="):

@@ -16,7 +16,7 @@ from refshard_fs.core.model import Facts, Steps
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets import scanning
 from refshard_fs.sets.file_template import FileTemplates, FirstBytes
-from tests.support.set_files import days, days_of, plain_file, shown
+from tests.support.set_files import make_plain_file, read_days, read_first_values, write_day_files
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def opened_urls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("writer", ["h5py", "netCDF4", "scipy"])
 def test_few_of_many_alike_files_are_opened(tmp_path: Path, writer: str, opened_urls: list[str]) -> None:
-    files = days(tmp_path, writer, 40)
+    files = write_day_files(tmp_path, writer, 40)
     cube = refshard_fs.concat(files, "time", lazy=True)
     assert len(opened_urls) <= 5
-    assert days_of(cube) == list(range(40))
-    assert shown(cube, 40) == list(range(40))
+    assert read_days(cube) == list(range(40))
+    assert read_first_values(cube, 40) == list(range(40))
     assert refshard_fs.concat(files[5:], "time").references["t/0.0"][0] == files[5]
 
 
@@ -52,7 +52,7 @@ def test_alike_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened_u
             values.dims[0].attach_scale(time)
     cube = refshard_fs.concat(f"{tmp_path}/*.h5", "time", lazy=True)
     assert len(opened_urls) <= 5
-    assert days_of(cube) == list(range(20))
+    assert read_days(cube) == list(range(20))
     fs = refshard_fs.RefShardFileSystem(cube)
     assert [np.frombuffer(fs.cat_file(f"t/{day}.1"), "<i8").tolist() for day in range(20)] == [
         [day, day] for day in range(20)
@@ -61,9 +61,9 @@ def test_alike_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened_u
 
 def test_differing_file_is_opened(tmp_path: Path) -> None:
     for day in range(20):
-        data = plain_file(day)
+        data = make_plain_file(day)
         (tmp_path / f"{day}.nc").write_bytes(data if day != 19 else data.replace(b"2024-01-01", b"2024-01-03"))
-    assert days_of(refshard_fs.concat(f"{tmp_path}/*.nc", "time", lazy=True)) == [*range(19), 21]
+    assert read_days(refshard_fs.concat(f"{tmp_path}/*.nc", "time", lazy=True)) == [*range(19), 21]
 
 
 def test_equal_bytes_elsewhere_do_not_mix_values_of_files(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_equal_bytes_elsewhere_do_not_mix_values_of_files(tmp_path: Path) -> Non
                 made.dims[0].attach_scale(time)
     made = refshard_fs.concat(f"{tmp_path}/*.h5", "time")
     fs = refshard_fs.RefShardFileSystem(made)
-    assert days_of(fs) == list(range(30))
+    assert read_days(fs) == list(range(30))
     for number, name in enumerate("tu"):
         read = [np.frombuffer(fs.cat_file(f"{name}/{day}.0"), "<i4").tolist() for day in range(30)]
         assert read == values[:, number].tolist()
@@ -94,8 +94,8 @@ def test_late_coordinates_are_read_from_each_file(tmp_path: Path, opened_urls: l
             time[:], time.units = [day], "days since 2024-01-01"
     cube = refshard_fs.concat(f"{tmp_path}/*.nc", "time")
     assert len(opened_urls) <= 5
-    assert days_of(cube) == list(range(20))
-    assert shown(cube, 20) == list(range(20))
+    assert read_days(cube) == list(range(20))
+    assert read_first_values(cube, 20) == list(range(20))
 
 
 URL = "memory://file"

@@ -20,8 +20,8 @@ from tests.support.gapped_files import lazy_or_not, load_all, write_days  # noqa
 from tests.support.outer_cubes import (  # noqa: E402  # xarray may be absent
     DIMS,
     check_values,
-    combine,
     make_member_day,
+    open_combined,
     versions,
     write_member_day,
 )
@@ -43,7 +43,7 @@ def test_numbers_without_a_fill_value_get_one_or_are_refused(tmp_path: Path, ver
         return files, lambda: refshard_fs.concat(files, dims=DIMS, lazy=True, join="outer", zarr_format=version)
 
     files, make = cube("f4")
-    check_values(make(), combine(files), tmp_path)
+    check_values(make(), open_combined(files), tmp_path)
     files, make = cube("i4")
     with pytest.raises(ManifestError, match=r"'w' of .*i41\.nc.*\((<i4|int32)\) has no fill value for its gaps"):
         make()

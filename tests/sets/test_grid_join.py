@@ -19,7 +19,7 @@ pytest.importorskip("h5netcdf")
 from tests.support.outer_cubes import (  # noqa: E402  # xarray may be absent
     DIMS,
     check_values,
-    in_turn,
+    list_in_turn,
     load_each,
     make_member_day,
     versions,
@@ -41,7 +41,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.mark.parametrize(
-    ("case", "version"), in_turn(((0, 0), DIMS), ((0, 2), DIMS[::-1]), ((1, 1), DIMS[::-1]), ((2, 2), DIMS))
+    ("case", "version"), list_in_turn(((0, 0), DIMS), ((0, 2), DIMS[::-1]), ((1, 1), DIMS[::-1]), ((2, 2), DIMS))
 )
 def test_lacking_file_is_missing_in_a_lazy_cube(
     full: tuple[Path, Any], tmp_path: Path, case: tuple[tuple[int, int], tuple[str, str]], version: int

@@ -10,19 +10,19 @@ import xarray as xr
 
 import refshard_fs
 from refshard_fs import ManifestError
-from tests.support.growing_sets import variables, write_day, write_target
-from tests.support.joined_sets import day
+from tests.support.growing_sets import write_day, write_target, write_variable
+from tests.support.joined_sets import make_day_set
 
 pytest.importorskip("zarr")
 
 
 def test_files_of_different_variables_are_appended_together(tmp_path: Path) -> None:
     for name in "ab":
-        variables(tmp_path, name, 0, 1)
+        write_variable(tmp_path, name, 0, 1)
     target = str(tmp_path / "cube.refshard")
     refshard_fs.cube(f"{tmp_path}/*.nc").save(target)
     for name in "ba":
-        variables(tmp_path, name, 2, 3)
+        write_variable(tmp_path, name, 2, 3)
     assert refshard_fs.append(target, f"{tmp_path}/*.nc", "time") == 4
     assert refshard_fs.append(target, f"{tmp_path}/*.nc", "time") == 0
     found = xr.open_dataset(target, engine="refshard", decode_times=False)
@@ -33,25 +33,25 @@ def test_files_of_different_variables_are_appended_together(tmp_path: Path) -> N
 
 def test_unfit_variables_change_nothing(tmp_path: Path) -> None:
     for name in "ab":
-        variables(tmp_path, name, 0)
+        write_variable(tmp_path, name, 0)
     target = str(tmp_path / "cube.refshard")
     refshard_fs.cube(f"{tmp_path}/*.nc").save(target)
     before = Path(target).read_bytes()
-    (new,) = variables(tmp_path, "a", 1)
+    (new,) = write_variable(tmp_path, "a", 1)
     with pytest.raises(ManifestError, match="would have 4 elements of 'a' along 'time', and 2 of 'b'.*together"):
         refshard_fs.append(target, new, "time")
     with pytest.raises(ManifestError, match="differ in 'time'"):
-        refshard_fs.append(target, [new, *variables(tmp_path, "b", 1, by=-5)], "time", any_order=True)
+        refshard_fs.append(target, [new, *write_variable(tmp_path, "b", 1, by=-5)], "time", any_order=True)
     both = str(tmp_path / "both.nc")
-    xr.merge(map(xr.open_dataset, [new, *variables(tmp_path, "b", 1)])).to_netcdf(both, engine="h5netcdf")
+    xr.merge(map(xr.open_dataset, [new, *write_variable(tmp_path, "b", 1)])).to_netcdf(both, engine="h5netcdf")
     with pytest.raises(
         ManifestError, match="different variables \\('a', 'b'\\), and .*both.nc.* has variables of several"
     ):
         refshard_fs.append(target, both, "time")
     with pytest.raises(ManifestError, match="has none of these"):
-        refshard_fs.append(target, variables(tmp_path, "c", 1), "time")
+        refshard_fs.append(target, write_variable(tmp_path, "c", 1), "time")
     assert Path(target).read_bytes() == before
-    assert refshard_fs.append(target, variables(tmp_path, "a", 0), "time", on_duplicate="skip") == 0
+    assert refshard_fs.append(target, write_variable(tmp_path, "a", 0), "time", on_duplicate="skip") == 0
 
 
 def test_cube_with_a_selection_refuses_append(tmp_path: Path) -> None:
@@ -65,6 +65,6 @@ def test_cube_with_a_selection_refuses_append(tmp_path: Path) -> None:
 
 
 def test_appended_document_names_its_parts(tmp_path: Path) -> None:
-    url = write_target(tmp_path, "lazy", [day(0, 2)])
+    url = write_target(tmp_path, "lazy", [make_day_set(0, 2)])
     with pytest.raises(TypeError, match="save it first"):
-        refshard_fs.append(url, day(2, 2), "time")
+        refshard_fs.append(url, make_day_set(2, 2), "time")

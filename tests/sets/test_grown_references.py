@@ -10,7 +10,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, TargetChanged
 from tests.support.growing_sets import open_anew, write_part, write_target
-from tests.support.joined_sets import day
+from tests.support.joined_sets import make_day_set
 
 pytest.importorskip("zarr")
 
@@ -46,6 +46,6 @@ def test_relative_references_stay_relative(tmp_path: Path) -> None:
 
 
 def test_set_with_a_partial_last_chunk_refuses_append(tmp_path: Path) -> None:
-    url = write_target(tmp_path, "json", [day(0, 3)])
+    url = write_target(tmp_path, "json", [make_day_set(0, 3)])
     with pytest.raises(ManifestError, match=r"not a multiple of its chunks.*lazy=True"):
-        refshard_fs.append(url, write_part(tmp_path, day(4, 2), 9), "time")
+        refshard_fs.append(url, write_part(tmp_path, make_day_set(4, 2), 9), "time")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import refshard_fs
-from tests.support.text_files import WAYS, check_texts, opened, version_of, write
+from tests.support.text_files import WAYS, check_texts, find_version, open_dataset, write
 
 pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")
@@ -22,24 +22,24 @@ EVEN = [["a", "bc"], ["defg", ""], ["h", "i"]]
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_that_differ_are_held_in_references(tmp_path: Path, way: str) -> None:
     urls, expected = write(tmp_path, way, EVEN)
-    version = version_of(way)
+    version = find_version(way)
     made = refshard_fs.concat(urls, "time", zarr_format=version)
-    check_texts(opened(made, version), expected)
+    check_texts(open_dataset(made, version), expected)
     made.save(str(tmp_path / "made.json"))
-    check_texts(opened(str(tmp_path / "made.json"), version), expected)
+    check_texts(open_dataset(str(tmp_path / "made.json"), version), expected)
 
 
 @pytest.mark.parametrize("way", ["characters of NetCDF-3", "bytes of zarr 3"])
 def test_texts_that_differ_are_appended_to_references(tmp_path: Path, way: str) -> None:
     urls, expected = write(tmp_path, way, EVEN)
-    version, target = version_of(way), str(tmp_path / "grows.json")
+    version, target = find_version(way), str(tmp_path / "grows.json")
     refshard_fs.concat(urls[:2], "time", zarr_format=version).save(target)
     refshard_fs.append(target, urls[2], "time", zarr_format=version)
-    check_texts(opened(target, version), expected)
+    check_texts(open_dataset(target, version), expected)
 
 
 def test_texts_that_are_alike_stay_references(tmp_path: Path) -> None:
     urls, expected = write(tmp_path, "characters of NetCDF-3", [["ab"], ["cd"]])
     made = refshard_fs.concat(urls, "time")
     assert made.references["name/0.0"][0] == urls[0]
-    check_texts(opened(made, 2), expected)
+    check_texts(open_dataset(made, 2), expected)

@@ -11,14 +11,14 @@ import pytest
 import refshard_fs
 from refshard_fs.errors import ManifestError
 from tests.support.day_sets import make_days, read_times, write_refs
-from tests.support.joined_sets import day
+from tests.support.joined_sets import make_day_set
 
 xr = pytest.importorskip("xarray")
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("h5netcdf")
 
-from tests.support.member_files import DIMS, MEMBERS, combine_members  # noqa: E402  # xarray may be absent
+from tests.support.member_files import DIMS, MEMBERS, open_members  # noqa: E402  # xarray may be absent
 from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
 
 
@@ -60,7 +60,7 @@ def test_unreadable_sets_are_skipped_on_request(tmp_path: Path) -> None:
 
 
 def test_names_outside_the_pattern_are_errors_or_skipped(tmp_path: Path) -> None:
-    expected = combine_members(tmp_path).assign_coords(member=list(MEMBERS))
+    expected = open_members(tmp_path).assign_coords(member=list(MEMBERS))
     for name in ("20240199.nc", "notes.nc"):
         (tmp_path / "r1" / name).write_text("")
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
@@ -73,7 +73,7 @@ def test_names_outside_the_pattern_are_errors_or_skipped(tmp_path: Path) -> None
 
 def test_uneven_nesting_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="nested"):
-        refshard_fs.concat([day(0, 2)], dims=("time", "x"))
+        refshard_fs.concat([make_day_set(0, 2)], dims=("time", "x"))
     with pytest.raises(ValueError, match="no sets"):
         refshard_fs.concat([], dim="time")
 

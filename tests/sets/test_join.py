@@ -8,21 +8,21 @@ import pytest
 import xarray as xr
 
 import refshard_fs
-from tests.support.cube_files import X, opened, values, write
-from tests.support.unordered_days import by_coords, write_days
+from tests.support.cube_files import X, make_values, open_cube, write
+from tests.support.unordered_days import combine_by_coords, write_days
 
 
 def test_sets_are_ordered_by_the_differing_coordinate(tmp_path: Path) -> None:
     write_days(tmp_path)
-    xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), by_coords(tmp_path))
+    xr.testing.assert_equal(open_cube(f"{tmp_path}/*.nc"), combine_by_coords(tmp_path))
 
 
 def test_saved_cubes_of_other_variables_are_merged(tmp_path: Path) -> None:
     write_days(tmp_path)
     refshard_fs.open(f"{tmp_path}/*.nc").save(f"{tmp_path}/t.ref")
     refshard_fs.open(f"{tmp_path}/*.nc", rename={"t": "u"}).save(f"{tmp_path}/u.ref")
-    whole = by_coords(tmp_path)
-    xr.testing.assert_equal(opened([f"{tmp_path}/t.ref", f"{tmp_path}/u.ref"]), whole.assign(u=whole["t"]))
+    whole = combine_by_coords(tmp_path)
+    xr.testing.assert_equal(open_cube([f"{tmp_path}/t.ref", f"{tmp_path}/u.ref"]), whole.assign(u=whole["t"]))
 
 
 def test_variables_of_fewer_years_have_gaps(tmp_path: Path) -> None:
@@ -32,11 +32,11 @@ def test_variables_of_fewer_years_have_gaps(tmp_path: Path) -> None:
             time = ("time", [day - 1], {"units": "days since 2024-01-02"} if name == "b" else None)
             time = ("time", [day], {"units": "days since 2024-01-01"}) if name != "b" else time
             write(
-                xr.Dataset({name: (("time", "x"), values(1, seed=day))}, {"time": time, "x": X}),
+                xr.Dataset({name: (("time", "x"), make_values(1, seed=day))}, {"time": time, "x": X}),
                 tmp_path / f"{name}{day}.nc",
             )
     with pytest.raises(refshard_fs.ManifestError, match="time"):
-        opened(f"{tmp_path}/*.nc")
-    found = opened(f"{tmp_path}/*.nc", join="outer")
+        open_cube(f"{tmp_path}/*.nc")
+    found = open_cube(f"{tmp_path}/*.nc", join="outer")
     parts = [xr.concat([xr.open_dataset(tmp_path / f"{n}{day}.nc") for day in days[n]], "time") for n in days]
     xr.testing.assert_equal(found, xr.merge(parts, join="outer", compat="no_conflicts").load())

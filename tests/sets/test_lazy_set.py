@@ -26,9 +26,9 @@ from refshard_fs.formats.kerchunk_json import source as kerchunk_json_source
 from refshard_fs.security import admission
 from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
-from tests.support.joined_sets import VERSIONS, archives, chunked, day, read
-from tests.support.set_files import days
-from tests.support.threads import settle
+from tests.support.joined_sets import VERSIONS, draw_archives, make_array, make_day_set, read
+from tests.support.set_files import write_day_files
+from tests.support.threads import wait_for_writes
 
 zarr = pytest.importorskip("zarr")
 
@@ -48,7 +48,7 @@ def write_sets(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("saved", [True, False])
 def test_values_equal_the_eager_concatenation(tmp_path: Path, version: int, saved: bool) -> None:
-    parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
+    parts = [make_day_set(0, 4, version), make_day_set(4, 2, version), make_day_set(6, 3, version)]
     lazy = refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=True)
     assert len(lazy) == 3
     fo: Any = lazy
@@ -75,7 +75,7 @@ def test_name_of_too_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_listings_equal_the_eager_concatenation(tmp_path: Path, version: int) -> None:
-    parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
+    parts = [make_day_set(0, 4, version), make_day_set(4, 2, version), make_day_set(6, 3, version)]
     lazy = open_fs(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=True))
     eager = open_fs(refshard_fs.concat(parts, "time"))
     assert {n: i["size"] for n, i in lazy.find("", detail=True).items() if "/c" in n or "." not in n} == {
@@ -100,7 +100,7 @@ def test_any_axis_and_key_spelling_is_joined(tmp_path: Path, axis: int, separato
     dims = ["t", "x"]
     parts = []
     for i, piece in enumerate(np.split(data, 4, axis)):
-        part = chunked("deep/a", piece, (2, 1), dims)
+        part = make_array("deep/a", piece, (2, 1), dims)
         if separator == "/":
             renamed = {}
             for key, value in part.items():
@@ -129,7 +129,7 @@ def remote_parts(http_server: RangeServer) -> list[str]:
     """Return the URLs of twenty sets of two days, of two chunks with their names."""
     urls = []
     for i in range(20):
-        part = day(2 * i, 2)
+        part = make_day_set(2 * i, 2)
         inline = {key: value for key, value in part.items() if key not in ("time/0", "x/0")}
         inline["time/0"] = (np.arange(2 * i, 2 * i + 2, dtype="<i4")).tobytes().decode()
         inline["x/0"] = "base64:" + __import__("base64").b64encode(np.arange(5, dtype="<f8").tobytes()).decode()
@@ -165,7 +165,7 @@ def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer, tmp
     data = http_server.put("data.bin", b"x" * 24)
     urls = []
     for i in range(20):
-        part = day(2 * i, 2) | {f"air/0.{j}": [data, 0, 24] for j in range(2)}
+        part = make_day_set(2 * i, 2) | {f"air/0.{j}": [data, 0, 24] for j in range(2)}
         part = {key: value for key, value in part.items() if key not in ("time/0", "x/0")}
         part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes().decode()
         urls.append(http_server.put(f"parts/{i}.json", json.dumps(part).encode()))
@@ -173,7 +173,7 @@ def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer, tmp
     options: dict[str, Any] = {"cache_dir": tmp_path / "kept"} if is_kept else {}
     if is_kept:
         open_fs(cube, **options).cat([f"air/{number}.0" for number in range(20)])
-        settle()
+        wait_for_writes()
     fs = open_fs(cube, **options)
     http_server.log.clear()
 
@@ -195,7 +195,7 @@ def test_parts_are_opened_beside_the_next_look_up(http_server: RangeServer) -> N
     data = http_server.put("data.bin", b"x" * 300_000)  # more than is kept of a small object
     urls = []
     for i in range(8):
-        part = day(2 * i, 2) | {f"air/0.{j}": [data, 0, 24] for j in range(2)}
+        part = make_day_set(2 * i, 2) | {f"air/0.{j}": [data, 0, 24] for j in range(2)}
         part = {key: value for key, value in part.items() if key not in ("time/0", "x/0")}
         part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes().decode()
         urls.append(http_server.put(f"parts/{i}.json", json.dumps(part).encode()))
@@ -316,7 +316,7 @@ def test_first_bytes_are_kept_from_another_policy(http_server: RangeServer) -> N
 
 
 def test_few_parts_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    urls = write_sets(tmp_path, [day(2 * i, 2) for i in range(5)])
+    urls = write_sets(tmp_path, [make_day_set(2 * i, 2) for i in range(5)])
     fs = open_fs(refshard_fs.concat(urls, "time", lazy=True), cache_size=2)
     fs.cat_file("air/0.0")
     once = record_openings(monkeypatch)
@@ -326,7 +326,7 @@ def test_few_parts_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_document_has_a_line_for_each_part(tmp_path: Path) -> None:
-    parts = write_sets(tmp_path, [day(0, 2), day(2, 2)])
+    parts = write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2)])
     one, two = (refshard_fs.concat(parts, "time", lazy=True) for _ in range(2))
     assert one == two == pickle.loads(pickle.dumps(one))
     one.save(str(tmp_path / "all.json"))
@@ -341,7 +341,7 @@ def make_sets(lazy: Any) -> Any:
 
 
 def test_documents_are_parts_too(tmp_path: Path) -> None:
-    parts = [day(0, 2), day(2, 2), day(4, 2), day(6, 2)]
+    parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2), make_day_set(6, 2)]
     paths = write_sets(tmp_path, parts)
     (tmp_path / "years").mkdir()
     halves = []
@@ -356,11 +356,11 @@ def test_documents_are_parts_too(tmp_path: Path) -> None:
 
 
 def test_inline_document_needs_its_length(tmp_path: Path) -> None:
-    write_sets(tmp_path, [day(0, 2), day(2, 2)])
+    write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2}
     within = document | {"sets": ["part1.json"]}
     (tmp_path / "all.json").write_text(json.dumps(document | {"sets": ["part0.json", [within]]}))
-    expected = read(refshard_fs.concat([day(0, 2), day(2, 2)], "time"))
+    expected = read(refshard_fs.concat([make_day_set(0, 2), make_day_set(2, 2)], "time"))
     np.testing.assert_array_equal(read(str(tmp_path / "all.json"))["air"], expected["air"])
 
 
@@ -408,7 +408,7 @@ def test_nested_documents_have_bounded_names(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_invalid_document_is_refused_when_opened(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    write_sets(tmp_path, [day(0, 2), day(2, 2)])
+    write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "sets": [["part0.json", 2], ["part1.json", 2]]}
     (tmp_path / "all.json").write_text(json.dumps(document | change))
     with pytest.raises(ManifestError, match=words):
@@ -418,13 +418,13 @@ def test_invalid_document_is_refused_when_opened(tmp_path: Path, change: dict[st
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (day(2, 4), "shape"),
-        (day(2, 2, dtype="<i4"), r"is <i4, and the first set, '.*part0\.json' has <f4: no data type"),
+        (make_day_set(2, 4), "shape"),
+        (make_day_set(2, 2, dtype="<i4"), r"is <i4, and the first set, '.*part0\.json' has <f4: no data type"),
         ({".zgroup": '{"zarr_format": 2}'}, "no array 'air'"),
     ],
 )
 def test_changed_part_is_refused_when_read(tmp_path: Path, other: dict[str, Any], words: str) -> None:
-    lazy = refshard_fs.concat(write_sets(tmp_path, [day(0, 2), day(2, 2)]), "time", lazy=True)
+    lazy = refshard_fs.concat(write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2)]), "time", lazy=True)
     open_fs(other).save(str(tmp_path / "part1.json"), "json")
     fs = open_fs(lazy)
     assert fs.cat_file("air/0.0")
@@ -435,11 +435,13 @@ def test_changed_part_is_refused_when_read(tmp_path: Path, other: dict[str, Any]
 
 def test_unfit_part_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="only integers, floating-point numbers"):
-        refshard_fs.concat(write_sets(tmp_path, [day(0, 2), day(2, 2, dtype="<M8[s]")]), "time", lazy=True)
+        refshard_fs.concat(
+            write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2, dtype="<M8[s]")]), "time", lazy=True
+        )
     with pytest.raises(TypeError, match="save it first"):
-        refshard_fs.concat([day(0, 2)], "time", lazy=True)
+        refshard_fs.concat([make_day_set(0, 2)], "time", lazy=True)
     with pytest.raises(TypeError, match="dimensions that have names"):
-        refshard_fs.concat([day(0, 2)], dims=[None], lazy=True)
+        refshard_fs.concat([make_day_set(0, 2)], dims=[None], lazy=True)
 
 
 @pytest.mark.skipif(len(VERSIONS) == 1, reason="zarr 2 has no shards")
@@ -462,7 +464,7 @@ def test_sharded_parts_are_shown_as_their_inner_chunks(tmp_path: Path) -> None:
 
 
 def test_coordinate_without_values_is_joined_like_an_array(tmp_path: Path) -> None:
-    parts = [day(0, 2), day(2, 2)]
+    parts = [make_day_set(0, 2), make_day_set(2, 2)]
     paths = write_sets(tmp_path, parts)
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0, "time": 0}, "length": 2, "sets": paths}
     assert read(document)["time"].tolist() == [0, 1, 2, 3]
@@ -472,7 +474,7 @@ def test_coordinate_without_values_is_joined_like_an_array(tmp_path: Path) -> No
 def test_remote_part_of_local_document_may_not_read_local_files(http_server: RangeServer, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdefghijklmn")
-    part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
+    part = {key: value for key, value in make_day_set(0, 2).items() if key.startswith(("air/.z", ".z"))}
     part |= {"air/0.0": [str(secret), 0, 24], "air/0.1": [f"{http_server.url}/data/x", 0, 3]}
     url = http_server.put("data/part.json", json.dumps(part).encode())
     http_server.put("data/x", b"yes")
@@ -488,7 +490,7 @@ def test_remote_part_of_local_document_may_not_read_local_files(http_server: Ran
 
 
 def test_remote_document_may_not_have_local_parts(http_server: RangeServer, tmp_path: Path) -> None:
-    (path,) = write_sets(tmp_path, [day(0, 2)])
+    (path,) = write_sets(tmp_path, [make_day_set(0, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [path]}
     url = http_server.put("all.json", json.dumps(document).encode())
     with pytest.raises(TargetNotAllowed, match="this machine's files"):
@@ -503,7 +505,7 @@ def test_remote_part_gets_no_credentials_for_other_servers(
     monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": "HUSHHUSH"}})
     monkeypatch.setattr(admission, "_is_public", lambda address: True)
     with RangeServer() as other:
-        part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
+        part = {key: value for key, value in make_day_set(0, 2).items() if key.startswith(("air/.z", ".z"))}
         part |= {"air/0.0": [other.put("/x", bytes(24)), 0, 24], "air/0.1": [f"{http_server.url}/moved", 0, 3]}
         url = http_server.put("data/part.json", json.dumps(part).encode())
         http_server.put("/moved", b"abc")
@@ -520,7 +522,7 @@ def test_remote_part_gets_no_credentials_for_other_servers(
 def test_remote_part_cannot_reach_a_private_network(http_server: RangeServer) -> None:
     with RangeServer() as inside:
         target = inside.put("/secret", bytes(24))
-        part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
+        part = {key: value for key, value in make_day_set(0, 2).items() if key.startswith(("air/.z", ".z"))}
         part |= {"air/0.0": [f"{http_server.url}/r", 0, 24], "air/0.1": [target, 0, 24]}
         http_server.put("/r", bytes(24))
         http_server.fault("redirect", "/r", to=target)
@@ -545,7 +547,7 @@ def test_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, l
     place = f"s3://joined/{uuid.uuid4().hex}"
     options: dict[str, Any] = s3_server.storage_options
     writer = fsspec.filesystem("s3", **options, skip_instance_cache=True)
-    urls, parts = [], [day(0, 2), day(2, 2)]
+    urls, parts = [], [make_day_set(0, 2), make_day_set(2, 2)]
     for number, part in enumerate(parts):
         files = open_fs(part).cat("", recursive=True)
         places = {key: f"{place}/{number}/{key}" for key in files if key[-1].isdigit()}
@@ -574,7 +576,7 @@ def test_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, l
 
 def test_xarray_opens_the_first_part_only(http_server: RangeServer, tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
-    parts = [day(0, 2), day(2, 2), day(4, 2)]
+    parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2)]
     paths = write_sets(tmp_path, parts)
     urls = [http_server.put(f"x/{i}.json", Path(path).read_bytes()) for i, path in enumerate(paths)]
     lazy = refshard_fs.concat(urls, "time", lazy=True, allow="any")
@@ -592,13 +594,13 @@ def test_xarray_opens_the_first_part_only(http_server: RangeServer, tmp_path: Pa
 
 def _first_lacks_its_chunk() -> tuple[list[dict[str, Any]], int]:
     one, two = (
-        chunked("a", np.ones((1, 1, 1), "<i2"), (1, 1, 1), ["t", "y", "x"], version=3, inline=True) for _ in "ab"
+        make_array("a", np.ones((1, 1, 1), "<i2"), (1, 1, 1), ["t", "y", "x"], version=3, inline=True) for _ in "ab"
     )
     return [{key: value for key, value in one.items() if key.endswith("zarr.json")}, two], 0
 
 
 @example(_first_lacks_its_chunk())
-@given(archives())
+@given(draw_archives())
 def test_random_sets_equal_the_eager_concatenation(
     archive: tuple[list[dict[str, Any]], int],
 ) -> None:
@@ -661,7 +663,7 @@ def test_sets_of_no_element_leave_no_line_in_a_document(tmp_path: Path, has_coor
 @pytest.mark.parametrize("version", VERSIONS)
 def test_times_in_another_byte_order_are_the_same(tmp_path: Path, version: int) -> None:
     """NetCDF-3 is big-endian, which the data type says in metadata of version 2, and a codec in version 3."""
-    paths = days(tmp_path, "scipy", 4)
+    paths = write_day_files(tmp_path, "scipy", 4)
     url, grown = str(tmp_path / "cube.json"), str(tmp_path / "grown.json")
     made = refshard_fs.concat(paths, "time", lazy=True, zarr_format=version)
     made.save(url)
@@ -686,7 +688,7 @@ def test_v3_files_and_stores_open_equally(tmp_path: Path, is_store_first: bool, 
     """Before it was mended: a cube of both read the files as version 2, and found no arrays in them."""
     if 3 not in VERSIONS:
         pytest.skip("zarr 2 writes version 2 alone")
-    paths = days(tmp_path, "h5py", 2)
+    paths = write_day_files(tmp_path, "h5py", 2)
     store = str(tmp_path / "1.zarr")
     group = zarr.open_group(store, mode="w", zarr_format=3)
     for name, dims in (("time", ["time"]), ("x", ["x"]), ("x_bounds", ["x"]), ("t", ["time", "x"])):
@@ -756,7 +758,7 @@ def test_key_spelling_of_sets_does_not_matter(tmp_path: Path, mine: Any, theirs:
 def test_cube_is_saved_in_the_requested_format(tmp_path: Path) -> None:
     urls = [str(tmp_path / f"{number}.json") for number in range(2)]
     for number, url in enumerate(urls):
-        RefShardFileSystem(day(4 * number, 4, 2)).save(url)
+        RefShardFileSystem(make_day_set(4 * number, 4, 2)).save(url)
     made: Any = refshard_fs.concat(urls, "time", lazy=True)
     made.save(str(tmp_path / "cube"), format="json")
     saved = RefShardFileSystem(str(tmp_path / "cube"))

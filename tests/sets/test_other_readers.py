@@ -14,7 +14,7 @@ import pytest
 
 import refshard_fs
 from tests.servers.http import RangeServer
-from tests.support.set_files import PLACES, days
+from tests.support.set_files import PLACES, write_day_files
 
 COUNT = 5
 
@@ -23,7 +23,7 @@ COUNT = 5
 def cube(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The path of a JSON set of some days of a writer."""
     path = str(tmp_path / "cube.json")
-    made = refshard_fs.concat(days(tmp_path, request.param, COUNT), "time")
+    made = refshard_fs.concat(write_day_files(tmp_path, request.param, COUNT), "time")
     assert made.save(path) == "", "others read all of it"
     return path
 
@@ -123,7 +123,7 @@ def test_zarrita_reads_a_cube(tmp_path: Path, http_server: RangeServer, writer: 
     node, folder = shutil.which("node"), Path(os.environ.get("REFSHARD_ZARRITA", "."), "node_modules").absolute()
     if node is None or not (folder / "@zarrita/storage").exists():
         pytest.skip("needs node, and REFSHARD_ZARRITA: a folder with zarrita and @zarrita/storage of npm")
-    files = days(tmp_path, writer, COUNT)
+    files = write_day_files(tmp_path, writer, COUNT)
     urls = [http_server.put(f"{writer}-{Path(file).name}", Path(file).read_bytes()) for file in files]
     path = str(tmp_path / "cube.json")
     assert refshard_fs.concat(urls, "time").save(path) == ""

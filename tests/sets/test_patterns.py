@@ -23,7 +23,7 @@ from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray m
 from tests.support.member_files import (  # noqa: E402  # xarray may be absent
     DIMS,
     MEMBERS,
-    combine_members,
+    open_members,
     write_member,
 )
 from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
@@ -31,7 +31,7 @@ from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray ma
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_pattern_of_members_and_days_is_a_cube_with_both(tmp_path: Path, version: int) -> None:
-    expected = combine_members(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
+    expected = open_members(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
     made = refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, zarr_format=version)
     found = load_dataset(made)
     xr.testing.assert_equal(found.transpose(*expected["v"].dims), expected)
@@ -39,13 +39,13 @@ def test_pattern_of_members_and_days_is_a_cube_with_both(tmp_path: Path, version
 
 
 def test_numbers_sort_numerically_and_keep_their_type(tmp_path: Path) -> None:
-    expected = combine_members(tmp_path).assign_coords(member=[1, 2, 10])
+    expected = open_members(tmp_path).assign_coords(member=[1, 2, 10])
     found = load_dataset(refshard_fs.concat(f"{tmp_path}/r{{member:d}}/{{time:%Y%m%d}}.nc", dims=DIMS))
     xr.testing.assert_equal(found.transpose(*expected["v"].dims), expected)
 
 
 def test_one_dimensional_pattern_orders_files(tmp_path: Path) -> None:
-    expected = combine_members(tmp_path, members=["r1"], days=(2, 1)).isel(member=0).sortby("time")
+    expected = open_members(tmp_path, members=["r1"], days=(2, 1)).isel(member=0).sortby("time")
     for lazy in (False, True):
         pattern = f"{tmp_path}/r1/{{time:%Y%m%d}}.nc"
         xr.testing.assert_equal(load_dataset(refshard_fs.concat(pattern, "time", lazy=lazy)), expected)  # type: ignore[call-overload]
@@ -65,7 +65,7 @@ def test_invalid_patterns_are_refused(pattern: str, said: str) -> None:
 
 
 def test_pattern_matches_on_s3(tmp_path: Path, s3_server: Any) -> None:
-    expected = combine_members(tmp_path, members=["r1", "r2"]).assign_coords(member=["r1", "r2"])
+    expected = open_members(tmp_path, members=["r1", "r2"]).assign_coords(member=["r1", "r2"])
     s3_server.create_bucket("members")
     for file in tmp_path.glob("*/*.nc"):
         s3_server.put(f"members/{file.relative_to(tmp_path)}", file.read_bytes())
@@ -76,7 +76,7 @@ def test_pattern_matches_on_s3(tmp_path: Path, s3_server: Any) -> None:
 
 
 def test_command_takes_patterns(tmp_path: Path) -> None:
-    expected = combine_members(tmp_path).assign_coords(member=list(MEMBERS))
+    expected = open_members(tmp_path).assign_coords(member=list(MEMBERS))
     url = str(tmp_path / "all.json")
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
     assert main(["concat", pattern, "-o", url, "--dims", "time,member"]) == 0
@@ -85,7 +85,7 @@ def test_command_takes_patterns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dims", "version"), [(DIMS, VERSIONS[0]), (DIMS[::-1], VERSIONS[-1])])
 def test_lazy_cube_of_members_and_days_has_both(tmp_path: Path, dims: tuple[str, str], version: int) -> None:
-    expected = combine_members(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
+    expected = open_members(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
     made = refshard_fs.concat(pattern, dims=dims, lazy=True, zarr_format=version)
     url = str(tmp_path / "cube.refshard")
@@ -103,7 +103,7 @@ def test_lazy_cube_of_members_and_days_has_both(tmp_path: Path, dims: tuple[str,
 
 
 def test_lazy_cube_opens_only_the_files_of_a_chunk(tmp_path: Path) -> None:
-    combine_members(tmp_path)
+    open_members(tmp_path)
     fs = RefShardFileSystem(refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, lazy=True))
     assert fs.resolve("v/2.1.0.0") == RefShardFileSystem(str(tmp_path / "r10/20240102.nc")).resolve("v/0.0.0")
 
@@ -155,7 +155,7 @@ def test_times_and_members_of_names_alone_are_a_lazy_cube(tmp_path: Path) -> Non
 
 
 def test_command_makes_a_lazy_cube_along_both(tmp_path: Path) -> None:
-    expected = combine_members(tmp_path).assign_coords(member=list(MEMBERS))
+    expected = open_members(tmp_path).assign_coords(member=list(MEMBERS))
     url = str(tmp_path / "cube.refshard")
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
     assert main(["concat", pattern, "-o", url, "--dims", "time,member", "--lazy"]) == 0
@@ -163,7 +163,7 @@ def test_command_makes_a_lazy_cube_along_both(tmp_path: Path) -> None:
 
 
 def test_lazy_cube_of_several_dimensions_refuses_append(tmp_path: Path) -> None:
-    combine_members(tmp_path)
+    open_members(tmp_path)
     pattern, url = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", str(tmp_path / "cube.refshard")
     refshard_fs.concat(pattern, dims=DIMS, lazy=True).save(url)
     with pytest.raises(ManifestError, match="along several dimensions"):

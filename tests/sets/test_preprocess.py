@@ -17,7 +17,7 @@ import xarray as xr
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.sets.preprocess import select_parts
-from tests.support.cube_files import DAYS, X, opened, values, write
+from tests.support.cube_files import DAYS, X, make_values, open_cube, write
 
 CALLS: list[str] = []
 
@@ -33,13 +33,13 @@ def select_day(source: RefShardFileSystem) -> RefShardFileSystem:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for day in range(3):
-        ds = xr.Dataset({"t": ("x", values(seed=day))}, {"x": X})
+        ds = xr.Dataset({"t": ("x", make_values(seed=day))}, {"x": X})
         write(ds.assign(odd=0) if day % 2 else ds, tmp_path / f"{day}.nc")
     return tmp_path
 
 
 def test_function_gives_each_file_its_time(folder: Path) -> None:
-    expected = xr.concat([xr.Dataset({"t": ("x", values(seed=n))}, {"x": X}) for n in range(3)], "time")
+    expected = xr.concat([xr.Dataset({"t": ("x", make_values(seed=n))}, {"x": X}) for n in range(3)], "time")
     expected = expected.assign_coords(time=DAYS[:3])
     cube = refshard_fs.open(f"{folder}/*.nc", preprocess=select_day)
     cube.save(f"{folder}/cube.refshard")
@@ -98,7 +98,9 @@ def test_choices_are_kept_until_file_or_function_changes(folder: Path) -> None:
     )
     assert sorted(CALLS) == ["0", "1", "2"]  # the reads by `read_rest`, which have no file of scans
     CALLS.clear()
-    write(xr.Dataset({"t": ("x", values(seed=7))}, {"x": X}).assign(odd=1, even=2).drop_vars("even"), folder / "1.nc")
+    write(
+        xr.Dataset({"t": ("x", make_values(seed=7))}, {"x": X}).assign(odd=1, even=2).drop_vars("even"), folder / "1.nc"
+    )
     os.utime(folder / "1.nc", (1, 1))
     again = refshard_fs.open(f"{folder}/*.nc", **how)
     assert CALLS == ["1"]
@@ -138,4 +140,4 @@ def nothing(source: RefShardFileSystem) -> Any:
 )
 def test_invalid_functions_are_errors(folder: Path, arguments: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
-        opened(f"{folder}/*.nc", **arguments)
+        open_cube(f"{folder}/*.nc", **arguments)

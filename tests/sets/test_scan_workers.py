@@ -9,11 +9,11 @@ import pytest
 
 import refshard_fs
 from refshard_fs.errors import RefShardError
-from tests.support.set_files import days, days_of
+from tests.support.set_files import read_days, write_day_files
 
 
 def test_workers_give_the_same_result(tmp_path: Path) -> None:
-    files = days(tmp_path, "scipy", 70)
+    files = write_day_files(tmp_path, "scipy", 70)
     expected = refshard_fs.concat(files, "time", lazy=True).content
     with ThreadPoolExecutor(2) as executor:
         assert refshard_fs.concat(files, "time", lazy=True, executor=executor).content == expected
@@ -22,10 +22,10 @@ def test_workers_give_the_same_result(tmp_path: Path) -> None:
             refshard_fs.concat(files, "time", executor=executor)
         with pytest.warns(UserWarning, match=r"set 3 is left out: .*day3\.nc3"):
             made = refshard_fs.concat(files, "time", executor=executor, on_error="skip")
-    assert len(days_of(made)) == 69
+    assert len(read_days(made)) == 69
 
 
 def test_workers_and_resume_need_equal_options(tmp_path: Path) -> None:
-    files = days(tmp_path, "scipy", 2)
+    files = write_day_files(tmp_path, "scipy", 2)
     with pytest.raises(ValueError, match="opened alike"):
         refshard_fs.concat(files, "time", resume=tmp_path / "scans", zarr_format=3)

@@ -19,24 +19,27 @@ from refshard_fs.sets import scanning
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.source.collect import UnreadArrays
 from tests.servers.http import RangeServer
-from tests.support.memory import taking
-from tests.support.set_files import PLACES, WRITERS, days, days_of, plain_file, shown
+from tests.support.memory import check_peak
+from tests.support.set_files import PLACES, WRITERS, make_plain_file, read_days, read_first_values, write_day_files
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_files_of_any_writer_make_a_cube(tmp_path: Path, writer: str, lazy: bool) -> None:
-    files = days(tmp_path, writer, 40)
+    files = write_day_files(tmp_path, writer, 40)
     cube: Any = refshard_fs.concat(files, "time", lazy=lazy)
-    assert days_of(cube) == list(range(40))
-    assert shown(cube, 40) == list(range(40))
+    assert read_days(cube) == list(range(40))
+    assert read_first_values(cube, 40) == list(range(40))
 
 
 @pytest.mark.parametrize("writer", ["h5py", "scipy"])
 def test_small_file_takes_two_requests_with_its_variables(
     tmp_path: Path, writer: str, http_server: RangeServer
 ) -> None:
-    urls = [http_server.put(f"day{n}.nc", Path(path).read_bytes()) for n, path in enumerate(days(tmp_path, writer, 40))]
+    urls = [
+        http_server.put(f"day{n}.nc", Path(path).read_bytes())
+        for n, path in enumerate(write_day_files(tmp_path, writer, 40))
+    ]
     cube = refshard_fs.concat(urls, "time", same=["x_bounds"], lazy=True)
     assert len(http_server.requests()) == len(urls)
     assert len(cube) == 40
@@ -46,14 +49,14 @@ def test_small_file_takes_two_requests_with_its_variables(
 
 def test_first_bytes_of_too_many_files_are_not_kept(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("refshard_fs.sets.concat"), "KEPT", 3)
-    urls = [http_server.put(f"{n}.nc", plain_file(n)) for n in range(4)]
+    urls = [http_server.put(f"{n}.nc", make_plain_file(n)) for n in range(4)]
     few, many = (refshard_fs.concat(some, "time", lazy=True, same=["x_bounds"]) for some in (urls[:3], urls))
     assert few.first_bytes is not None
     assert many.first_bytes is None
 
 
 def test_common_parts_read_together_are_compared(tmp_path: Path) -> None:
-    paths = days(tmp_path, "scipy", 4)
+    paths = write_day_files(tmp_path, "scipy", 4)
     bounds = (np.arange(PLACES) - 0.5).astype(">f4").tobytes()
     Path(paths[2]).write_bytes(Path(paths[2]).read_bytes().replace(bounds, bytes(len(bounds))))
     with pytest.raises(ManifestError, match=r"day2\.nc3.* different bytes of 'x_bounds'"):
@@ -63,24 +66,24 @@ def test_common_parts_read_together_are_compared(tmp_path: Path) -> None:
 def test_memory_follows_results_not_file_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "ROUNDS", 1)
     for number in range(80):
-        (tmp_path / f"{number}.nc").write_bytes(plain_file(number) + bytes(60_000))
+        (tmp_path / f"{number}.nc").write_bytes(make_plain_file(number) + bytes(60_000))
     refshard_fs.concat(f"{tmp_path}/1?.nc", "time", lazy=True)
-    with taking(3_000_000):
+    with check_peak(3_000_000):
         cube = refshard_fs.concat(f"{tmp_path}/*.nc", "time", lazy=True)
     assert len(cube.document.dumps()) < 200 * 80
 
 
 def test_each_file_takes_some_kilobytes(tmp_path: Path) -> None:
     for number in range(300):
-        (tmp_path / f"{number}.nc").write_bytes(plain_file(number))
+        (tmp_path / f"{number}.nc").write_bytes(make_plain_file(number))
     refshard_fs.concat(f"{tmp_path}/1?.nc", "time", lazy=True, same=["x_bounds"])
-    with taking(300 * 12_000):
+    with check_peak(300 * 12_000):
         cube = refshard_fs.concat(f"{tmp_path}/*.nc", "time", lazy=True, same=["x_bounds"])
     assert len(cube) == 300
 
 
 def test_saved_cube_is_opened_by_its_first_file_alone(http_server: RangeServer, tmp_path: Path) -> None:
-    urls = [http_server.put(f"{n}.nc", plain_file(n)) for n in range(30)]
+    urls = [http_server.put(f"{n}.nc", make_plain_file(n)) for n in range(30)]
     refshard_fs.concat(urls, "time", lazy=True).save(str(tmp_path / "cube.refshard"))
     before = len(http_server.requests())
     fs = refshard_fs.RefShardFileSystem(str(tmp_path / "cube.refshard"))
@@ -89,7 +92,7 @@ def test_saved_cube_is_opened_by_its_first_file_alone(http_server: RangeServer, 
 
 
 def test_options_of_the_source_are_used_for_all(http_server: RangeServer) -> None:
-    urls = [http_server.put(f"{n}.nc", plain_file(n)) for n in range(3)]
+    urls = [http_server.put(f"{n}.nc", make_plain_file(n)) for n in range(3)]
     refshard_fs.concat(urls, "time", lazy=True, target_options={"headers": {"x-mine": "yes"}})
     assert {request.headers.get("x-mine") for request in http_server.requests()} == {"yes"}
 

@@ -19,13 +19,13 @@ from refshard_fs.sets.scanning import Scanned, Unchanged
 from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.source.collect import UnreadArrays
 from tests.servers.http import RangeServer
-from tests.support.set_files import days, days_of, plain_file
+from tests.support.set_files import make_plain_file, read_days, write_day_files
 
 
 @pytest.fixture
 def archive(http_server: RangeServer) -> Callable[[], list[str]]:
     """Return a function that puts forty days on the server, and returns their URLs."""
-    return lambda: [http_server.put(f"{n}.nc", plain_file(n), modified=1e9) for n in range(40)]
+    return lambda: [http_server.put(f"{n}.nc", make_plain_file(n), modified=1e9) for n in range(40)]
 
 
 def test_failed_run_resumes(archive: Callable[[], list[str]], http_server: RangeServer, tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_failed_run_resumes(archive: Callable[[], list[str]], http_server: Range
     http_server.heal()
     http_server.log.clear()
     cube = refshard_fs.concat(urls, "time", same=["x_bounds"], resume=kept, lazy=True)
-    assert days_of(cube) == list(range(40))
+    assert read_days(cube) == list(range(40))
     read = {request.path for request in http_server.requests() if request.sent > 100 and request.method == "GET"}
     assert "/39.nc" in read
     assert len(read) < 40
@@ -49,15 +49,15 @@ def test_failed_run_resumes(archive: Callable[[], list[str]], http_server: Range
 
 
 def test_changed_file_is_scanned_again(tmp_path: Path) -> None:
-    files, kept = days(tmp_path, "scipy", 3), tmp_path / "scans"
+    files, kept = write_day_files(tmp_path, "scipy", 3), tmp_path / "scans"
     refshard_fs.concat(files, "time", resume=kept)
-    Path(files[1]).write_bytes(plain_file(7))
+    Path(files[1]).write_bytes(make_plain_file(7))
     cube = refshard_fs.concat(files, "time", resume=kept, sort=True)
-    assert days_of(cube) == [0, 2, 7]
+    assert read_days(cube) == [0, 2, 7]
 
 
 def test_truncated_last_record_is_ignored(tmp_path: Path) -> None:
-    files, kept = days(tmp_path, "scipy", 3), tmp_path / "scans"
+    files, kept = write_day_files(tmp_path, "scipy", 3), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
     whole = kept.read_bytes()
     for end in (0, 5, len(whole) // 2, len(whole) - 1):
@@ -71,7 +71,7 @@ def test_truncated_last_record_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", ["h5py", "scipy"])
 def test_equal_scans_are_stored_once(tmp_path: Path, writer: str) -> None:
-    files, kept = days(tmp_path, writer, 70), tmp_path / "scans"
+    files, kept = write_day_files(tmp_path, writer, 70), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", lazy=True).content
     with ThreadPoolExecutor(1) as executor:
         assert refshard_fs.concat(files, "time", lazy=True, executor=executor, resume=kept).content == expected
@@ -82,7 +82,7 @@ def test_equal_scans_are_stored_once(tmp_path: Path, writer: str) -> None:
 
 
 def test_unrelated_file_is_never_overwritten(tmp_path: Path) -> None:
-    files, kept = days(tmp_path, "scipy", 2), tmp_path / "notes"
+    files, kept = write_day_files(tmp_path, "scipy", 2), tmp_path / "notes"
     kept.write_bytes(b"my notes")
     with pytest.raises(ManifestError, match="expects a new path"):
         refshard_fs.concat(files, "time", resume=kept)
@@ -91,12 +91,12 @@ def test_unrelated_file_is_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="rights are spelled otherwise there")
 def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
-    refshard_fs.concat(days(tmp_path, "scipy", 2), "time", resume=tmp_path / "scans")
+    refshard_fs.concat(write_day_files(tmp_path, "scipy", 2), "time", resume=tmp_path / "scans")
     assert (tmp_path / "scans").stat().st_mode & 0o077 == 0
 
 
 def test_damaged_scans_are_found(tmp_path: Path) -> None:
-    files, kept = days(tmp_path, "scipy", 2), tmp_path / "scans"
+    files, kept = write_day_files(tmp_path, "scipy", 2), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
     data = bytearray(kept.read_bytes())
     data[len(data) // 3] ^= 0xFF
@@ -105,7 +105,7 @@ def test_damaged_scans_are_found(tmp_path: Path) -> None:
 
 
 def test_command_has_resume(tmp_path: Path) -> None:
-    days(tmp_path, "scipy", 3)
+    write_day_files(tmp_path, "scipy", 3)
     out, kept = str(tmp_path / "cube.refshard"), tmp_path / "scans"
     arguments = ["concat", f"{tmp_path}/*.nc3", "-o", out, "--dim", "time", "--lazy", "--resume", str(kept)]
     assert main(arguments) == 0

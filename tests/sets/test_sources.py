@@ -14,15 +14,15 @@ from refshard_fs import RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
 from refshard_fs.references.values import encode
 from tests.servers.http import RangeServer
-from tests.support.joined_sets import VERSIONS, day, read
-from tests.support.set_files import plain_file
+from tests.support.joined_sets import VERSIONS, make_day_set, read
+from tests.support.set_files import make_plain_file
 
 zarr = pytest.importorskip("zarr")
 
 
 @pytest.mark.skipif(len(VERSIONS) == 1, reason="chunk manifests are zarr version 3")
 def test_chunk_manifests_are_joined(tmp_path: Any) -> None:
-    parts = [day(0, 2, 3), day(2, 2, 3)]
+    parts = [make_day_set(0, 2, 3), make_day_set(2, 2, 3)]
     for i, part in enumerate(parts):
         RefShardFileSystem(part).save(str(tmp_path / f"part{i}"), "chunk-manifest")
     both = refshard_fs.concat([str(tmp_path / "part0"), str(tmp_path / "part1")], dim="time")
@@ -32,7 +32,7 @@ def test_chunk_manifests_are_joined(tmp_path: Any) -> None:
 
 
 def test_sets_with_templates_and_other_keys_are_joined(tmp_path: Any) -> None:
-    parts = [day(0, 2), day(2, 2), day(4, 2), day(6, 2)]
+    parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2), make_day_set(6, 2)]
     expected = read(refshard_fs.concat(parts, dim="time"))
     url = parts[1]["air/0.0"][0]
     parts[1]["air/0.0"] = ["{{u}}", *parts[1]["air/0.0"][1:]]
@@ -52,7 +52,7 @@ def test_sets_with_templates_and_other_keys_are_joined(tmp_path: Any) -> None:
 
 
 def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
-    parts = [day(0, 2), day(2, 2), day(4, 2)]
+    parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2)]
     urls = []
     for i, part in enumerate(parts):
         if i % 2 == 0:
@@ -65,13 +65,18 @@ def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
 
 def make_set(url: str) -> bytes:
     """Return the JSON of a set whose array ``air`` refers to ``url``."""
-    refs = {**day(0, 2), "time/0": encode(bytes([0, 0, 0, 0, 1, 0, 0, 0])), "air/0.0": [url, 0, 24], "air/0.1": [url]}
+    refs = {
+        **make_day_set(0, 2),
+        "time/0": encode(bytes([0, 0, 0, 0, 1, 0, 0, 0])),
+        "air/0.0": [url, 0, 24],
+        "air/0.1": [url],
+    }
     return json.dumps({key: value for key, value in refs.items() if not key.startswith("x/")}).encode()
 
 
 def test_allowed_files_are_joined_and_read_by_one_request(http_server: RangeServer) -> None:
     """The first bytes of each file are requested once, and read again from memory, as without `allow=`."""
-    urls = [http_server.put(f"a/{n}.nc", plain_file(n)) for n in range(6)]
+    urls = [http_server.put(f"a/{n}.nc", make_plain_file(n)) for n in range(6)]
     allow = [http_server.url + "/a/"]
     cube = refshard_fs.open(urls, "time", same=["x_bounds"], allow=allow)
     assert len(http_server.requests()) == len(urls)
@@ -83,7 +88,7 @@ def test_allowed_files_are_joined_and_read_by_one_request(http_server: RangeServ
 @pytest.mark.parametrize("place", ["beside", "given", "local"])
 def test_references_outside_allow_are_refused(http_server: RangeServer, tmp_path: Path, place: str) -> None:
     """A set may not point to a file of its own server that is not listed, even if the user gives this file."""
-    other = http_server.put("other/x.nc", plain_file(0))
+    other = http_server.put("other/x.nc", make_plain_file(0))
     url = http_server.put("a/0.json", make_set(other))
     if place == "local":
         (tmp_path / "0.json").write_bytes(make_set(other))
@@ -94,8 +99,8 @@ def test_references_outside_allow_are_refused(http_server: RangeServer, tmp_path
 
 
 def test_files_given_outside_allow_are_joined(http_server: RangeServer, tmp_path: Path) -> None:
-    urls = [http_server.put(f"a/{n}.nc", plain_file(n)) for n in range(2)]
-    (tmp_path / "2.nc").write_bytes(plain_file(2))
+    urls = [http_server.put(f"a/{n}.nc", make_plain_file(n)) for n in range(2)]
+    (tmp_path / "2.nc").write_bytes(make_plain_file(2))
     assert len(refshard_fs.open([*urls, str(tmp_path / "2.nc")], "time", allow=[])) == 3
 
 
@@ -119,7 +124,7 @@ def test_kept_scans_belong_to_the_prefixes_of_options(http_server: RangeServer, 
 def test_options_of_sources_open_nothing_to_a_set(http_server: RangeServer) -> None:
     """A set may not point to the server of another source, whose options the user gave for all sources."""
     with RangeServer() as inside:
-        other = inside.put("x.nc", plain_file(0))
+        other = inside.put("x.nc", make_plain_file(0))
         url = http_server.put("0.json", make_set(other))
         with pytest.raises(TargetNotAllowed, match="private networks"):
             refshard_fs.concat([url, other], dim="time", target_options={"headers": {"a": "b"}})
@@ -130,8 +135,10 @@ def test_parquet_sets_and_paths_are_joined(tmp_path: Any) -> None:
     parts = []
     for i, kind in enumerate(["parquet", "json"]):
         path = str(tmp_path / f"part{i}.{kind}")
-        RefShardFileSystem(day(2 * i, 2)).save(path, kind)
+        RefShardFileSystem(make_day_set(2 * i, 2)).save(path, kind)
         parts.append(path)
     assert main(["concat", *parts, "-o", str(tmp_path / "all.json"), "--dim", "time"]) == 0
     found = read(str(tmp_path / "all.json"))
-    np.testing.assert_array_equal(found["air"], read(refshard_fs.concat([day(0, 2), day(2, 2)], "time"))["air"])
+    np.testing.assert_array_equal(
+        found["air"], read(refshard_fs.concat([make_day_set(0, 2), make_day_set(2, 2)], "time"))["air"]
+    )

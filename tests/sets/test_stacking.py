@@ -60,12 +60,12 @@ def test_files_of_one_time_are_joined_as_in_xarray(tmp_path: Path, version: int,
 def test_grib_files_of_one_field_are_a_cube_of_times_and_steps(tmp_path: Path, *, lazy: bool) -> None:
     pytest.importorskip("eccodes", exc_type=Exception)
     pytest.importorskip("cfgrib", exc_type=Exception)
-    from tests.support.grib_messages import message
+    from tests.support.grib_messages import make_message
 
     files = [[str(tmp_path / f"{time}-{step}.grib2") for step in (0, 3)] for time in (0, 600, 1200)]
     for row, time in zip(files, (0, 600, 1200), strict=True):
         for file, step in zip(row, (0, 3), strict=True):
-            Path(file).write_bytes(message(dataDate=20240101, dataTime=time, step=step))
+            Path(file).write_bytes(make_message(dataDate=20240101, dataTime=time, step=step))
     expected = xr.combine_nested(
         [
             [xr.load_dataset(file, engine="cfgrib", indexpath="", decode_timedelta=True) for file in row]

@@ -10,14 +10,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
-from tests.support.joined_sets import chunked, day, read
+from tests.support.joined_sets import make_array, make_day_set, read
 
 zarr = pytest.importorskip("zarr")
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_coordinate_larger_than_memory_is_joined_by_reference(version: int) -> None:
-    one = chunked("x", np.arange(2, dtype="<f8"), (2,), ["x"], version=version, inline=True)
+    one = make_array("x", np.arange(2, dtype="<f8"), (2,), ["x"], version=version, inline=True)
     key = "x/.zarray" if version == 2 else "x/zarr.json"
     long = {**one, key: json.dumps({**json.loads(one[key]), "shape": [10**13]})}
     joined = refshard_fs.concat([long, one], "x")
@@ -38,7 +38,7 @@ def test_oversized_coordinate_chunk_is_refused_by_name() -> None:
 def test_compressed_coordinates_are_read_and_joined() -> None:
     numcodecs = pytest.importorskip("numcodecs")
     zlib = numcodecs.Zlib(1)
-    parts = [day(0, 2), day(2, 2), day(4, 2)]
+    parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2)]
     for start, part in zip((0, 2, 4), parts, strict=True):
         data = zlib.encode(np.arange(start, start + 2, dtype="<i4").tobytes())
         MemoryFileSystem().pipe_file(f"/made/zlib{start}", data)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from tests.support.text_files import check_texts, opened, write
+from tests.support.text_files import check_texts, open_dataset, write
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")
@@ -22,11 +22,11 @@ pytest.importorskip("zarr", minversion="3")
 def test_characters_of_other_widths_are_joined(tmp_path: Path, way: str, version: int, texts: list[list[str]]) -> None:
     urls, expected = write(tmp_path, way, texts)
     cube = refshard_fs.concat(urls, "time", lazy=True, zarr_format=version)
-    found = opened(cube, version)
+    found = open_dataset(cube, version)
     assert found["name"].dtype == expected["name"].dtype
     check_texts(found, expected)
     cube.save(str(tmp_path / "cube.refshard"))
-    check_texts(opened(str(tmp_path / "cube.refshard"), version), expected)
+    check_texts(open_dataset(str(tmp_path / "cube.refshard"), version), expected)
 
 
 def test_one_name_of_a_dimension_is_kept(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_names_of_widths_do_not_meet(tmp_path: Path) -> None:
         urls.append(str(tmp_path / f"{number}.nc"))
         ds.to_netcdf(urls[-1], engine="scipy")
         each.append(ds)
-    found = opened(refshard_fs.concat(urls, "time", lazy=True), 2)
+    found = open_dataset(refshard_fs.concat(urls, "time", lazy=True), 2)
     expected = xr.concat(each, "time")
     for name in ("name", "other", "fixed"):
         assert found[name].values.tolist() == expected[name].values.tolist()

@@ -197,14 +197,16 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 def test_unlike_fields_are_right_or_refused(tmp_path: Path) -> None:
     pytest.importorskip("eccodes", exc_type=Exception)
     pytest.importorskip("cfgrib", exc_type=Exception)
-    from tests.support.grib_messages import message
+    from tests.support.grib_messages import make_message
 
     for name, (one, other, *outcomes) in FIELDS.items():
         files = []
         for day, how in enumerate((one, other), 1):
             keys = {key: value for key, value in how.items() if key != "times"}
             path = tmp_path / f"{name.replace(' ', '-')}{day}.grib2"
-            fields = [message(dataDate=20240100 + day, dataTime=600 * n, **keys) for n in range(how.get("times", 2))]
+            fields = [
+                make_message(dataDate=20240100 + day, dataTime=600 * n, **keys) for n in range(how.get("times", 2))
+            ]
             path.write_bytes(b"".join(fields))
             files.append(str(path))
         for is_lazy, outcome in zip((False, True), outcomes, strict=True):

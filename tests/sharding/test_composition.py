@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.servers.http import RangeServer
-from tests.support.shard_writers import IS_ZARR_2, array, opened, sparse
+from tests.support.shard_writers import IS_ZARR_2, make_sparse, open_array, open_source
 
 if IS_ZARR_2:
     pytest.skip("zarr 2 writes no shards of version 3", allow_module_level=True)
@@ -20,7 +20,7 @@ if IS_ZARR_2:
 import zarr
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
-DATA = sparse((60, 80), 0)
+DATA = make_sparse((60, 80), 0)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_manifest_of_nested_shards_in_a_zip_is_read(folder: Path, http_server: R
     content = archive(folder, zipfile.ZIP_STORED)
     url = http_server.put("/a.zip", content)
     manifest = http_server.put("/m.json", json.dumps(ranges_of_members(content, url)).encode())
-    seen = array(manifest, "a")
+    seen = open_array(manifest, "a")
     assert seen.chunks == (5, 5)
     http_server.clear()
     assert np.array_equal(seen[...], DATA)
@@ -76,7 +76,7 @@ def test_manifest_of_nested_shards_in_a_zip_is_read(folder: Path, http_server: R
 def test_one_chunk_costs_one_request_a_level(folder: Path, http_server: RangeServer) -> None:
     content = archive(folder, zipfile.ZIP_STORED)
     url = http_server.put("/a.zip", content)
-    fs = opened(ranges_of_members(content, url))
+    fs = open_source(ranges_of_members(content, url))
     fs.cat_file("a/zarr.json")
     http_server.clear()
     fs.cat_file("a/c/11/15")
@@ -88,7 +88,7 @@ def test_one_chunk_costs_one_request_a_level(folder: Path, http_server: RangeSer
 def test_many_chunks_cost_one_request_a_level(folder: Path) -> None:
     content = archive(folder, zipfile.ZIP_STORED)
     with RangeServer({"/a.zip": content}, latency=0.01) as server:
-        fs = opened(ranges_of_members(content, f"{server.url}/a.zip"))
+        fs = open_source(ranges_of_members(content, f"{server.url}/a.zip"))
         fs.cat_file("a/zarr.json")
         server.clear()
         keys = [f"a/c/{i}/{j}" for i in range(12) for j in range(16)]
@@ -100,7 +100,7 @@ def test_many_chunks_cost_one_request_a_level(folder: Path) -> None:
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
 def test_nested_shards_in_a_zip_are_read(folder: Path, http_server: RangeServer, compression: int) -> None:
     url = http_server.put("/a.zip", archive(folder, compression))
-    seen = array(url, "a")
+    seen = open_array(url, "a")
     assert seen.chunks == (5, 5)
     assert np.array_equal(seen[...], DATA)
 
@@ -108,8 +108,8 @@ def test_nested_shards_in_a_zip_are_read(folder: Path, http_server: RangeServer,
 def test_all_levels_are_listed(folder: Path) -> None:
     content = archive(folder, zipfile.ZIP_STORED)
     (folder / "a.zip").write_bytes(content)
-    plain = opened(folder, format="zarr-hierarchy").find("a", detail=True)
-    refs = opened(ranges_of_members(content, f"file://{folder}/a.zip")).find("a", detail=True)
-    zipped = opened(folder / "a.zip").find("a", detail=True)
+    plain = open_source(folder, format="zarr-hierarchy").find("a", detail=True)
+    refs = open_source(ranges_of_members(content, f"file://{folder}/a.zip")).find("a", detail=True)
+    zipped = open_source(folder / "a.zip").find("a", detail=True)
     assert plain == refs == zipped
     assert len(plain) == 1 + np.count_nonzero(DATA.reshape(12, 5, 16, 5).any(axis=(1, 3)))

@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 
 from refshard_fs import DamagedIndex, ReferenceNotReachable
 from refshard_fs.sharding.index import OffsetsLevel
-from tests.support.shard_writers import ONES, indexed, opened
-from tests.support.shards_by_hand import META_2, meta_3, pairs, shard_3
+from tests.support.shard_writers import ONES, make_indexed_shard, open_source
+from tests.support.shards_by_hand import META_2, make_metadata, make_pairs, make_shard
 
 pytestmark = pytest.mark.case(id="P33")
 
 CHUNKS = {0: b"A" * 10, 1: b"B" * 20, 3: b"D" * 7}  # of 4; slot 2 is empty
-SHARD_2 = indexed(CHUNKS, 4)
+SHARD_2 = make_indexed_shard(CHUNKS, 4)
 
 
 KINDS = {
     "v2": (META_2, ".zarray", "0", SHARD_2),
     **{
         f"v3-{location}{'-checked' * checked}": (
-            meta_3(location=location, checked=checked),
+            make_metadata(location=location, checked=checked),
             "zarr.json",
             "c/0",
-            shard_3(
+            make_shard(
                 [(first, 10), (first + 10, 20), (ONES, ONES), (first + 30, 7)],
                 b"A" * 10 + b"B" * 20 + b"D" * 7,
                 location=location,
@@ -50,10 +50,10 @@ def source(folder: Path, kind: str, content: bytes, *, sized: bool) -> tuple[Any
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     if sized:
-        return opened({f"a/{name}": json.dumps(meta), f"a/{shard}": [f"file://{file}", 0, len(content)]}), shard
+        return open_source({f"a/{name}": json.dumps(meta), f"a/{shard}": [f"file://{file}", 0, len(content)]}), shard
     (folder / "a" / name).write_text(json.dumps(meta))
     (folder / ".zgroup").write_text('{"zarr_format": 2}')
-    fs = opened(folder)
+    fs = open_source(folder)
     fs.invalidate_cache()  # examples write the same file within one tick of its clock
     return fs, shard
 
@@ -118,7 +118,7 @@ def test_any_index_gives_ranges_of_the_shard_or_an_error(tmp_path: Path, data: A
     pairs = data.draw(st.lists(st.tuples(number, number), min_size=4, max_size=4))
     location = data.draw(st.sampled_from(["start", "end"]))
     payload = bytes(range(1, 38))
-    content = shard_3(pairs, payload, location=location, checked=False)
+    content = make_shard(pairs, payload, location=location, checked=False)
     fs, shard = source(tmp_path, f"v3-{location}", content, sized=data.draw(st.booleans()))
     for slot, (offset, length) in enumerate(pairs):
         got = outcome(fs, key(shard, slot))
@@ -144,11 +144,11 @@ def test_any_index_gives_ranges_of_the_shard_or_an_error(tmp_path: Path, data: A
 )
 def test_chunks_outside_the_shard_or_in_its_index_are_errors(at_end: bool, rows: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        OffsetsLevel(2, at_end=at_end).table(pairs(*rows), 100)
+        OffsetsLevel(2, at_end=at_end).table(make_pairs(*rows), 100)
 
 
 def test_chunks_may_overlap_leave_gaps_or_be_empty() -> None:
-    table = OffsetsLevel(4).table(pairs((0, 36), (10, 26), (36, 0), (0, 0)), 100)
+    table = OffsetsLevel(4).table(make_pairs((0, 36), (10, 26), (36, 0), (0, 0)), 100)
     assert [table.locate(slot) for slot in range(4)] == [(0, 36), (10, 26), (36, 0), (0, 0)]
 
 
@@ -158,7 +158,7 @@ def test_forged_count_allocates_nothing(tmp_path: Path, sized: bool) -> None:
     fs, _ = source(tmp_path, "v2", SHARD_2, sized=sized)
     forged = json.dumps({**META_2, "shape": [2**40], "shards": [2**24]})  # an index of 256 MiB
     if sized:
-        fs = opened({"a/.zarray": forged, "a/0": [f"file://{tmp_path}/a/0", 0, len(SHARD_2)]})
+        fs = open_source({"a/.zarray": forged, "a/0": [f"file://{tmp_path}/a/0", 0, len(SHARD_2)]})
     else:
         (tmp_path / "a/.zarray").write_text(forged)
         fs.invalidate_cache()
@@ -175,7 +175,7 @@ def test_forged_count_allocates_nothing(tmp_path: Path, sized: bool) -> None:
 def test_unreachable_shard_is_not_a_missing_chunk(http_server: Any, status: int) -> None:
     http_server.put("/a/.zarray", json.dumps(META_2).encode())
     http_server.put("/a/0", SHARD_2)
-    fs = opened(f"{http_server.url}/a", retries=0)
+    fs = open_source(f"{http_server.url}/a", retries=0)
     fs.cat_file(".zarray")
     http_server.fault(status, "/a/0")
     for slot in range(4):
@@ -190,7 +190,7 @@ def test_unreachable_shard_is_not_a_missing_chunk(http_server: Any, status: int)
 def test_wrong_answer_for_an_index_gives_no_other_data(http_server: Any, kind: Any) -> None:
     http_server.put("/a/.zarray", json.dumps(META_2).encode())
     http_server.put("/a/0", SHARD_2)
-    fs = opened(f"{http_server.url}/a", retries=0)
+    fs = open_source(f"{http_server.url}/a", retries=0)
     fs.cat_file(".zarray")
     http_server.fault(kind, "/a/0")
     assert outcome(fs, "1") in ("error", CHUNKS[1])

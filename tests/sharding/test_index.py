@@ -20,9 +20,9 @@ from refshard_fs.core.checksums import crc32c
 from refshard_fs.formats.neuroglancer.minishards import ShardIndex
 from refshard_fs.sharding.index import OffsetsLevel, TableIndex
 from tests.servers.http import RangeServer
-from tests.support.shard_writers import opened
-from tests.support.shards_by_hand import META_2, meta_3, shard_3
-from tests.support.volumes import KEY, pattern, write_volume
+from tests.support.shard_writers import open_source
+from tests.support.shards_by_hand import META_2, make_metadata, make_shard
+from tests.support.volumes import KEY, make_pattern, write_volume
 
 pytestmark = pytest.mark.case(id="P33")
 
@@ -33,11 +33,11 @@ PAYLOAD = bytes(range(1, 41))  # four chunks of ten bytes
 
 def nested(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
     """Return an array of one shard of one shard of four chunks; the index places the second chunk at ``pair``."""
-    meta = meta_3(location="end", checked=True)
+    meta = make_metadata(location="end", checked=True)
     inner = meta["codecs"][0]
     outer = {"chunk_shape": [16], "codecs": [inner], "index_codecs": inner["configuration"]["index_codecs"]}
     meta["codecs"] = [{"name": "sharding_indexed", "configuration": outer}]
-    within = shard_3([(0, 10), pair, (20, 10), (30, 10)], PAYLOAD, location="end", checked=True)
+    within = make_shard([(0, 10), pair, (20, 10), (30, 10)], PAYLOAD, location="end", checked=True)
     index = np.array([(0, len(within))], "<u8").tobytes()
     return meta, within + index + crc32c(index).to_bytes(4, "little")
 
@@ -45,7 +45,9 @@ def nested(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
 def plain(location: str, pair: tuple[int, int], *, checked: bool = True) -> tuple[dict[str, Any], bytes]:
     first = 68 if location == "start" and checked else 64 if location == "start" else 0
     pairs = [(first, 10), pair, (first + 20, 10), (first + 30, 10)]
-    return meta_3(location=location, checked=checked), shard_3(pairs, PAYLOAD, location=location, checked=checked)
+    return make_metadata(location=location, checked=checked), make_shard(
+        pairs, PAYLOAD, location=location, checked=checked
+    )
 
 
 def trailed(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
@@ -56,7 +58,7 @@ def trailed(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
 
 
 def prototype(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
-    return META_2, shard_3([(0, 10), pair, (20, 10), (30, 10)], PAYLOAD, location="end", checked=False)
+    return META_2, make_shard([(0, 10), pair, (20, 10), (30, 10)], PAYLOAD, location="end", checked=False)
 
 
 def transformed(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
@@ -135,16 +137,16 @@ def places(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Source]:
 
     def referred(content: dict[str, bytes]) -> RefShardFileSystem:
         url = serve(content)
-        return opened(manifest(content, lambda name, size: [f"{url}/{name}"]))
+        return open_source(manifest(content, lambda name, size: [f"{url}/{name}"]))
 
     def ranged(content: dict[str, bytes]) -> RefShardFileSystem:
         """Put shards between other bytes, into which a range that is too long would reach."""
         url = serve({name: b"before" + data + b"after" * 100 for name, data in content.items()})
-        return opened(manifest(content, lambda name, size: [f"{url}/{name}", 6, size]))
+        return open_source(manifest(content, lambda name, size: [f"{url}/{name}", 6, size]))
 
     def nearby(content: dict[str, bytes]) -> RefShardFileSystem:
         folder = local(content)
-        return opened(manifest(content, lambda name, size: [f"file://{folder}/{name}"]))
+        return open_source(manifest(content, lambda name, size: [f"file://{folder}/{name}"]))
 
     def on_s3(content: dict[str, bytes]) -> RefShardFileSystem:
         server = request.getfixturevalue("s3_server")
@@ -152,16 +154,16 @@ def places(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Source]:
         server.create_bucket(bucket)
         for name, data in content.items():
             server.put(f"{bucket}/h/{name}", data)
-        return opened(f"s3://{bucket}/h", target_options=server.storage_options)
+        return open_source(f"s3://{bucket}/h", target_options=server.storage_options)
 
     return {
-        "local": lambda content: opened(local(content)),
-        "memory": lambda content: opened(memory(content)),
-        "http": lambda content: opened(serve(content)),
+        "local": lambda content: open_source(local(content)),
+        "memory": lambda content: open_source(memory(content)),
+        "http": lambda content: open_source(serve(content)),
         "s3": on_s3,
-        "zip": lambda content: opened(str(zipped(tmp_path, content, zipfile.ZIP_STORED))),
-        "deflated zip": lambda content: opened(str(zipped(tmp_path, content, zipfile.ZIP_DEFLATED))),
-        "zip on http": lambda content: opened(
+        "zip": lambda content: open_source(str(zipped(tmp_path, content, zipfile.ZIP_STORED))),
+        "deflated zip": lambda content: open_source(str(zipped(tmp_path, content, zipfile.ZIP_DEFLATED))),
+        "zip on http": lambda content: open_source(
             serve({"a.zip": zipped(tmp_path, content, zipfile.ZIP_STORED).read_bytes()}) + "/a.zip"
         ),
         "references to whole files": referred,
@@ -266,7 +268,7 @@ def test_manifest_shards_without_lengths_are_checked(
         path = tmp_path / f"{pair[0]}.zarr"
         path.mkdir()
         (path / "zarr.json").write_text(json.dumps({**meta, "storage_transformers": [transformer]}))
-        fs = opened(str(path))
+        fs = open_source(str(path))
         if expected is None:
             with pytest.raises(DamagedIndex, match="shard 'c/0' of array '': slot 1 .* expected a range within"):
                 fs.cat_file("c/1")
@@ -277,7 +279,7 @@ def test_manifest_shards_without_lengths_are_checked(
 def test_checks_cost_no_further_request(http_server: Any) -> None:
     for name, data in files(*plain("end", (10, 10))).items():
         http_server.put(f"/h/{name}", data)
-    fs = opened(f"{http_server.url}/h")
+    fs = open_source(f"{http_server.url}/h")
     fs.cat_file("a/zarr.json")
     http_server.clear()
     assert fs.cat_file("a/c/1") == PAYLOAD[10:20]
@@ -298,7 +300,7 @@ def test_volume_chunks_outside_the_data_are_an_error(
         "data_encoding": encoding,
     }
     volume = tmp_path / "volume"
-    write_volume(volume, pattern((8, 4, 4, 1)), (4, 4, 4), sharding)
+    write_volume(volume, make_pattern((8, 4, 4, 1)), (4, 4, 4), sharding)
     content = {path.relative_to(volume).as_posix(): path.read_bytes() for path in volume.rglob("*") if path.is_file()}
     name = next(name for name in content if name.endswith(".shard"))
     shard = content[name]
@@ -329,7 +331,7 @@ def two_nested() -> tuple[dict[str, Any], bytes]:
     meta, _ = nested((10, 10))
     outer = meta["codecs"][0]["configuration"]
     outer["chunk_shape"] = [8]
-    sound = shard_3([(0, 10), (10, 10)], PAYLOAD[:20], location="end", checked=True)
+    sound = make_shard([(0, 10), (10, 10)], PAYLOAD[:20], location="end", checked=True)
     index = np.array([(0, len(sound)), (len(sound), len(sound))], "<u8").tobytes()
     return meta, sound + sound[:-1] + bytes([sound[-1] ^ 1]) + index + crc32c(index).to_bytes(4, "little")
 
@@ -338,7 +340,7 @@ def test_damaged_nested_shard_leaves_its_neighbours(http_server: RangeServer) ->
     meta, shard = two_nested()
     group = json.dumps({"zarr_format": 3, "node_type": "group"})
     refs = {"zarr.json": group, "a/zarr.json": json.dumps(meta), "a/c/0": [http_server.put("/x", shard), 0, len(shard)]}
-    fs = opened(refs)
+    fs = open_source(refs)
     keys = [f"a/c/{number}" for number in range(4)]
     assert [fs.cat_file(key) for key in keys[:2]] == [PAYLOAD[:10], PAYLOAD[10:20]]
     for key in keys[2:]:

@@ -15,7 +15,7 @@ import pytest
 
 from refshard_fs import DamagedIndex
 from tests.servers.http import RangeServer
-from tests.support.shard_writers import IS_ZARR_2, opened
+from tests.support.shard_writers import IS_ZARR_2, open_source
 
 if IS_ZARR_2:
     pytest.skip("zarr 2 writes no shards of version 3", allow_module_level=True)
@@ -33,7 +33,7 @@ class Counter:
     def __init__(self, server: RangeServer, data: np.ndarray[Any, Any], concurrency: int | None = None) -> None:
         self.server = server
         self.data = data
-        self.fs = opened(f"{server.url}/a", asynchronous=True)
+        self.fs = open_source(f"{server.url}/a", asynchronous=True)
         self.array = zarr.open_array(zarr.storage.FsspecStore(self.fs, path=""), mode="r")
         server.clear()
 
@@ -109,7 +109,7 @@ def test_column_through_all_shards_takes_two_rounds(counter: Counter) -> None:
 
 def test_single_chunk_reads_are_followed_by_readahead(folder: Path, data: np.ndarray[Any, Any]) -> None:
     with RangeServer(directory=folder) as server:
-        fs = opened(f"{server.url}/a", asynchronous=True)
+        fs = open_source(f"{server.url}/a", asynchronous=True)
 
         async def column() -> None:  # the first read of a chunk also reads the metadata
             for row in range(100):
@@ -151,7 +151,7 @@ def test_random_chunks_read_an_index_once(counter: Counter) -> None:
 
 
 def test_many_keys_at_once_take_one_round_of_indexes(counter: Counter, folder: Path) -> None:
-    fs = opened(f"{counter.server.url}/a")
+    fs = open_source(f"{counter.server.url}/a")
     fs.cat_file("zarr.json")
     counter.server.clear()
     keys = [f"c/{row}/3" for row in range(5, 100, 10)]
@@ -164,7 +164,7 @@ def test_many_keys_at_once_take_one_round_of_indexes(counter: Counter, folder: P
 
 def test_whole_shards_are_one_request_each(folder: Path, data: np.ndarray[Any, Any]) -> None:
     with RangeServer(directory=folder) as server:
-        fs = opened(f"{server.url}/a", shards="whole", asynchronous=True)
+        fs = open_source(f"{server.url}/a", shards="whole", asynchronous=True)
         array = zarr.open_array(zarr.storage.FsspecStore(fs, path=""), mode="r")
         server.clear()
         assert np.array_equal(array[: 10 * SIDE], data[: 10 * SIDE])
@@ -184,7 +184,7 @@ def test_prefetch_with_a_damaged_shard_fetches_other_shards(folder: Path, tmp_pa
     shard = tmp_path / "a/c/0/0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     with RangeServer(directory=tmp_path) as server:
-        fs = opened(f"{server.url}/a")
+        fs = open_source(f"{server.url}/a")
         keys = [f"c/{row}/3" for row in range(20)]
         fs.prefetch(keys)
         server.clear()
@@ -198,7 +198,7 @@ def test_prefetch_with_a_damaged_shard_fetches_other_shards(folder: Path, tmp_pa
 
 def test_cancelled_prefetch_of_whole_shards_holds_nothing(counter: Counter) -> None:
     async def announce() -> None:
-        fs = opened(f"{counter.server.url}/a", asynchronous=True)
+        fs = open_source(f"{counter.server.url}/a", asynchronous=True)
         await fs._cat_file("zarr.json")
         counter.server.latency = 5
         with pytest.raises(TimeoutError):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.cli import main
-from tests.support.shard_writers import IS_ZARR_2, array, opened, sparse
+from tests.support.shard_writers import IS_ZARR_2, make_sparse, open_array, open_source
 from tests.support.shards_in_memory import Files
 
 if IS_ZARR_2:
@@ -51,11 +51,11 @@ def sharding(chunks: Any, codecs: list[Any] | None = None, **options: Any) -> Sh
 
 def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ...]) -> None:
     """Check that the array looks ordinary, has all values, and that its listing has exactly the readable keys."""
-    seen = array(folder)
+    seen = open_array(folder)
     assert seen.chunks == chunks
     assert seen.shards is None
     assert np.array_equal(seen[...], data)
-    fs = opened(folder)
+    fs = open_source(folder)
     listed = fs.find("", detail=True)
     for key, info in listed.items():
         assert info["size"] == len(fs.cat_file(key)), key
@@ -78,7 +78,7 @@ def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ..
     ids=["little", "big", "little+crc32c", "big+crc32c"],
 )
 def test_index_at_each_end_and_in_each_byte_order_is_read(tmp_path: Path, location: Any, index: list[Any]) -> None:
-    data = sparse((13, 17), FILL)
+    data = make_sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2), index_codecs=index, index_location=location)])
     assert_shown(tmp_path, data, (3, 2))
 
@@ -90,13 +90,13 @@ def test_index_at_each_end_and_in_each_byte_order_is_read(tmp_path: Path, locati
 def test_every_chunk_key_encoding_is_read(
     tmp_path: Path, encoding: tuple[str, str], shape: Any, shards: Any, chunks: Any
 ) -> None:
-    data = sparse(shape, FILL)
+    data = make_sparse(shape, FILL)
     write(tmp_path, data, shards, [sharding(chunks)], encoding)
     assert_shown(tmp_path, data, chunks)
 
 
 def test_three_levels_of_shards_are_read(tmp_path: Path) -> None:
-    data = sparse((30, 40), FILL)
+    data = make_sparse((30, 40), FILL)
     innermost = sharding((2, 3), [LITTLE, ZstdCodec()])
     middle = sharding((4, 6), [innermost], index_location="start")
     write(tmp_path, data, (16, 24), [sharding((8, 12), [middle])])
@@ -104,32 +104,32 @@ def test_three_levels_of_shards_are_read(tmp_path: Path) -> None:
 
 
 def test_transposed_shards_are_read(tmp_path: Path) -> None:
-    data = sparse((13, 17, 5), FILL)
+    data = make_sparse((13, 17, 5), FILL)
     write(tmp_path, data, (12, 12, 12), [TransposeCodec(order=(2, 0, 1)), sharding((4, 3, 2))])
     assert_shown(tmp_path, data, (3, 2, 4))
 
 
 def test_nested_transposed_shards_are_read(tmp_path: Path) -> None:
-    data = sparse((13, 17, 10), FILL)
+    data = make_sparse((13, 17, 10), FILL)
     inner = [TransposeCodec(order=(1, 2, 0)), sharding((3, 2, 4))]
     write(tmp_path, data, (24, 24, 24), [TransposeCodec(order=(2, 0, 1)), sharding((12, 12, 24), inner)])
     assert_shown(tmp_path, data, (3, 2, 4))
 
 
 def test_checksum_after_the_shard_is_skipped(tmp_path: Path) -> None:
-    data = sparse((13, 17), FILL)
+    data = make_sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2)), Crc32cCodec()])
     assert_shown(tmp_path, data, (3, 2))
 
 
 def test_compressed_shards_stay_whole_and_are_reported(tmp_path: Path) -> None:
-    data = sparse((13, 17), FILL)
+    data = make_sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2)), GzipCodec()])
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     assert fs.cat_file("zarr.json") == (tmp_path / "zarr.json").read_bytes()
     assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
     assert "'gzip'" in fs.left_whole[""]
-    assert np.array_equal(array(tmp_path)[...], data)
+    assert np.array_equal(open_array(tmp_path)[...], data)
 
 
 @pytest.mark.parametrize(
@@ -137,18 +137,18 @@ def test_compressed_shards_stay_whole_and_are_reported(tmp_path: Path) -> None:
     [[{"name": "other"}], [{"name": "other"}, {"type": "indexed", "configuration": {"chunks_per_shard": [2, 2]}}]],
 )
 def test_shards_behind_transformers_stay_whole(tmp_path: Path, transformers: Any) -> None:
-    write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
+    write(tmp_path, make_sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     text = json.dumps({**json.loads((tmp_path / "zarr.json").read_text()), "storage_transformers": transformers})
     (tmp_path / "zarr.json").write_text(text)
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     assert fs.cat_file("zarr.json").decode() == text
     assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
     assert "storage_transformers" in fs.left_whole[""]
 
 
 def test_info_lists_arrays_left_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "a", sparse((13, 17), FILL), (6, 8), [sharding((3, 2)), GzipCodec()])
-    write(tmp_path / "b", sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
+    write(tmp_path / "a", make_sparse((13, 17), FILL), (6, 8), [sharding((3, 2)), GzipCodec()])
+    write(tmp_path / "b", make_sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     zarr.open_group(str(tmp_path), mode="a")
     assert main(["info", str(tmp_path)]) in (None, 0)
     told = [line for line in capsys.readouterr().out.splitlines() if "left whole" in line]
@@ -158,19 +158,19 @@ def test_info_lists_arrays_left_whole(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_compressed_inner_shards_are_shown_as_chunks(tmp_path: Path) -> None:
-    data = sparse((30, 40), FILL)
+    data = make_sparse((30, 40), FILL)
     write(tmp_path, data, (16, 24), [sharding((8, 12), [sharding((4, 6)), GzipCodec()])])
-    seen = array(tmp_path)
+    seen = open_array(tmp_path)
     assert seen.metadata.chunk_grid.chunk_shape == (8, 12)
     assert np.array_equal(seen[...], data)
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     fs.ls("")
     assert "shards themselves" in fs.source.open().reports[""]
 
 
 @pytest.mark.skipif(Version("3.4") > ZARR, reason="this zarr has no rectilinear grids")
 def test_rectilinear_grid_of_shards_gives_regular_grid_of_chunks(tmp_path: Path) -> None:
-    data = sparse((20, 23), FILL)
+    data = make_sparse((20, 23), FILL)
     with zarr.config.set({"array.rectilinear_chunks": True}):
         written = zarr.create_array(
             str(tmp_path), shape=(20, 24), chunks=(2, 4), shards=[[4, 6, 10], [8, 16]], dtype="<i4", fill_value=FILL
@@ -214,7 +214,7 @@ RAW = [{"name": "bytes", "configuration": {"endian": "little"}}]
 
 
 def test_shards_of_tensorstore_are_read(tmp_path: Path) -> None:
-    data = sparse((13, 17, 10), FILL)
+    data = make_sparse((13, 17, 10), FILL)
     inner = [{"name": "transpose", "configuration": {"order": [1, 2, 0]}}, spelled((3, 1, 5), RAW)]
     codecs = [
         {"name": "transpose", "configuration": {"order": [2, 0, 1]}},
@@ -233,14 +233,14 @@ def test_scalar_of_tensorstore_is_read(tmp_path: Path) -> None:
 
 def test_shards_of_zarrs_are_read(tmp_path: Path) -> None:
     pytest.importorskip("zarrs")
-    data = sparse((13, 17), FILL)
+    data = make_sparse((13, 17), FILL)
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
         write(tmp_path, data, (6, 8), [sharding((3, 2))])
     assert_shown(tmp_path, data, (3, 2))
 
 
 def test_codecs_as_bare_names_are_read(tmp_path: Path) -> None:
-    data = sparse((13, 17), FILL)
+    data = make_sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
     doc["codecs"][0]["configuration"]["index_codecs"] = ["bytes", "crc32c"]
@@ -250,12 +250,12 @@ def test_codecs_as_bare_names_are_read(tmp_path: Path) -> None:
 
 
 def test_only_grid_and_codecs_change_in_metadata(tmp_path: Path) -> None:
-    data = sparse((13, 17), FILL)
+    data = make_sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
     doc = {**doc, "attributes": {"é": [1, 2.5, None]}, "dimension_names": ["y", None]}
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
-    shown = json.loads(opened(tmp_path).cat_file("zarr.json"))
+    shown = json.loads(open_source(tmp_path).cat_file("zarr.json"))
     assert shown["chunk_grid"] == {"name": "regular", "configuration": {"chunk_shape": [3, 2]}}
     assert shown["codecs"] == doc["codecs"][0]["configuration"]["codecs"]
     assert list(shown) == list(doc)
@@ -269,11 +269,11 @@ def test_only_grid_and_codecs_change_in_metadata(tmp_path: Path) -> None:
 )
 def test_arrays_of_other_writers_are_read(shared_data: Path, name: str) -> None:
     expected = json.loads((shared_data / "expected" / "shards.json").read_text())[name]
-    seen = array(shared_data / "shards" / name)
+    seen = open_array(shared_data / "shards" / name)
     assert seen.chunks == tuple(expected["inner_chunk_shape"])
     values = np.ascontiguousarray(seen[...])
     assert hashlib.sha256(values.tobytes()).hexdigest() == expected["values"]["sha256"]
-    fs = opened(shared_data / "shards" / name)
+    fs = open_source(shared_data / "shards" / name)
     for coords, digest in expected["inner_sha256"].items():
         key = "c/" + coords.replace(".", "/")
         assert hashlib.sha256(fs.cat_file(key)).hexdigest() == digest
@@ -301,28 +301,28 @@ def test_arrays_of_other_writers_are_read(shared_data: Path, name: str) -> None:
 def test_array_with_contradictory_metadata_shows_whole_shards(
     tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
-    write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
+    write(tmp_path, make_sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
     doc["codecs"][0]["configuration"].update(change)
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     assert fs.cat_file("zarr.json") == (tmp_path / "zarr.json").read_bytes()
     assert reason in fs.source.open().reports[""]
     assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
 
 
 def test_grid_that_forges_endless_shards_costs_no_memory(tmp_path: Path) -> None:
-    write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
+    write(tmp_path, make_sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
     doc["chunk_grid"] = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[[3, 2**40]], 8]}}
     doc["shape"] = [3 * 2**40, 17]
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     fs.cat_file("zarr.json")
     assert "at most 1048576 shards" in fs.source.open().reports[""]
     doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [3 * 2**30, 2 * 2**30]}}
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     fs.invalidate_cache()
     fs.cat_file("zarr.json")
     assert "expected an index of at most" in fs.source.open().reports[""]

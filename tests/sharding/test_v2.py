@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.shard_writers import ZLIB, array, opened, sparse, write_prototype
+from tests.support.shard_writers import ZLIB, make_sparse, open_array, open_source, write_prototype
 
 
 @pytest.mark.parametrize("separator", [None, ".", "/"])
@@ -23,37 +23,37 @@ from tests.support.shard_writers import ZLIB, array, opened, sparse, write_proto
 def test_written_values_are_read(
     tmp_path: Path, shape: Any, chunks: Any, shards: Any, compressor: Any, separator: str | None
 ) -> None:
-    data = sparse(shape, fill=-1)
+    data = make_sparse(shape, fill=-1)
     write_prototype(tmp_path, data, chunks, shards, fill=-1, compressor=compressor, separator=separator)
-    seen = array(tmp_path)
+    seen = open_array(tmp_path)
     assert seen.chunks == chunks
     assert np.array_equal(seen[...], data)
 
 
 def test_scalar_is_a_shard_of_one_chunk(tmp_path: Path) -> None:
     write_prototype(tmp_path, np.array(5, "<i8"), (), ())
-    assert array(tmp_path)[()] == 5
-    assert opened(tmp_path).find("") == [".zarray", "0"]
+    assert open_array(tmp_path)[()] == 5
+    assert open_source(tmp_path).find("") == [".zarray", "0"]
 
 
 def test_metadata_has_inner_chunks_without_shards(tmp_path: Path) -> None:
-    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
+    write_prototype(tmp_path, make_sparse((20, 3)), (3, 2), (2, 2))
     spelled = json.loads((tmp_path / ".zarray").read_text())
-    shown = json.loads(opened(tmp_path).cat_file(".zarray"))
+    shown = json.loads(open_source(tmp_path).cat_file(".zarray"))
     assert shown == {k: v for k, v in spelled.items() if k not in ("shards", "shard_format")}
 
 
 def test_shards_whole_option_shows_the_shards(tmp_path: Path) -> None:
-    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
-    fs = opened(tmp_path, shards="whole")
+    write_prototype(tmp_path, make_sparse((20, 3)), (3, 2), (2, 2))
+    fs = open_source(tmp_path, shards="whole")
     for name in ("0.0", "1.0", ".zarray"):
         assert fs.cat_file(name) == (tmp_path / name).read_bytes()
 
 
 def test_older_big_endian_shards_need_an_option(tmp_path: Path) -> None:
-    data = sparse((20, 3))
+    data = make_sparse((20, 3))
     write_prototype(tmp_path, data, (3, 2), (2, 2), big_endian=True, compressor=ZLIB)
-    assert np.array_equal(array(tmp_path, shard_options={"endian": "big"})[...], data)
+    assert np.array_equal(open_array(tmp_path, shard_options={"endian": "big"})[...], data)
 
 
 def slots_with_mask(order: list[int], slot: int) -> Any:
@@ -87,23 +87,23 @@ Z_CURVE_3 = [0, 2, 6, 1, 3, 7, 4, 5, 8]
     ],
 )
 def test_fixed_slots_and_mask_are_read(tmp_path: Path, shards: Any, order: list[int], options: dict[str, str]) -> None:
-    data = sparse((20, 23), fill=3)
+    data = make_sparse((20, 23), fill=3)
     pack = slots_with_mask(order, 3 * 2 * 4)
     write_prototype(tmp_path, data, (3, 2), shards, fill=3, shard_format="morton_order", pack=pack)
-    assert np.array_equal(array(tmp_path, shard_options=options)[...], data)
-    fs = opened(tmp_path, shard_options=options)
+    assert np.array_equal(open_array(tmp_path, shard_options=options)[...], data)
+    fs = open_source(tmp_path, shard_options=options)
     assert not fs.exists("0.0")  # the bit of this chunk is not set
 
 
 def test_fixed_slots_refuse_compressed_chunks(tmp_path: Path) -> None:
-    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2), compressor=ZLIB, shard_format="morton_order")
-    fs = opened(tmp_path)
+    write_prototype(tmp_path, make_sparse((20, 3)), (3, 2), (2, 2), compressor=ZLIB, shard_format="morton_order")
+    fs = open_source(tmp_path)
     assert fs.cat_file("1.0") == (tmp_path / "1.0").read_bytes()
     assert "compressed" in fs.source.open().reports[""]
 
 
 def test_experimental_v3_transformer_has_the_same_bytes(tmp_path: Path) -> None:
-    data = sparse((20, 3, 5))
+    data = make_sparse((20, 3, 5))
     write_prototype(tmp_path, data, (3, 2, 5), (2, 2, 1), separator="/")
     (tmp_path / ".zarray").unlink()
     meta = {
@@ -125,7 +125,7 @@ def test_experimental_v3_transformer_has_the_same_bytes(tmp_path: Path) -> None:
         ],
     }
     (tmp_path / "zarr.json").write_text(json.dumps(meta))
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     shown = json.loads(fs.cat_file("zarr.json"))
     assert shown == {k: v for k, v in meta.items() if k != "storage_transformers"}
     for i, j in np.ndindex(7, 2):
@@ -142,7 +142,7 @@ def test_experimental_v3_transformer_has_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["pr876-readme-20x3", "pr876-zlib-1d"])
 def test_arrays_of_the_prototype_are_read(shared_data: Path, name: str) -> None:
     expected = json.loads((shared_data / "expected" / "shards-v2.json").read_text())[name]
-    seen = array(shared_data / "shards-v2" / name)[...]
+    seen = open_array(shared_data / "shards-v2" / name)[...]
     assert hashlib.sha256(np.ascontiguousarray(seen).tobytes()).hexdigest() == expected["values_sha256"]
 
 
@@ -160,10 +160,10 @@ def test_arrays_of_the_prototype_are_read(shared_data: Path, name: str) -> None:
 def test_array_with_contradictory_metadata_shows_whole_shards(
     tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
-    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
+    write_prototype(tmp_path, make_sparse((20, 3)), (3, 2), (2, 2))
     text = json.dumps({**json.loads((tmp_path / ".zarray").read_text()), **change})
     (tmp_path / ".zarray").write_text(text)
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     assert fs.cat_file(".zarray").decode() == text
     assert reason in fs.source.open().reports[""]
     assert fs.cat_file("1.0") == (tmp_path / "1.0").read_bytes()

@@ -19,14 +19,14 @@ from refshard_fs.sharding.view import ShardView
 from refshard_fs.tools.survey import survey
 from tests.support.shard_writers import (
     ZLIB,
-    array,
-    chunks_of,
-    indexed,
-    opened,
-    prototype_shards,
+    make_indexed_shard,
+    make_prototype_shards,
+    open_array,
+    open_source,
+    split_chunks,
     write_prototype,
 )
-from tests.support.sharded_views import CHUNKS, DATA, SHARDS, reads, shard_names
+from tests.support.sharded_views import CHUNKS, DATA, SHARDS, count_reads, list_shards
 
 
 @pytest.fixture
@@ -43,48 +43,50 @@ def test_shards_in_one_file_are_read(folder: Path) -> None:
         ".zgroup": (folder / ".zgroup").read_text(),
         "a/.zarray": (folder / "a/.zarray").read_text(),
     }
-    for name in shard_names(folder):
+    for name in list_shards(folder):
         content = (folder / "a" / name).read_bytes()
         refs[f"a/{name}"] = [f"file://{folder}/blob", len(blob), len(content)]
         blob += content + b"\xaa" * 11
     (folder / "blob").write_bytes(blob)
-    assert np.array_equal(array(refs, "a")[...], DATA)
-    fs = opened(refs)
+    assert np.array_equal(open_array(refs, "a")[...], DATA)
+    fs = open_source(refs)
     assert fs.references["a/1.0"] == refs["a/1.0"]  # the references are shown unchanged
-    assert fs.find("a") == opened(folder).find("a")[:1] + opened(folder).find("a")[2:]  # the set has no .zattrs
+    assert (
+        fs.find("a") == open_source(folder).find("a")[:1] + open_source(folder).find("a")[2:]
+    )  # the set has no .zattrs
 
 
 def test_inline_shards_are_read(folder: Path) -> None:
     refs = {"a/.zarray": (folder / "a/.zarray").read_text()}
-    for name in shard_names(folder):
+    for name in list_shards(folder):
         refs[f"a/{name}"] = "base64:" + base64.b64encode((folder / "a" / name).read_bytes()).decode()
-    assert np.array_equal(array(refs, "a")[...], DATA)
+    assert np.array_equal(open_array(refs, "a")[...], DATA)
 
 
 def test_shards_of_unknown_size_are_read(folder: Path) -> None:
     refs: dict[str, Any] = {"a/.zarray": (folder / "a/.zarray").read_text()}
-    refs |= {f"a/{name}": [f"file://{folder}/a/{name}"] for name in shard_names(folder)}
-    assert np.array_equal(array(refs, "a")[...], DATA)
+    refs |= {f"a/{name}": [f"file://{folder}/a/{name}"] for name in list_shards(folder)}
+    assert np.array_equal(open_array(refs, "a")[...], DATA)
 
 
 def test_plain_reference_sets_are_not_wrapped() -> None:
     refs = {"a/.zarray": json.dumps({"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|i1"}), "a/0": "shards"}
-    assert not isinstance(opened(refs).source.open(), ShardView)
+    assert not isinstance(open_source(refs).source.open(), ShardView)
 
 
 def test_unreachable_shard_is_not_a_missing_chunk(folder: Path) -> None:
     refs: dict[str, Any] = {"a/.zarray": (folder / "a/.zarray").read_text()}
-    refs |= {f"a/{name}": [f"file://{folder}/gone/{name}"] for name in shard_names(folder)}
-    fs = opened(refs)
+    refs |= {f"a/{name}": [f"file://{folder}/gone/{name}"] for name in list_shards(folder)}
+    fs = open_source(refs)
     with pytest.raises(ReferenceNotReachable, match=r"a/6\.0"):
         fs.cat_file("a/6.0")
     with pytest.raises(ReferenceNotReachable):
-        array(refs, "a")[...]
+        open_array(refs, "a")[...]
 
 
 def test_missing_shard_means_missing_chunks(folder: Path) -> None:
     (folder / "a/1.0").unlink()
-    fs = opened(folder)
+    fs = open_source(folder)
     for key in ("a/2.0", "a/3.1"):
         assert not fs.exists(key)
         with pytest.raises(FileNotFoundError):
@@ -92,7 +94,7 @@ def test_missing_shard_means_missing_chunks(folder: Path) -> None:
     assert fs.exists("a/4.0")
     expected = DATA.copy()
     expected[6:12] = 0
-    assert np.array_equal(array(folder, "a")[...], expected)
+    assert np.array_equal(open_array(folder, "a")[...], expected)
 
 
 class Reversed(msgspec.Struct, frozen=True):
@@ -153,9 +155,9 @@ def run(steps: Steps[Any], files: dict[str, bytes]) -> tuple[Any, list[Load]]:
 def held(make: Any) -> tuple[ShardView, dict[str, bytes], dict[str, bytes]]:
     """Return a view of the test array; ``make(url, bytes)`` makes the entries of its shards."""
     meta = {"zarr_format": 2, "shape": [20, 3], "chunks": [3, 2], "dtype": "<i4", "shards": [2, 2], "fill_value": 0}
-    chunks = {k: v.tobytes() for k, v in chunks_of(DATA, CHUNKS, 0).items()}
+    chunks = {k: v.tobytes() for k, v in split_chunks(DATA, CHUNKS, 0).items()}
     files, entries = {}, {"a/.zarray": Inline(json.dumps(meta).encode())}
-    for shard, content in prototype_shards(chunks, SHARDS).items():
+    for shard, content in make_prototype_shards(chunks, SHARDS).items():
         name = "a/" + ".".join(map(str, shard))
         entries[name], files[name] = make(name, content)
     return ShardView(Held(entries)), files, {"a/" + ".".join(map(str, k)): v for k, v in chunks.items()}
@@ -257,28 +259,30 @@ def test_array_at_the_root_is_found_by_its_chunks() -> None:
 
 def test_shard_outside_its_array_does_not_stop_a_survey(folder: Path) -> None:
     shutil.copy(folder / "a/1.0", folder / "a/99999999999999999999.0")
-    assert len(survey(opened(folder)).arrays["a"]) == len(opened(folder).ls("a")) - len([".zarray", ".zattrs"])
+    assert len(survey(open_source(folder)).arrays["a"]) == len(open_source(folder).ls("a")) - len(
+        [".zarray", ".zattrs"]
+    )
 
 
 def test_other_keys_are_unchanged(folder: Path) -> None:
     (folder / "notes.txt").write_bytes(b"\x00\xff")
-    fs = opened(folder)
+    fs = open_source(folder)
     for key in (".zgroup", "a/.zattrs", "notes.txt"):
         assert fs.cat_file(key) == (folder / key).read_bytes()
         assert fs.info(key)["size"] == (folder / key).stat().st_size
 
 
 def test_listing_chunks_reads_each_index_once(folder: Path) -> None:
-    fs = opened(folder)
+    fs = open_source(folder)
     fs.cat_file("a/.zarray")
-    assert reads(fs, lambda: fs.ls("a")) == 4
-    assert reads(fs, lambda: fs.ls("a")) == 0
+    assert count_reads(fs, lambda: fs.ls("a")) == 4
+    assert count_reads(fs, lambda: fs.ls("a")) == 0
 
 
 def test_directories_list_inner_chunks(tmp_path: Path) -> None:
     write_prototype(tmp_path, DATA, CHUNKS, SHARDS, separator="/")
-    fs = opened(tmp_path)
-    present = {"/".join(map(str, coords)) for coords in chunks_of(DATA, CHUNKS, 0)}
+    fs = open_source(tmp_path)
+    present = {"/".join(map(str, coords)) for coords in split_chunks(DATA, CHUNKS, 0)}
     assert set(fs.find("")) == present | {".zarray"}
     assert fs.isdir("6")
     assert fs.isfile("6/0")
@@ -293,10 +297,10 @@ def test_group_named_c_is_not_a_chunk_directory(tmp_path: Path) -> None:
     write_prototype(tmp_path / "c/0", DATA, CHUNKS, SHARDS, separator="/")
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     (tmp_path / "c/.zgroup").write_text('{"zarr_format": 2}')
-    fs = opened(tmp_path)
+    fs = open_source(tmp_path)
     assert [r["name"] for r in fs.ls("c")] == ["c/.zgroup", "c/0"]
     assert fs.exists("c/0/6/1")
-    assert np.array_equal(array(tmp_path, "c/0")[...], DATA)
+    assert np.array_equal(open_array(tmp_path, "c/0")[...], DATA)
 
 
 def test_xarray_and_dask_see_inner_chunks(tmp_path: Path) -> None:
@@ -306,13 +310,13 @@ def test_xarray_and_dask_see_inner_chunks(tmp_path: Path) -> None:
     (tmp_path / "t/.zattrs").write_text('{"_ARRAY_DIMENSIONS": ["y", "x"]}')
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     (tmp_path / ".zattrs").write_text("{}")
-    seen = xr.open_zarr(opened(tmp_path).get_mapper(""), chunks={}, consolidated=False, mask_and_scale=False)["t"]
+    seen = xr.open_zarr(open_source(tmp_path).get_mapper(""), chunks={}, consolidated=False, mask_and_scale=False)["t"]
     assert seen.chunks == ((3, 3, 3, 3, 3, 3, 2), (2, 1))
     assert np.array_equal(seen.compute(scheduler="threads").values, DATA)
 
 
 def test_error_of_a_damaged_shard_names_shard_and_array(folder: Path) -> None:
-    content = indexed({0: b"x" * 24}, 4)
+    content = make_indexed_shard({0: b"x" * 24}, 4)
     (folder / "a/0.0").write_bytes(content[:-1])
     size = len(content) - 1
     refs: dict[str, Any] = {
@@ -320,4 +324,4 @@ def test_error_of_a_damaged_shard_names_shard_and_array(folder: Path) -> None:
         "a/0.0": [f"file://{folder}/a/0.0", 0, size],
     }
     with pytest.raises(DamagedIndex, match=r"shard 'a/0\.0' of array 'a'"):
-        opened(refs).cat_file("a/0.0")
+        open_source(refs).cat_file("a/0.0")

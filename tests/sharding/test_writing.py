@@ -9,16 +9,16 @@ import pytest
 from refshard_fs.errors import ManifestError
 from refshard_fs.sharding.known_shard_formats import unshard_metadata
 from refshard_fs.sharding.writing import update_stored_metadata
-from tests.support.shard_codecs import CRC, LITTLE, sharding, version_2, version_3
+from tests.support.shard_codecs import CRC, LITTLE, make_sharding, make_version_2, make_version_3
 
 TRANSPOSE = {"name": "transpose", "configuration": {"order": "F"}}
 STORED = {
-    "sharded": version_3((6, 8), (4, 4), [sharding([2, 2])]),
-    "nested": version_3((6, 8), (8, 8), [sharding([4, 4], [sharding([2, 2], ["bytes", "gzip"])]), CRC]),
-    "transposed": version_3((6, 8), (4, 4), [TRANSPOSE, sharding([2, 2])]),
-    "prototype": version_2((6, 8), (2, 2), (2, 2), compressor={"id": "zlib", "level": 1}),
+    "sharded": make_version_3((6, 8), (4, 4), [make_sharding([2, 2])]),
+    "nested": make_version_3((6, 8), (8, 8), [make_sharding([4, 4], [make_sharding([2, 2], ["bytes", "gzip"])]), CRC]),
+    "transposed": make_version_3((6, 8), (4, 4), [TRANSPOSE, make_sharding([2, 2])]),
+    "prototype": make_version_2((6, 8), (2, 2), (2, 2), compressor={"id": "zlib", "level": 1}),
     "transformed": {
-        **version_3((6, 8), (2, 2), [LITTLE]),
+        **make_version_3((6, 8), (2, 2), [LITTLE]),
         "storage_transformers": [{"type": "indexed", "configuration": {"chunks_per_shard": [2, 2]}}],
     },
 }
@@ -64,7 +64,7 @@ def test_explicit_defaults_keep_the_sharding() -> None:
         ("sharded", {"codecs": [LITTLE, {"name": "gzip", "configuration": {"level": 1}}]}),
         ("sharded", {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3, 3]}}}),
         ("sharded", {"chunk_key_encoding": {"name": "v2"}}),
-        ("sharded", {"codecs": [sharding([1, 1])]}),
+        ("sharded", {"codecs": [make_sharding([1, 1])]}),
         ("transposed", {"codecs": [{"name": "transpose", "configuration": {"order": [0, 1]}}, LITTLE]}),
         ("prototype", {"dtype": "<i2"}),
         ("prototype", {"compressor": None}),
@@ -78,7 +78,7 @@ def test_other_chunks_codecs_or_dtypes_drop_the_sharding(name: str, changed: dic
 
 
 def test_ordinary_array_stays_unsharded() -> None:
-    plain = version_3((6, 8), (2, 2), [LITTLE])
+    plain = make_version_3((6, 8), (2, 2), [LITTLE])
     assert update_stored_metadata(plain, plain, {}) is None
 
 

@@ -14,8 +14,8 @@ import zarr
 
 from refshard_fs import ManifestError, concat
 from refshard_fs.cli import main
-from tests.support.chunk_manifests import metadata, needs_zarr_3, opened, write
-from tests.support.version_2_arrays import v2, values
+from tests.support.chunk_manifests import make_metadata, needs_zarr_3, open_source, write
+from tests.support.version_2_arrays import make_v2, read_values
 
 pytest.importorskip("pyarrow")
 
@@ -26,7 +26,7 @@ def references(tmp_path: Path) -> dict[str, Any]:
     return {
         ".zgroup": '{"zarr_format": 2}',
         "g/.zgroup": '{"zarr_format": 2}',
-        "g/x/.zarray": json.dumps(v2(shape=[24], chunks=[6])),
+        "g/x/.zarray": json.dumps(make_v2(shape=[24], chunks=[6])),
         "g/x/.zattrs": '{"a": 1}',
         "g/x/0": [f"{tmp_path}/raw.bin", 0, 12],
         "g/x/1": [f"{tmp_path}/raw.bin", 12, 12],
@@ -36,7 +36,7 @@ def references(tmp_path: Path) -> dict[str, Any]:
 
 def test_manifests_keep_references(tmp_path: Path, references: dict[str, Any]) -> None:
     (tmp_path / "set.json").write_text(json.dumps(references))
-    opened(str(tmp_path / "set.json")).save(str(tmp_path / "a.parq"), "parquet")
+    open_source(str(tmp_path / "set.json")).save(str(tmp_path / "a.parq"), "parquet")
     for source in ("set.json", "a.parq"):
         out = tmp_path / f"{source}.zarr"
         assert main(["convert", str(tmp_path / source), str(out), "--format", "chunk-manifest"]) == 0
@@ -50,9 +50,9 @@ def test_manifests_keep_references(tmp_path: Path, references: dict[str, Any]) -
         assert set(root["consolidated_metadata"]["metadata"]) == {"g", "g/x"}
     for back in ("b.json", "b.parq"):
         assert main(["convert", str(out), str(tmp_path / back)]) == 0
-        fs = opened(str(tmp_path / back))
+        fs = open_source(str(tmp_path / back))
         keys = ("0", "1", "3")
-        assert [fs.cat_file(f"g/x/{n}") for n in keys] == [opened(references).cat_file(f"g/x/{n}") for n in keys]
+        assert [fs.cat_file(f"g/x/{n}") for n in keys] == [open_source(references).cat_file(f"g/x/{n}") for n in keys]
         assert not fs.exists("g/x/2")
         assert fs.references["g/x/1"] == references["g/x/1"]
 
@@ -60,14 +60,14 @@ def test_manifests_keep_references(tmp_path: Path, references: dict[str, Any]) -
 def test_relative_urls_keep_their_meaning(tmp_path: Path, references: dict[str, Any]) -> None:
     references["g/x/0"] = ["raw.bin", 0, 12]
     (tmp_path / "set.json").write_text(json.dumps(references))
-    opened(str(tmp_path / "set.json")).save(str(tmp_path / "deep/er/out"), "chunk-manifest")
-    assert opened(str(tmp_path / "deep/er/out")).cat_file("g/x/0") == (tmp_path / "raw.bin").read_bytes()[:12]
+    open_source(str(tmp_path / "set.json")).save(str(tmp_path / "deep/er/out"), "chunk-manifest")
+    assert open_source(str(tmp_path / "deep/er/out")).cat_file("g/x/0") == (tmp_path / "raw.bin").read_bytes()[:12]
 
 
 @pytest.mark.parametrize("key", ["zarr.json", "x/zarr.json"])
 def test_document_outside_any_node_is_refused_by_name(tmp_path: Path, key: str) -> None:
     with pytest.raises(ManifestError, match=f"'{key}' has no valid node_type"):
-        opened({key: '{"zarr_format": 3}'}).save(str(tmp_path / "new.zarr"))
+        open_source({key: '{"zarr_format": 3}'}).save(str(tmp_path / "new.zarr"))
     assert not (tmp_path / "new.zarr").exists()
 
 
@@ -81,7 +81,7 @@ def test_checks_and_empty_chunks_are_kept_or_refused(tmp_path: Path) -> None:
         "4": {"path": "../raw"},
     }
     source = str(write(tmp_path / "a", manifest, (20,)))
-    opened(source).save(str(tmp_path / "b"), "chunk-manifest")
+    open_source(source).save(str(tmp_path / "b"), "chunk-manifest")
     assert json.loads((tmp_path / "b/manifest.json").read_text()) == {
         "0": {
             "path": str(tmp_path / "raw"), "offset": 2, "length": 2, "checksum": "md5:" + "0" * 32, "etag": "e",
@@ -93,23 +93,23 @@ def test_checks_and_empty_chunks_are_kept_or_refused(tmp_path: Path) -> None:
     }  # fmt: skip
     for name in ("c.json", "c.parq"):
         with pytest.raises(ManifestError, match=r"'c/0' has checksum and etag"):
-            opened(source).save(str(tmp_path / name))
+            open_source(source).save(str(tmp_path / name))
         assert not (tmp_path / name).exists()
     (tmp_path / "a/manifest.json").write_text('{"1": {}}')
     with pytest.raises(ManifestError, match=r"'c/1' is marked as missing"):
-        opened(source).save(str(tmp_path / "d.json"))
+        open_source(source).save(str(tmp_path / "d.json"))
 
 
 @pytest.mark.parametrize("name", ["set.json", "set.parq"])
 def test_open_range_within_a_target_is_not_representable(tmp_path: Path, name: str) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
-    source = opened(str(write(tmp_path / "a", {"0": {"path": "../raw", "offset": 4}})))
+    source = open_source(str(write(tmp_path / "a", {"0": {"path": "../raw", "offset": 4}})))
     assert source.cat_file("c/0") == b"456789"
     with pytest.raises(ManifestError, match=r"'c/0' reaches from byte 4 of its target to the end"):
         source.save(str(tmp_path / name))
     assert not (tmp_path / name).exists()
     joined = concat([source])
-    assert opened(joined).cat_file("c/0") == b"456789"
+    assert open_source(joined).cat_file("c/0") == b"456789"
     assert joined.references["c/0"] == [str(tmp_path / "raw"), 4, None]
     with pytest.raises(ManifestError, match="'c/0' reaches from byte 4"):
         joined.save(str(tmp_path / name))
@@ -131,33 +131,33 @@ def test_hierarchies_and_archives_become_references(tmp_path: Path) -> None:
                 archive.write(path, str(path.relative_to(tmp_path / "s")))
     for source in ("s", "s.zip"):
         for out, kind in ((f"{source}.json", "json"), (f"{source}.zarr", "chunk-manifest")):
-            opened(str(tmp_path / source)).save(str(tmp_path / out), kind)
+            open_source(str(tmp_path / source)).save(str(tmp_path / out), kind)
             for name in ("plain", "sharded"):
-                assert np.array_equal(values(str(tmp_path / out), name), data), (out, name)
-            assert opened(str(tmp_path / out)).cat_file("m/c/0") == b"ab"
+                assert np.array_equal(read_values(str(tmp_path / out), name), data), (out, name)
+            assert open_source(str(tmp_path / out)).cat_file("m/c/0") == b"ab"
 
 
 def test_unsupported_content_is_named(tmp_path: Path) -> None:
     for refs, named in (
         ({"note.txt": "x"}, "note"),
-        ({"x/zarr.json": json.dumps(metadata((4,), (2,), None) | {"chunk_grid": {"name": "odd"}})}, "x/zarr.json"),
+        ({"x/zarr.json": json.dumps(make_metadata((4,), (2,), None) | {"chunk_grid": {"name": "odd"}})}, "x/zarr.json"),
         ({"x/.zarray": [str(tmp_path / "gone")]}, "x/.zarray"),
     ):
         with pytest.raises(ManifestError, match=named):
-            opened(refs).save(str(tmp_path / "out"), "chunk-manifest")
+            open_source(refs).save(str(tmp_path / "out"), "chunk-manifest")
         assert not (tmp_path / "out").exists()
 
 
 def test_only_a_hierarchy_is_overwritten(tmp_path: Path, references: dict[str, Any]) -> None:
-    fs = opened(references)
+    fs = open_source(references)
     fs.save(str(tmp_path / "out"), "chunk-manifest")
     with pytest.raises(FileExistsError, match="overwrite"):
         fs.save(str(tmp_path / "out"), "chunk-manifest")
     fs.save(str(tmp_path / "out"), "chunk-manifest", overwrite=True)
     with pytest.raises(FileExistsError):
-        opened(str(tmp_path / "out")).save(str(tmp_path / "out"), "chunk-manifest", overwrite=True)
+        open_source(str(tmp_path / "out")).save(str(tmp_path / "out"), "chunk-manifest", overwrite=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("mine")
     with pytest.raises(FileExistsError):
         fs.save(str(tmp_path / "other"), "chunk-manifest", overwrite=True)
-    assert opened(str(tmp_path / "out")).exists("g/x/0")
+    assert open_source(str(tmp_path / "out")).exists("g/x/0")

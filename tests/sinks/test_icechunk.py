@@ -21,7 +21,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import Inline, Pin
 from refshard_fs.sinks import icechunk as sinks_icechunk
 from tests.servers.http import RangeServer
-from tests.support.icechunk_repositories import opened, read
+from tests.support.icechunk_repositories import open_session, read
 
 icechunk = pytest.importorskip("icechunk", minversion="2.3")
 xr = pytest.importorskip("xarray")
@@ -124,7 +124,7 @@ def test_chunks_that_are_ranges_are_not_copied(tmp_path: Path) -> None:
     url = write_netcdf(tmp_path)
     copied = RefShardFileSystem(url).save(str(tmp_path / "made.icechunk"))
     assert "2 chunks" in copied, "the coordinates, which are padded, or none at all"
-    locations = opened(str(tmp_path / "made.icechunk")).all_virtual_chunk_locations()
+    locations = open_session(str(tmp_path / "made.icechunk")).all_virtual_chunk_locations()
     assert set(locations) == {f"file://{url}"}
     assert len(list(locations)) == 3
 
@@ -147,7 +147,7 @@ def test_save_reports_copies_before_and_after(
 def test_repository_is_replaced_only_on_request(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem(write_netcdf(tmp_path)).save(there)
-    first = opened(there).snapshot_id
+    first = open_session(there).snapshot_id
     other = RefShardFileSystem(write_netcdf(tmp_path, "b.nc", 100))
     with pytest.raises(FileExistsError, match="overwrite=True"):
         other.save(there)
@@ -207,12 +207,12 @@ def test_versions_in_a_repository_are_handed_over_for_each_chunk(tmp_path: Path)
 def test_failed_save_commits_nothing(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem(write_netcdf(tmp_path)).save(there)
-    before = opened(there).snapshot_id
+    before = open_session(there).snapshot_id
     refs = json.loads(Path(save_set(tmp_path, "refs.json")).read_text())["refs"]
     refs["air/0.0.0"] = [str(tmp_path / "gone.nc")]  # a whole object, whose size has to be requested
     with pytest.raises((OSError, refshard_fs.RefShardError)):
         RefShardFileSystem(refs).save(there, "icechunk", overwrite=True)
-    assert opened(there).snapshot_id == before
+    assert open_session(there).snapshot_id == before
     assert fsspec.filesystem("file").exists(there)
 
 
@@ -224,7 +224,7 @@ def test_target_with_a_quoted_name_is_virtual(name: str, tmp_path: Path, http_se
     url = http_server.put(f"/{name}/{name}", bytes(range(100)))
     refs = {**ONE_ARRAY, "a/0": [str(tmp_path / name / name), 10, 2], "a/1": [url, 20, 2]}
     assert RefShardFileSystem(refs).save(there) is None, "nothing is copied"
-    assert zarr.open_array(opened(there).store, path="a", mode="r")[:4].tolist() == [10, 11, 20, 21]
+    assert zarr.open_array(open_session(there).store, path="a", mode="r")[:4].tolist() == [10, 11, 20, 21]
 
 
 def test_keys_beside_arrays_are_reported(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_keys_beside_arrays_are_reported(tmp_path: Path) -> None:
 def test_array_without_elements_is_saved(tmp_path: Path) -> None:
     zarr.open_group(str(tmp_path / "a.zarr"), mode="w").create_array("a", shape=(3, 0), chunks=(1, 1), dtype="i4")
     RefShardFileSystem(str(tmp_path / "a.zarr")).save(str(tmp_path / "made.icechunk"))
-    assert zarr.open_array(opened(str(tmp_path / "made.icechunk")).store, path="a", mode="r").shape == (3, 0)
+    assert zarr.open_array(open_session(str(tmp_path / "made.icechunk")).store, path="a", mode="r").shape == (3, 0)
 
 
 @pytest.mark.parametrize("value", [["memory://a", 5, 0], ""], ids=["range", "inline"])
@@ -258,7 +258,7 @@ def test_failed_save_does_not_block_the_next(tmp_path: Path) -> None:
     with pytest.raises(refshard_fs.ManifestError):
         RefShardFileSystem({**ONE_ARRAY, "a/1": ""}).save(there)
     RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(there)
-    assert zarr.open_array(opened(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
+    assert zarr.open_array(open_session(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
 
 
 def test_whole_objects_become_virtual_chunks(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_unfinished_repository_is_replaced(tmp_path: Path) -> None:
             path.unlink() if path.is_file() else shutil.rmtree(path)
     (there / "repo#1").write_bytes(b"half")
     RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(str(there))
-    assert zarr.open_array(opened(str(there)).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
+    assert zarr.open_array(open_session(str(there)).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("mine")
     with pytest.raises(FileExistsError, match="give another place"):
@@ -316,7 +316,7 @@ def test_repository_of_another_writer_is_kept(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(icechunk.Repository, "exists", lambda storage: False)
     with pytest.raises(refshard_fs.ConflictError, match="another process created the repository"):
         RefShardFileSystem({**ONE_ARRAY, "a/1": "no"}).save(there)
-    assert zarr.open_array(opened(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
+    assert zarr.open_array(open_session(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
 
 
 def test_too_old_icechunk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import refshard_fs
 from refshard_fs import ConflictError, RefShardFileSystem
 from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
-from tests.support.icechunk_repositories import opened, read
+from tests.support.icechunk_repositories import open_session, read
 
 icechunk = pytest.importorskip("icechunk", minversion="2.3")
 xr = pytest.importorskip("xarray")
@@ -53,7 +53,7 @@ def test_append_is_one_snapshot_of_virtual_chunks(repository: str, tmp_path: Pat
     xr.testing.assert_equal(read(repository), expected.load())
     ours = xr.open_dataset(repository, engine="refshard", decode_times=False).load()
     xr.testing.assert_identical(ours, read(repository))
-    assert {f"file://{file}" for file in files} == set(opened(repository).all_virtual_chunk_locations())
+    assert {f"file://{file}" for file in files} == set(open_session(repository).all_virtual_chunk_locations())
 
 
 def test_append_without_new_data_commits_nothing(repository: str, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_append_of_an_unfit_day_commits_nothing(repository: str, tmp_path: Path)
 
 def test_append_commits_to_the_named_branch(repository: str, tmp_path: Path) -> None:
     icechunk.Repository.open(icechunk.local_filesystem_storage(repository)).create_branch(
-        "next", opened(repository).snapshot_id
+        "next", open_session(repository).snapshot_id
     )
     refshard_fs.append(repository, write_day(tmp_path, 1), "time", branch="next")
     assert [read(repository, branch=name).sizes["time"] for name in ("main", "next")] == [2, 4]
@@ -91,13 +91,13 @@ def test_values_and_references_are_committed_together(repository: str, tmp_path:
     before = list_messages(repository)
     fs.commit(message="edited")
     assert list_messages(repository) == ["edited", *before]
-    found = zarr.open_group(opened(repository).store, mode="r")
+    found = zarr.open_group(open_session(repository).store, mode="r")
     assert found["t"][0].tolist() == [7] * 4
     assert found["t"][1].tolist() == [4, 5, 6, 7]
     assert dict(found["new"].attrs) == {"units": "K"}
     fs.rm("new", recursive=True)
     fs.commit()
-    assert set(zarr.open_group(opened(repository).store, mode="r")) == {"t", "time", "x"}
+    assert set(zarr.open_group(open_session(repository).store, mode="r")) == {"t", "time", "x"}
 
 
 def test_commit_after_another_writer_is_a_conflict(repository: str) -> None:
@@ -118,7 +118,7 @@ def test_commit_after_another_writer_is_a_conflict(repository: str) -> None:
 @pytest.mark.parametrize("version", ["tag", "snapshot", "as_of"])
 def test_tags_and_snapshots_refuse_commits(repository: str, version: str) -> None:
     own = icechunk.Repository.open(icechunk.local_filesystem_storage(repository))
-    snapshot = opened(repository).snapshot_id
+    snapshot = open_session(repository).snapshot_id
     own.create_tag("one", snapshot)
     fs = RefShardFileSystem(
         repository, mode="a", **{version: {"tag": "one", "snapshot": snapshot, "as_of": "2999-01-01"}[version]}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.support.parquet_sets import DATA, files, store, v2_array
+from tests.support.parquet_sets import DATA, make_files, make_v2_array, store
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -23,7 +23,7 @@ def target(tmp_path: Path) -> str:
 
 def test_json_has_version_0_if_a_url_looks_like_a_template(tmp_path: Path) -> None:
     for url, version in (("/x/u", 1), ("/x/{{u}}", 0)):
-        written = files({"a/.zarray": v2_array([3], [1])}, 3, {"a/refs.0.parq": [None, [url, 1, 2], None]})
+        written = make_files({"a/.zarray": make_v2_array([3], [1])}, 3, {"a/refs.0.parq": [None, [url, 1, 2], None]})
         fs = RefShardFileSystem(store(tmp_path / "a.parq", written))
         assert fs.references["a/1"] == [url, 1, 2]
         fs.save(str(tmp_path / "b.json"))
@@ -43,7 +43,7 @@ def test_json_has_version_0_if_a_url_looks_like_a_template(tmp_path: Path) -> No
     ],
 )
 def test_extension_chooses_the_format(tmp_path: Path, target: str, name: str, format: str) -> None:
-    fs = RefShardFileSystem({"a/.zarray": v2_array([2], [1]), "a/0": [target, 0, 1], "a/1": [target, 1, 2]})
+    fs = RefShardFileSystem({"a/.zarray": make_v2_array([2], [1]), "a/0": [target, 0, 1], "a/1": [target, 1, 2]})
     fs.save(str(tmp_path / name))
     again = RefShardFileSystem(str(tmp_path / name))
     assert again.resolve("a/1")[1:] == (1, 3)

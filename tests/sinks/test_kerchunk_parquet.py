@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from refshard_fs import RefShardFileSystem
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.stores.objects import Objects
-from tests.support.parquet_sets import DATA, v2_array
-from tests.support.saved_sets import content, keys, refs, same, values
+from tests.support.parquet_sets import DATA, make_v2_array
+from tests.support.saved_sets import is_same, keys, make_refs, read_content, values
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -31,21 +31,21 @@ def target(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("record_size", [1, 3, 8, 10_000])
 def test_json_survives_parquet(record_size: int, tmp_path: Path, target: str) -> None:
-    source = refs(target)
+    source = make_refs(target)
     flat = RefShardFileSystem(source)
-    expected = content(flat, source)
+    expected = read_content(flat, source)
     flat.save(str(tmp_path / "a.parq"), record_size=record_size)
     lazy = RefShardFileSystem(str(tmp_path / "a.parq"))
     assert isinstance(lazy.source.open().source, ParquetKeySpace)
     assert set(lazy.find("")) == source.keys() | {".zmetadata"}
-    assert same(content(lazy, source), expected)
+    assert is_same(read_content(lazy, source), expected)
     lazy.save(str(tmp_path / "b.parq"), record_size=4)
     again = RefShardFileSystem(str(tmp_path / "b.parq"))
-    assert same(content(again, source), expected)
+    assert is_same(read_content(again, source), expected)
     again.save(str(tmp_path / "c.json"))
     back = RefShardFileSystem(str(tmp_path / "c.json"))
     assert set(back.references) == source.keys() | {".zmetadata"}
-    assert same(content(back, source), expected)
+    assert is_same(read_content(back, source), expected)
     assert json.loads(back.cat_file(".zmetadata"))["zarr_consolidated_format"] == 1
     assert [p.name for p in tmp_path.rglob("*.tmp")] == []
 
@@ -54,7 +54,11 @@ def test_json_survives_parquet(record_size: int, tmp_path: Path, target: str) ->
 def test_zarr_opens_a_set_with_consolidated_metadata(tmp_path: Path, consolidated: bool | None) -> None:
     """With ``consolidated=None``, xarray warns unless there are consolidated metadata that zarr reads."""
     xarray = pytest.importorskip("xarray")
-    source = {".zgroup": {"zarr_format": 2}, "a/.zarray": v2_array([3], [3]), "a/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]}}
+    source = {
+        ".zgroup": {"zarr_format": 2},
+        "a/.zarray": make_v2_array([3], [3]),
+        "a/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]},
+    }
     RefShardFileSystem({**source, "a/0": "abc"}).save(str(tmp_path / "a.parq"))
     options = {"fo": str(tmp_path / "a.parq")}
     given: dict[str, Any] = {"storage_options": options, "consolidated": consolidated, "mask_and_scale": False}
@@ -67,7 +71,7 @@ def test_zarr_opens_a_set_with_consolidated_metadata(tmp_path: Path, consolidate
 def test_fsspec_reads_written_sets(record_size: int, tmp_path: Path, target: str) -> None:
     for needed in ("pandas", "fastparquet"):
         pytest.importorskip(needed)
-    source = {k: v for k, v in refs(target).items() if k not in ("t/1", "t/2")}
+    source = {k: v for k, v in make_refs(target).items() if k not in ("t/1", "t/2")}
     flat = RefShardFileSystem(source)
     flat.save(str(tmp_path / "a.parq"), record_size=record_size)
     flat.save(str(tmp_path / "a.json"))
@@ -91,7 +95,7 @@ def test_fsspec_reads_written_sets(record_size: int, tmp_path: Path, target: str
 
 
 def test_only_parquet_sets_are_replaced(tmp_path: Path, target: str) -> None:
-    fs = RefShardFileSystem(refs(target))
+    fs = RefShardFileSystem(make_refs(target))
     folder = tmp_path / "a.parq"
     folder.mkdir()
     fs.save(str(folder), record_size=1)  # an empty directory may exist
@@ -125,7 +129,7 @@ def test_old_set_stays_until_the_new_one_is_complete(
     if through == "link":
         (tmp_path / "link").symlink_to(folder, target_is_directory=True)
         url = str(tmp_path / "link")
-    array = v2_array([3], [1])
+    array = make_v2_array([3], [1])
     RefShardFileSystem({"a/.zarray": array, "a/0": ["memory://old", 0, 1]}).save(str(folder), format, record_size=1)
     new = RefShardFileSystem({"a/.zarray": array, "a/0": ["memory://new", 0, 1]})
     put, puts = Objects.put, list[str]()
@@ -152,7 +156,11 @@ def test_old_set_stays_until_the_new_one_is_complete(
 
 
 def test_empty_partitions_are_not_written(tmp_path: Path, target: str) -> None:
-    source = {"a/.zarray": v2_array([10**6, 10**6], [1, 1]), "a/0.0": [target, 1, 2], "a/999999.999999": [target, 2, 3]}
+    source = {
+        "a/.zarray": make_v2_array([10**6, 10**6], [1, 1]),
+        "a/0.0": [target, 1, 2],
+        "a/999999.999999": [target, 2, 3],
+    }
     RefShardFileSystem(source).save(str(tmp_path / "a.parq"))
     assert len(os.listdir(tmp_path / "a.parq" / "a")) == 2
     fs = RefShardFileSystem(str(tmp_path / "a.parq"))
@@ -167,7 +175,9 @@ def test_any_set_survives_parquet_and_json(
 ) -> None:
     root = tmp_path_factory.mktemp("set")
     source = {f"a/{i}.{j}": v if isinstance(v, bytes) else list(v) for (i, j), v in chunks.items()}
-    RefShardFileSystem({"a/.zarray": v2_array([5, 4], [1, 1]), **source}).save(str(root / "a.parq"), record_size=size)
+    RefShardFileSystem({"a/.zarray": make_v2_array([5, 4], [1, 1]), **source}).save(
+        str(root / "a.parq"), record_size=size
+    )
     lazy = RefShardFileSystem(str(root / "a.parq"))
     assert {k: v for k, v in lazy.references.items() if k.startswith("a/") and k[2] != "."} == source
     lazy.save(str(root / "a.json"))

@@ -13,14 +13,16 @@ from refshard_fs import RefShardFileSystem, TargetChanged
 from refshard_fs.errors import ConflictError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.stores.objects import Objects
-from tests.support.parquet_sets import v2_array
+from tests.support.parquet_sets import make_v2_array
 
 pytest.importorskip("pyarrow.parquet")
 FORMATS = pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
 
 
 def make_source(value: str, arrays: str, count: int = 5) -> RefShardFileSystem:
-    keys: dict[str, Any] = {".zgroup": {"zarr_format": 2}} | {f"{a}/.zarray": v2_array([count], [1]) for a in arrays}
+    keys: dict[str, Any] = {".zgroup": {"zarr_format": 2}} | {
+        f"{a}/.zarray": make_v2_array([count], [1]) for a in arrays
+    }
     return RefShardFileSystem(keys | {f"{array}/{i}": f"{array}{value}" for array in arrays for i in range(count)})
 
 

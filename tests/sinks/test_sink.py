@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import refshard_fs
-from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
+from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, write_tiny
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_set_is_written_by_a_sink_of_another_package(installed: Path, tmp_path: Path) -> None:
-    file = tiny(tmp_path / "x.tiny", b"abcdefgh")
+    file = write_tiny(tmp_path / "x.tiny", b"abcdefgh")
     assert run(OPEN + "print(fs.save(sys.argv[1] + '.lines', 'lines'))", installed, of=file) == "None"
     assert (tmp_path / "x.tiny.lines").read_text() == f"0 {file} 8 4\n1 {file} 12 4\n"
 

@@ -18,8 +18,8 @@ from refshard_fs.cli.program import main
 from refshard_fs.formats.tiff.images import TileChunks
 from refshard_fs.source import collect
 from tests.servers.http import RangeServer
-from tests.support.memory import taking
-from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.memory import check_peak
+from tests.support.shard_writers import IS_ZARR_2, open_array
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
@@ -55,7 +55,7 @@ def test_unreferable_chunks_are_copied_beside_the_set(
     assert str(copied) in printed
     assert "since zarr cannot decode their stored form" in printed
     file.unlink()
-    np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
+    np.testing.assert_array_equal(open_array(refs, "0")[...], VALUES)
     assert main(["check", str(refs)]) == 0
 
 
@@ -114,7 +114,7 @@ def test_interrupted_save_keeps_the_old_set(file: Path, name: str) -> None:
     assert {path: path.stat().st_mtime_ns for path in refs.parent.rglob("*") if path.is_file()} == {
         path: time for path, time in before.items() if path.is_file()
     }
-    np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
+    np.testing.assert_array_equal(open_array(refs, "0")[...], VALUES)
 
 
 def test_damaged_chunk_leaves_no_set(file: Path) -> None:
@@ -150,7 +150,7 @@ def test_killed_save_keeps_the_old_set(file: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(file), str(refs)], check=False)
     assert done.returncode == 7
     assert refs.read_bytes() == before
-    np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
+    np.testing.assert_array_equal(open_array(refs, "0")[...], VALUES)
 
 
 def test_copies_take_memory_of_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +158,9 @@ def test_copies_take_memory_of_one_batch(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(collect, "COPY_BATCH", 1 << 20)
     values = np.tile(np.arange(1024, dtype="u2"), (16384, 1))
     tifffile.imwrite(tmp_path / "a.tif", values, compression="lzw", rowsperstrip=128)
-    with taking(8 << 20):
+    with check_peak(8 << 20):
         opened(tmp_path / "a.tif").save(str(tmp_path / "refs.json"))
-    assert array(tmp_path / "refs.json", "0")[16000].tolist() == list(range(1024))
+    assert open_array(tmp_path / "refs.json", "0")[16000].tolist() == list(range(1024))
 
 
 def test_progress_counts_copied_and_written_bytes(file: Path) -> None:
@@ -206,7 +206,7 @@ def test_join_looks_up_one_tile_of_unread_arrays(tmp_path: Path, monkeypatch: py
         tifffile.imwrite(tmp_path / f"2024010{day + 1}.tif", VALUES + day, tile=(16, 16), compression="zlib")
     cube: Any = concat(f"{tmp_path}/{{time:%Y%m%d}}.tif", dims=["time"], lazy=True)
     assert looked_up == [0], "all three files have the same IFDs"
-    shown = array(cube, "0")
+    shown = open_array(cube, "0")
     assert [int(shown[day, 5, 6]) - int(VALUES[5, 6]) for day in range(3)] == [0, 1, 2]
     looked_up.clear()
     concat(f"{tmp_path}/{{time:%Y%m%d}}.tif", dims=["time"])
@@ -221,6 +221,6 @@ def test_join_compares_tiles_of_files_with_same_ifds(tmp_path: Path) -> None:
             writer.write(VALUES[:32, :32] + number, tile=(16, 16), compression="zlib", metadata=None)
     paths = [str(tmp_path / f"{number}.tif") for number in range(3)]
     cube: Any = concat(paths[:2], "y_1", lazy=True)
-    np.testing.assert_array_equal(array(cube, "1")[...], np.concatenate([VALUES[:32, :32], VALUES[:32, :32] + 1]))
+    np.testing.assert_array_equal(open_array(cube, "1")[...], np.concatenate([VALUES[:32, :32], VALUES[:32, :32] + 1]))
     with pytest.raises(ManifestError, match="different"):
         concat(paths, "y_1", lazy=True)

@@ -14,12 +14,12 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from tests.support.conventions import not_installed
-from tests.support.reference_sets import VALUES, reference_set
+from tests.support.reference_sets import VALUES, make_reference_set
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    refs, data = reference_set("x.bin")
+    refs, data = make_reference_set("x.bin")
     (tmp_path / "x.bin").write_bytes(data)
     (tmp_path / "refs.json").write_text(json.dumps(refs))
     return str(tmp_path / "refs.json")

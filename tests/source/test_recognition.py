@@ -12,7 +12,7 @@ import pytest
 from refshard_fs import SourceNotReachable, UnknownSource
 from refshard_fs.sharding.view import ShardView
 from tests.servers.http import RangeServer
-from tests.support.hierarchies import FILES, opened
+from tests.support.hierarchies import FILES, open_hierarchy
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def server(http_server: RangeServer) -> RangeServer:
 
 def test_local_folder_is_recognised(folder: Path) -> None:
     for fo in (folder, str(folder), f"file://{folder}", f"{folder}/"):
-        fs = opened(fo)
+        fs = open_hierarchy(fo)
         assert fs.find("") == sorted(FILES)
         for name, data in FILES.items():
             assert fs.cat_file(name) == data
@@ -42,21 +42,21 @@ def test_local_folder_is_recognised(folder: Path) -> None:
 
 def test_directory_page_is_not_the_source(server: RangeServer) -> None:
     server.put("/d", b"<!DOCTYPE html><html>Index of /d</html>")
-    assert opened(f"{server.url}/d").cat_file("g/a/0") == b"12345678"
+    assert open_hierarchy(f"{server.url}/d").cat_file("g/a/0") == b"12345678"
     server.put("/other", b"<!DOCTYPE html><html>Nothing</html>")
     with pytest.raises(UnknownSource, match="DOCTYPE"):
-        opened(f"{server.url}/other").ls("")
+        open_hierarchy(f"{server.url}/other").ls("")
 
 
 def test_format_option_chooses_an_unrecognisable_source(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/zarr.json").write_text("{}")
     with pytest.raises(UnknownSource, match="zarr-hierarchy"):
-        opened(tmp_path).ls("")
-    fs = opened(tmp_path, format="zarr-hierarchy")
+        open_hierarchy(tmp_path).ls("")
+    fs = open_hierarchy(tmp_path, format="zarr-hierarchy")
     assert fs.cat_file("a/zarr.json") == b"{}"
     assert isinstance(fs.source.open(), ShardView)
-    assert not isinstance(opened(tmp_path, format="zarr-hierarchy", shards="whole").source.open(), ShardView)
+    assert not isinstance(open_hierarchy(tmp_path, format="zarr-hierarchy", shards="whole").source.open(), ShardView)
 
 
 @pytest.mark.parametrize(("name", "requests"), [("/refs.json", 1), ("/store/", 4)])
@@ -65,7 +65,7 @@ def test_silent_server_gets_one_round_of_requests(name: str, requests: int) -> N
     with socket.create_server(("127.0.0.1", 0), backlog=32) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}{name}"
         with pytest.raises(SourceNotReachable, match="no answer"):
-            opened(url, timeout=0.2, retries=0).find("")
+            open_hierarchy(url, timeout=0.2, retries=0).find("")
         silent.settimeout(0.05)
         count = 0
         with contextlib.suppress(TimeoutError):
@@ -79,7 +79,7 @@ def test_silent_server_gets_one_round_of_requests(name: str, requests: int) -> N
 def test_server_with_a_login_gets_one_round_of_requests(http_server: RangeServer, name: str, requests: int) -> None:
     http_server.fault(401)
     with pytest.raises(SourceNotReachable, match="401.*Credentials go into"):
-        opened(http_server.url + name).find("")
+        open_hierarchy(http_server.url + name).find("")
     assert len(http_server.requests()) == requests
 
 
@@ -90,4 +90,4 @@ def test_error_names_the_piece_that_requires_a_login(http_server: RangeServer) -
     document = {"refshard": "concat", "dim": "t", "axes": {"v": 0}, "sets": [[part, 1]]}
     cube = http_server.put("/cube.json", json.dumps(document).encode())
     with pytest.raises(SourceNotReachable, match=r"^http\S+/part.nc cannot be opened: HTTP 401.*Credentials go into"):
-        opened(cube).find("")
+        open_hierarchy(cube).find("")

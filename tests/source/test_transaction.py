@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 from refshard_fs import ConflictError, ReadOnlyError, RefShardFileSystem
-from tests.support.hierarchy_model import array_document, group_document, writable
-from tests.support.processes import elsewhere
-from tests.support.written_arrays import KINDS, make_sharded, opened
+from tests.support.hierarchy_model import make_array_document, make_group_document, open_for_writes
+from tests.support.processes import run_in_process
+from tests.support.written_arrays import KINDS, make_sharded, open_writable
 
 SOURCES = {"json": "refs.json", "parquet": "refs.parq", "zarr-hierarchy": "store.zarr"}
 
 
 @pytest.fixture
 def fs(tmp_path: Path) -> RefShardFileSystem:
-    fs = writable(tmp_path / "refs.json", "json")
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,))})
+    fs = open_for_writes(tmp_path / "refs.json", "json")
+    fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((8,))})
     return fs
 
 
@@ -33,14 +33,14 @@ LARGE = b"0123456789" * 10
 
 def test_writes_of_workers_are_seen_and_committed(tmp_path: Path, fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/0", LARGE)
-    elsewhere(
+    run_in_process(
         fs,
         "assert fs.cat_file('a/c/0') == b'0123456789' * 10 and fs.exists('a/zarr.json')\n"
         "fs.pipe_file('a/c/1', b'x' * 50); fs.pipe_file('a/c/2', b'small')\n"
         "fs.rm_file('a/c/0'); assert fs.cat(['a/c/1', 'a/c/2']) == {'a/c/1': b'x' * 50, 'a/c/2': b'small'}\n"
         "assert not fs.exists('a/c/0')",
     )
-    elsewhere(
+    run_in_process(
         fs, "fs.pipe_file('a/c/3', b'once' * 9); fs.pipe_file('a/c/3', b'again' * 9); fs.cp_file('a/c/3', 'a/c/4')"
     )
     assert fs.exists("a/c/0")
@@ -56,7 +56,7 @@ def test_writes_of_workers_are_seen_and_committed(tmp_path: Path, fs: RefShardFi
 
 def test_key_written_by_worker_and_parent_is_a_conflict(fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/1", b"before")
-    elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50)")
+    run_in_process(fs, "fs.pipe_file('a/c/1', b'x' * 50)")
     fs.pipe_file("a/c/1", b"after")
     with pytest.raises(ConflictError, match="'a/c/1'"):
         fs.commit()
@@ -64,7 +64,7 @@ def test_key_written_by_worker_and_parent_is_a_conflict(fs: RefShardFileSystem) 
 
 
 def test_worker_cannot_commit_but_discards_its_writes(fs: RefShardFileSystem) -> None:
-    elsewhere(
+    run_in_process(
         fs,
         "from refshard_fs import ReadOnlyError\n"
         "fs.pipe_file('a/c/1', b'kept' * 10)\n"
@@ -83,11 +83,11 @@ def test_worker_cannot_commit_but_discards_its_writes(fs: RefShardFileSystem) ->
 
 
 def test_failed_transaction_discards_workers_writes(fs: RefShardFileSystem) -> None:
-    elsewhere(fs, "fs.pipe_file('a/c/1', b'before' * 10)")
+    run_in_process(fs, "fs.pipe_file('a/c/1', b'before' * 10)")
 
     def fail() -> None:
         with fs.transaction:
-            elsewhere(fs, "fs.pipe({'a/c/2': b'within' * 10, 'a/c/3': b'small'})")
+            run_in_process(fs, "fs.pipe({'a/c/2': b'within' * 10, 'a/c/3': b'small'})")
             fs.fork().pipe_file("a/c/4", LARGE)
             raise ZeroDivisionError
 
@@ -98,9 +98,9 @@ def test_failed_transaction_discards_workers_writes(fs: RefShardFileSystem) -> N
 
 
 def test_worker_with_mode_w_keeps_the_source(tmp_path: Path) -> None:
-    fs = writable(tmp_path / "refs.json", "json", mode="w")
+    fs = open_for_writes(tmp_path / "refs.json", "json", mode="w")
     fs.pipe_file("a", b"here")
-    elsewhere(
+    run_in_process(
         type(fs)(*fs.storage_args, **fs.storage_options),
         "assert fs.cat_file('a') == b'here'; fs.pipe_file('b', b'there')",
     )
@@ -137,7 +137,7 @@ def _save(fs: RefShardFileSystem, url: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore::refshard_fs.CostlyPattern")
 def test_child_forked_during_a_write_is_not_blocked(tmp_path: Path) -> None:
     make_sharded(tmp_path / "store", np.ones((8, 12), "<i4"), (8, 12), (2, 3), KINDS[0])
-    fs = opened(tmp_path / "store")
+    fs = open_writable(tmp_path / "store")
     key = next(key for key in fs.find("a") if key[-1].isdigit())
     fs.pipe_file(key, bytes(range(24)))
     assert fs._writer is not None
@@ -159,7 +159,7 @@ def test_dask_workers_write_disjoint_regions_of_one_set(tmp_path: Path, format: 
     values = np.random.default_rng(1).random((8, 30, 20))
     dataset = xr.Dataset({"v": (("t", "y", "x"), values)}, coords={"t": np.arange(8)})
     path = tmp_path / SOURCES[format]
-    fs = writable(path, format, record_size=3)
+    fs = open_for_writes(path, format, record_size=3)
     _run(dask_cluster, fs, dataset)
     found: Any = xr.open_zarr(RefShardFileSystem(str(path)).get_mapper(), consolidated=False)
     assert found.load().identical(dataset)
@@ -187,7 +187,7 @@ def test_fork_takes_effect_when_merged(tmp_path: Path, fs: RefShardFileSystem) -
     fs.pipe_file("a/c/0", LARGE)
     forks = [fs.fork() for _ in range(3)]
     for number, fork in enumerate(forks, start=1):
-        elsewhere(
+        run_in_process(
             fork,
             f"assert fs.cat_file('a/c/0') == b'0123456789' * 10; fs.pipe_file('a/c/{number}', b'{number}' * 50)\n"
             f"assert fs.exists('a/c/{number}') and not fs.exists('a/c/{number - 1 or 3}')",
@@ -249,7 +249,7 @@ def test_forks_that_differ_on_a_key_are_a_conflict(fs: RefShardFileSystem) -> No
 
 
 def test_merge_refuses_forks_of_other_filesystems(tmp_path: Path, fs: RefShardFileSystem) -> None:
-    other = writable(tmp_path / "other.json", "json")
+    other = open_for_writes(tmp_path / "other.json", "json")
     for wrong in (other, other.fork(), fs):
         with pytest.raises(ValueError, match="expects forks of this filesystem"):
             fs.merge(wrong)
@@ -272,7 +272,7 @@ def test_xarray_writes_by_dask_workers(tmp_path: Path, format: str, forked: bool
     pytest.importorskip("zarr")
     dataset = xr.Dataset({"v": (("t", "y"), np.random.default_rng(1).random((8, 30)))}, coords={"t": np.arange(8)})
     path = tmp_path / SOURCES[format]
-    fs = writable(path, format, record_size=3)
+    fs = open_for_writes(path, format, record_size=3)
     target = fs.fork() if forked else fs
     with distributed.Client(dask_cluster), fs.transaction:
         dataset.chunk({"t": 2}).to_zarr(target.get_mapper(), consolidated=False)
@@ -283,7 +283,7 @@ def test_xarray_writes_by_dask_workers(tmp_path: Path, format: str, forked: bool
 
 
 def test_pickled_fork_keeps_its_writes(tmp_path: Path) -> None:
-    fs = writable(tmp_path / "refs.json", "json")
+    fs = open_for_writes(tmp_path / "refs.json", "json")
     fork = fs.fork()
     for number in range(2):  # each copy must have all earlier writes of the fork
         fork.pipe_file(f"a/{number}", b"%d" % number)

@@ -15,9 +15,9 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.stores.stale_drafts import UNTOUCHED
-from tests.support.parquet_sets import v2_array
+from tests.support.parquet_sets import make_v2_array
 
-SOURCE = {"a/.zarray": v2_array([3], [1]), "a/0": ["memory://x", 0, 1]}
+SOURCE = {"a/.zarray": make_v2_array([3], [1]), "a/0": ["memory://x", 0, 1]}
 NAMES = pytest.mark.parametrize("name", ["set.json", "set.parq", "set.zarr"])
 WRITER = """
 import glob, sys
@@ -55,7 +55,7 @@ def test_drafts_stay_until_their_writer_is_killed(tmp_path: Path, name: str) -> 
     if name.endswith("parq"):
         pytest.importorskip("pyarrow")
     fs = RefShardFileSystem(SOURCE)
-    command = [sys.executable, "-c", WRITER, str(tmp_path / name), json.dumps(v2_array([300], [1]))]
+    command = [sys.executable, "-c", WRITER, str(tmp_path / name), json.dumps(make_v2_array([300], [1]))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         try:

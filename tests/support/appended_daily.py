@@ -20,18 +20,18 @@ import refshard_fs.formats.netcdf3.source
 import refshard_fs.sets.append
 import refshard_fs.writing.commit  # as above
 from tests.servers.s3 import SeaweedServer
-from tests.support.killed import serve, when_told
+from tests.support.killed import serve, wait_to_begin
 
 
-def options(endpoint: str) -> dict[str, Any]:
+def make_options(endpoint: str) -> dict[str, Any]:
     """Return the options that open the set, the days and their chunks."""
     s3: dict[str, Any] = {"key": "ak", "secret": SeaweedServer.secret, "client_kwargs": {"endpoint_url": endpoint}}
     return {"target_options": s3, "options": {"s3://": s3}}
 
 
 def append(url: str, day: str, endpoint: str) -> int:
-    when_told()
-    return refshard_fs.append(url, day, "time", on_duplicate="skip", **options(endpoint))
+    wait_to_begin()
+    return refshard_fs.append(url, day, "time", on_duplicate="skip", **make_options(endpoint))
 
 
 if __name__ == "__main__":

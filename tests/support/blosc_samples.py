@@ -42,19 +42,19 @@ class Sample(NamedTuple):
         return [(folder + name, chunk) for name, chunk in by_number]
 
 
-def _root() -> Path:
+def _find_folder() -> Path:
     shared = os.environ.get("REFSHARD_SHARED")
     every = (Path(shared) if shared else HERE.parents[3] / "shared") / "data" / "bcolz-samples"
     return every if every.is_dir() else SHIPPED
 
 
-def samples(root: Path | None = None) -> list[Sample]:
+def find_samples(root: Path | None = None) -> list[Sample]:
     """Return all samples below ``root``, by default in the folder with the most samples."""
-    root = _root() if root is None else root
+    root = _find_folder() if root is None else root
     expected = json.loads((root / "expected.json").read_text())
     return [Sample(name, root / name, found) for name, found in expected.items()]
 
 
-def sample(name: str) -> Sample:
+def read_sample(name: str) -> Sample:
     """Return the sample ``name`` of tests/data."""
-    return next(s for s in samples(SHIPPED) if s.name.rpartition("/")[2] == name)
+    return next(s for s in find_samples(SHIPPED) if s.name.rpartition("/")[2] == name)

@@ -15,7 +15,7 @@ from refshard_fs.formats.bcolz.blosc import CHECKSUMS
 from tests.support.shards_in_memory import ROOT, Files
 
 
-def carray_of(values: np.ndarray[Any, Any], chunklen: int, /, **changes: Any) -> dict[str, bytes]:
+def make_carray(values: np.ndarray[Any, Any], chunklen: int, /, **changes: Any) -> dict[str, bytes]:
     """Return the files of a carray by URL, as bcolz would write them; ``changes`` replace fields of its metadata."""
     storage = {"dtype": str(values.dtype), "cparams": {"clevel": 5, "shuffle": 1, "cname": "lz4"},
                "chunklen": chunklen, "expectedlen": len(values), "dflt": 0}  # fmt: skip
@@ -32,14 +32,14 @@ def carray_of(values: np.ndarray[Any, Any], chunklen: int, /, **changes: Any) ->
     return files
 
 
-def table_of(**columns: dict[str, bytes]) -> dict[str, bytes]:
+def make_table(**columns: dict[str, bytes]) -> dict[str, bytes]:
     files = {f"{ROOT}/__rootdirs__": json.dumps({"names": list(columns)}).encode()}
     for name, column in columns.items():
         files.update({url.replace(ROOT, f"{ROOT}/{name}"): data for url, data in column.items()})
     return files
 
 
-def superchunk(
+def pack_values(
     values: np.ndarray[Any, Any],
     frame_size: int,
     *,
@@ -73,31 +73,31 @@ def superchunk(
     return out + body
 
 
-def numpy_metadata(values: np.ndarray[Any, Any], order: str = "C") -> dict[str, Any]:
+def make_numpy_metadata(values: np.ndarray[Any, Any], order: str = "C") -> dict[str, Any]:
     return {"dtype": repr(values.dtype.str), "shape": list(values.shape), "order": order, "container": "numpy"}
 
 
-def whole(data: bytes, **options: Any) -> bytes:
+def decode_file(data: bytes, **options: Any) -> bytes:
     """Return the bytes of all chunks of the one-dimensional array in a file."""
     files = Files({ROOT: data})
     keyspace = files.open(**options)
     shape = json.loads(files.read(keyspace, "data/.zarray") or b"")["shape"]
-    return all_chunks(files, keyspace)[: shape[0] * _itemsize(files, keyspace)]
+    return decode_chunks(files, keyspace)[: shape[0] * _read_itemsize(files, keyspace)]
 
 
-def all_chunks(files: Files, keyspace: KeySpace) -> bytes:
+def decode_chunks(files: Files, keyspace: KeySpace) -> bytes:
     keys = keyspace.grids["data"].tails()
     return b"".join(blosc.decompress(files.read(keyspace, f"data/{key}")) for key in keys)
 
 
-def _itemsize(files: Files, keyspace: KeySpace) -> int:
+def _read_itemsize(files: Files, keyspace: KeySpace) -> int:
     return np.dtype(json.loads(files.read(keyspace, "data/.zarray") or b"")["dtype"]).itemsize
 
 
 VALUES = np.arange(2500)
 
 
-PLAIN = superchunk(VALUES, 8000, checksum=1, spare=4, metadata=numpy_metadata(VALUES))
+PLAIN = pack_values(VALUES, 8000, checksum=1, spare=4, metadata=make_numpy_metadata(VALUES))
 
 
 TABLE = PLAIN.index(struct.pack("<4q", -1, -1, -1, -1)) - 24

@@ -214,7 +214,7 @@ class Writer:
         return bytes(self.data)
 
 
-def compressed_whole(data: bytes, compression: int = GZIP) -> bytes:
+def compress_file(data: bytes, compression: int = GZIP) -> bytes:
     """Return a file of version 3 compressed as a whole."""
     packed = zlib.compress(data[8:], 6, wbits=31) if compression == GZIP else encode_runs(data[8:])
     at = 8 + 32 + len(packed)
@@ -222,7 +222,7 @@ def compressed_whole(data: bytes, compression: int = GZIP) -> bytes:
     return data[:4] + b"\xcc\xcc\0\1" + ccr + struct.pack(">qiiiii", 28, 11, compression, 0, 1, 6)
 
 
-def real_file(version: int) -> bytes:
+def read_real_file(version: int) -> bytes:
     """Return a file that the format's library wrote: column-major with TT2000 in version 3, with EPOCH in version 2."""
     return zlib.decompress(base64.b85decode("".join(_REAL[version].split())))
 

@@ -17,11 +17,13 @@ from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 needs_zarr_3 = pytest.mark.skipif(zarr.__version__.startswith("2."), reason="zarr 2 reads no version 3")
 
 
-def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+def open_source(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, **options)
 
 
-def metadata(shape: tuple[int, ...], chunks: tuple[int, ...], manifest: Any = "./manifest.json", **more: Any) -> Any:
+def make_metadata(
+    shape: tuple[int, ...], chunks: tuple[int, ...], manifest: Any = "./manifest.json", **more: Any
+) -> Any:
     doc = {
         "zarr_format": 3,
         "node_type": "array",
@@ -40,7 +42,7 @@ def metadata(shape: tuple[int, ...], chunks: tuple[int, ...], manifest: Any = ".
 
 def write(folder: Path, manifest: Any, shape: tuple[int, ...] = (4,), chunks: tuple[int, ...] = (2,)) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "zarr.json").write_text(json.dumps(metadata(shape, chunks)))
+    (folder / "zarr.json").write_text(json.dumps(make_metadata(shape, chunks)))
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
@@ -48,5 +50,5 @@ def write(folder: Path, manifest: Any, shape: tuple[int, ...] = (4,), chunks: tu
 GRID = ChunkGrid((4, 3), ChunkKeyEncoding("default", "/"))
 
 
-def spelled(manifest: Any) -> bytes:
+def encode_manifest(manifest: Any) -> bytes:
     return json.dumps(manifest).encode()

@@ -17,7 +17,7 @@ DAYS = pd.date_range("2024-01-01", periods=6).as_unit("ns")
 X = np.arange(4.0)
 
 
-def values(*shape: int, seed: int = 0) -> Any:
+def make_values(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).random((*shape, 4)).astype("f4")
 
 
@@ -26,5 +26,5 @@ def write(ds: xr.Dataset, path: Path, **encoding: Any) -> None:
     ds.to_netcdf(path, engine="h5netcdf", encoding=encoding)
 
 
-def opened(fo: Any, **arguments: Any) -> xr.Dataset:
+def open_cube(fo: Any, **arguments: Any) -> xr.Dataset:
     return xr.open_dataset(refshard_fs.cube(fo, **arguments), engine="refshard").load()

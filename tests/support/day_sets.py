@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import refshard_fs
-from tests.support.set_values import values_of
+from tests.support.set_values import read_values
 
 UNITS = "days since 2024-01-01"
 
@@ -28,20 +28,20 @@ def make_days(
     refs["time/.zarray"], refs["t/.zarray"] = array(f"{order}i4", count), array("|u1", chunk)
     refs["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": units})
     refs["t/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"]})
-    refs["time/0"] = "base64:" + _base64((numbers - offset).astype(f"{order}i4").tobytes())
+    refs["time/0"] = "base64:" + _encode_base64((numbers - offset).astype(f"{order}i4").tobytes())
     for number in range(0, count, chunk):
         refs[f"t/{number // chunk}"] = [f"memory://{first + number}", 0, chunk]
     return refs
 
 
-def _base64(data: bytes) -> str:
+def _encode_base64(data: bytes) -> str:
     import base64
 
     return base64.b64encode(data).decode()
 
 
 def read_times(fo: Any) -> list[int]:
-    return values_of(fo, "time", "<i4")
+    return read_values(fo, "time", "<i4")
 
 
 def list_targets(fo: Any) -> list[str]:

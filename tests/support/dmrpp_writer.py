@@ -34,13 +34,13 @@ def write_dmrpp(path: Path, href: str = "OPeNDAP_DMRpp_DATA_ACCESS_URL") -> Path
             '<Dataset xmlns="http://xml.opendap.org/ns/DAP/4.0#" xmlns:dmrpp="http://xml.opendap.org/dap/dmrpp/1.0.0#"'
             f' dapVersion="4.0" dmrVersion="1.0" name="{path.name}" dmrpp:href={quoteattr(href)}>\n'
         )
-        text = root + _enumerations(file) + _group(file) + "</Dataset>\n"
+        text = root + _write_enumerations(file) + _write_group(file) + "</Dataset>\n"
     document = path.with_name(path.name + ".dmrpp")
     document.write_bytes(text.encode("iso-8859-1", "xmlcharrefreplace"))
     return document
 
 
-def _enumerations(file: Any) -> str:
+def _write_enumerations(file: Any) -> str:
     names: dict[str, dict[str, int]] = {}
     file.visititems(
         lambda name, item: names.update(
@@ -57,24 +57,24 @@ def _enumerations(file: Any) -> str:
     )
 
 
-def _group(group: Any) -> str:
+def _write_group(group: Any) -> str:
     out = []
     for name, item in group.items():
         if isinstance(item, h5py.Dataset) and item.is_scale:
             out.append(f'<Dimension name="{name}" size="{item.size}"/>')
     for name, item in group.items():
         if isinstance(item, h5py.Group):
-            out.append(f"<Group name={quoteattr(name)}>\n{_group(item)}</Group>")
-        elif not (item.is_scale and b"This is a netCDF dimension but not" in _text(item.attrs.get("NAME", b""))):
-            out.append(_variable(name, item))
-    return "\n".join([*out, *_attributes(group.attrs)]) + "\n"
+            out.append(f"<Group name={quoteattr(name)}>\n{_write_group(item)}</Group>")
+        elif not (item.is_scale and b"This is a netCDF dimension but not" in _encode_text(item.attrs.get("NAME", b""))):
+            out.append(_write_variable(name, item))
+    return "\n".join([*out, *_write_attributes(group.attrs)]) + "\n"
 
 
-def _text(value: Any) -> bytes:
+def _encode_text(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def _attributes(attributes: Any) -> list[str]:
+def _write_attributes(attributes: Any) -> list[str]:
     out = []
     for name, value in attributes.items():
         if name in HIDDEN:
@@ -87,7 +87,7 @@ def _attributes(attributes: Any) -> list[str]:
     return out
 
 
-def _dims(item: Any) -> list[str]:
+def _write_dims(item: Any) -> list[str]:
     if item.is_scale and item.ndim == 1:
         return [f"<Dim name={quoteattr(item.name)}/>"]
     out = []
@@ -97,9 +97,9 @@ def _dims(item: Any) -> list[str]:
     return out
 
 
-def _variable(name: str, item: Any) -> str:
+def _write_variable(name: str, item: Any) -> str:
     kind, extra = TYPES.get(item.dtype.str[1:], "String"), ""
-    inside = [*_dims(item), *_attributes(item.attrs)]
+    inside = [*_write_dims(item), *_write_attributes(item.attrs)]
     if item.dtype.names is not None:
         kind = "Structure"
         for name_, (member, *_) in item.dtype.fields.items():
@@ -113,11 +113,11 @@ def _variable(name: str, item: Any) -> str:
     elif item.id.get_create_plist().get_layout() == h5py.h5d.COMPACT:
         inside.append(f"<dmrpp:compact>{base64.b64encode(item[()].tobytes()).decode()}</dmrpp:compact>")
     else:
-        inside.append(_chunks(item))
+        inside.append(_write_chunks(item))
     return f"<{kind} name={quoteattr(name)}{extra}>\n" + "\n".join(inside) + f"\n</{kind}>"
 
 
-def _chunks(item: Any) -> str:
+def _write_chunks(item: Any) -> str:
     order = "BE" if ">" in str(item.dtype.descr) else "LE"
     fill = "" if item.dtype.kind in "SV" else f' fillValue="{item.fillvalue}"'
     filters = []
@@ -157,5 +157,5 @@ HEAD = (
 )
 
 
-def document(body: str, attributes: str = 'name="x" dmrpp:href="files://data"') -> bytes:
+def make_document(body: str, attributes: str = 'name="x" dmrpp:href="files://data"') -> bytes:
     return f"{HEAD}{attributes}>{body}</Dataset>".encode("iso-8859-1", "xmlcharrefreplace")

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Block", "blocks", "made_by_ci"]
+__all__ = ["Block", "list_blocks", "is_run_in_clone"]
 
 _FENCED = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -33,7 +33,7 @@ class Block(NamedTuple):
     file: str | None
 
 
-def blocks(markdown: str) -> list[Block]:
+def list_blocks(markdown: str) -> list[Block]:
     """Return the fenced blocks of a document in order."""
     return [
         Block(found[2], found[3], markdown.count("\n", 0, found.start(3)) + 1, found[1])
@@ -41,7 +41,7 @@ def blocks(markdown: str) -> list[Block]:
     ]
 
 
-def made_by_ci(block: Block) -> bool:
+def is_run_in_clone(block: Block) -> bool:
     """Return whether the block installs into a new virtual environment; ``.ci/run`` runs such blocks in clones."""
     return block.language == "sh" and " -m venv " in block.text
 
@@ -49,7 +49,7 @@ def made_by_ci(block: Block) -> bool:
 def main(document: Path, places: dict[str, str]) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     loop = asyncio.new_event_loop()
-    for block in blocks(document.read_text()):
+    for block in list_blocks(document.read_text()):
         text = block.text
         for placeholder, place in places.items():
             text = text.replace(placeholder, place)
@@ -57,7 +57,7 @@ def main(document: Path, places: dict[str, str]) -> None:
         if block.file is not None:
             Path(block.file).write_text(text)
         match block.language:
-            case "sh" if made_by_ci(block):
+            case "sh" if is_run_in_clone(block):
                 print(f"{where}: left to .ci/run", flush=True)
                 continue
             case "sh":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from refshard_fs.tools.picture import Picture
 from refshard_fs.tools.scene import Label
-from tests.support.tool_sources import many
+from tests.support.tool_sources import make_sources
 
 
 def draw_source(name: str, *, asked: bool) -> Picture:
-    fs, select = many()[name]
+    fs, select = make_sources()[name]
     return fs.visualize(None, select if asked else None)
 
 

@@ -12,5 +12,5 @@ def open_fs(chunked: Chunked, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo=chunked.refs(), skip_instance_cache=True, **options)
 
 
-def options(fs: RefShardFileSystem) -> dict[str, Any]:
+def select_options(fs: RefShardFileSystem) -> dict[str, Any]:
     return {k: v for k, v in fs.storage_options.items() if k in ("readahead", "max_memory", "block_cache")}

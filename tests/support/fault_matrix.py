@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
-__all__ = ["MATRIX", "Matrix", "summary"]
+__all__ = ["MATRIX", "Matrix", "summarize"]
 
 # By (filesystem, fault, operation): "right", "error" or the name of an error class.
 Matrix: TypeAlias = dict[tuple[str, str, str], str]
 MATRIX: pytest.StashKey[Matrix] = pytest.StashKey()
 
 
-def summary(cells: Matrix, *, whole: bool) -> list[str]:
+def summarize(cells: Matrix, *, whole: bool) -> list[str]:
     """Return lines with the counts of results, and, if ``whole``, with all results."""
     if not cells:
         return []

@@ -28,7 +28,7 @@ def check_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     return refs
 
 
-def rounds_to_open(path: Path) -> int:
+def count_rounds_to_open(path: Path) -> int:
     """Return the number of rounds of requests in which a file is opened; a round waits for the answers of the last one.
 
     The rounds are counted without a server, so that the number does not depend on the machine's load.
@@ -38,7 +38,7 @@ def rounds_to_open(path: Path) -> int:
     return files.rounds
 
 
-def all_bytes(data: bytes, most: int = 1 << 20) -> dict[str, bytes | None]:
+def read_all_bytes(data: bytes, most: int = 1 << 20) -> dict[str, bytes | None]:
     """Return the bytes of the keys of chunks of a file in memory; ``b"an error"`` for a chunk that raises one.
 
     Assert that no chunk has more than ``most`` bytes.
@@ -64,10 +64,10 @@ def check_damage(data: bytes, seed: int, header: int | None = None, times: int =
     Chunks of a truncated file must have the right bytes or raise an error.
     """
     rng = np.random.default_rng(seed)
-    whole = all_bytes(data)
+    whole = read_all_bytes(data)
     for cut in sorted({*rng.integers(0, len(data), times).tolist(), len(data) - 5, len(data) - 1000}):
         try:
-            found = all_bytes(data[: max(cut, 0)])
+            found = read_all_bytes(data[: max(cut, 0)])
         except RefShardError as e:
             assert str(e)
             continue
@@ -76,22 +76,22 @@ def check_damage(data: bytes, seed: int, header: int | None = None, times: int =
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         try:
-            all_bytes(bytes(flipped))
+            read_all_bytes(bytes(flipped))
         except RefShardError as e:
             assert str(e)
 
 
-def same(got: Any, want: Any) -> None:
+def check_same(got: Any, want: Any) -> None:
     """Assert that two datasets of xarray have the same variables, dimensions, attributes and values."""
     assert list(map(str, got.dims)) == list(map(str, want.dims)) or set(got.dims) == set(want.dims)
     assert dict(got.sizes) == dict(want.sizes)
     assert set(got.variables) == set(want.variables)
     assert set(got.coords) == set(want.coords)
-    same_attributes(got.attrs, want.attrs)
+    check_same_attributes(got.attrs, want.attrs)
     for name, variable in want.variables.items():
         found = got.variables[name]
         assert found.dims == variable.dims, name
-        same_attributes(found.attrs, variable.attrs)
+        check_same_attributes(found.attrs, variable.attrs)
         values = variable.values
         if values.dtype.kind == "f":
             assert found.dtype.kind == "f", name
@@ -104,7 +104,7 @@ def same(got: Any, want: Any) -> None:
         ), name
 
 
-def same_attributes(got: Any, want: Any) -> None:
+def check_same_attributes(got: Any, want: Any) -> None:
     """Assert that attributes are equal, apart from types that JSON does not distinguish."""
     assert set(got) == set(want)
     for name, value in want.items():

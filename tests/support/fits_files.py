@@ -23,7 +23,7 @@ def write(path: Path, *hdus: Any, primary: Any = None) -> Path:
     return path
 
 
-def images() -> list[Any]:
+def make_images() -> list[Any]:
     """Return images of all types of numbers, with and without scale, blanks and coordinates."""
     sky = fits.ImageHDU(SKY, name="SCI")
     wcs = {"CTYPE1": "RA---TAN", "CTYPE2": "DEC--TAN", "CRVAL1": 10.5, "CRPIX1": 35, "CD1_1": -1e-5, "CUNIT1": "deg"}
@@ -44,6 +44,6 @@ def images() -> list[Any]:
 KINDS = ("u1", "i2", "i4", "i8", "f4", "f8", "i1", "u2", "u4", "u8")
 
 
-def compressed(kind: str, dtype: str, tile: tuple[int, ...] | None, **options: Any) -> Any:
+def make_compressed(kind: str, dtype: str, tile: tuple[int, ...] | None, **options: Any) -> Any:
     values = (SKY * 10).astype(dtype)
     return fits.CompImageHDU(values, name="TILES", compression_type=kind, tile_shape=tile, **options)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.servers.http import RangeServer
-from tests.support.grib_messages import eccodes, message
+from tests.support.grib_messages import eccodes, make_message
 
 
 class Published(NamedTuple):
@@ -34,7 +34,7 @@ class Published(NamedTuple):
         return 0 if what == "run" else step
 
 
-def _upper(name: str, short: str, level: int) -> Published:
+def _publish_level(name: str, short: str, level: int) -> Published:
     keys = {"shortName": short, "typeOfLevel": "isobaricInhPa", "level": level}
     return Published(keys, name, f"{level} mb", {"param": short, "levtype": "pl", "levelist": str(level)})
 
@@ -43,7 +43,11 @@ _RAIN = {"productDefinitionTemplateNumber": 8, "shortName": "tp", "stepType": "a
 _AT_2_M = {"shortName": "2t", "typeOfLevel": "heightAboveGround", "level": 2}
 FIELDS = (
     Published(_AT_2_M, "TMP", "2 m above ground", {"param": "2t", "levtype": "sfc"}),
-    *(_upper(name, short, level) for name, short in (("TMP", "t"), ("HGT", "gh")) for level in (1000, 850, 500)),
+    *(
+        _publish_level(name, short, level)
+        for name, short in (("TMP", "t"), ("HGT", "gh"))
+        for level in (1000, 850, 500)
+    ),
     Published(_RAIN, "APCP", "surface", {"param": "tp", "levtype": "sfc"}, "acc", "run"),
 )
 LAST_HOUR = Published(_RAIN, "APCP", "surface", {}, "acc", "last 1")
@@ -106,8 +110,8 @@ def publish(server: RangeServer, archive: Archive, at: datetime, step: int, memb
     for some in [[number] for number in members] if is_apart else [list(members) or [0]]:
         data, lines = b"", []
         for number, one in ((number, one) for number in some for one in archive.fields):
-            found = _message(one, at, step, number if members else None)
-            lines.append(_line(archive.dialect, len(lines) + 1, len(data), len(found), one, at, step, number))
+            found = _make_message(one, at, step, number if members else None)
+            lines.append(_write_line(archive.dialect, len(lines) + 1, len(data), len(found), one, at, step, number))
             values[one.name, one.level, one.covers, number] = decode(found)
             data += found
         name = archive.names[some[0]] if is_apart else ""
@@ -116,13 +120,13 @@ def publish(server: RangeServer, archive: Archive, at: datetime, step: int, memb
     return values
 
 
-def _message(one: Published, at: datetime, step: int, number: int | None) -> bytes:
+def _make_message(one: Published, at: datetime, step: int, number: int | None) -> bytes:
     keys: dict[str, Any] = {"dataDate": int(f"{at:%Y%m%d}"), "dataTime": int(f"{at:%H%M}")}
     if number is not None:
         keys["number"] = number
     keys["stepRange"] = f"{one.begin(step)}-{step}" if one.process else str(step)
     seed = zlib.crc32(repr((one.name, one.level, at, one.begin(step), step, number)).encode())
-    handle = eccodes.codes_clone(_handle(FIELDS.index(one) if one in FIELDS else -1, number is not None))
+    handle = eccodes.codes_clone(_make_handle(FIELDS.index(one) if one in FIELDS else -1, number is not None))
     for key, value in keys.items():
         eccodes.codes_set(handle, key, value)
     eccodes.codes_set_values(handle, np.random.default_rng(seed).normal(280, 9, 496))
@@ -132,12 +136,12 @@ def _message(one: Published, at: datetime, step: int, number: int | None) -> byt
 
 
 @cache
-def _handle(place: int, is_member: bool) -> Any:
+def _make_handle(place: int, is_member: bool) -> Any:
     """Return a message of the field number ``place`` of `FIELDS`; cached, because eccodes sets names slowly."""
     one = FIELDS[place]
     template = {"productDefinitionTemplateNumber": 11 if one.process else 1} if is_member else {}
     return eccodes.codes_new_from_message(
-        message(**template, **{k: v for k, v in one.keys.items() if k not in template})
+        make_message(**template, **{k: v for k, v in one.keys.items() if k not in template})
     )
 
 
@@ -148,14 +152,14 @@ def decode(data: bytes) -> Any:
     return values
 
 
-def section_3(data: bytes) -> bytes:
+def find_section_3(data: bytes) -> bytes:
     at = 16
     while data[at + 4] != 3:
         at += int.from_bytes(data[at : at + 4])
     return data[at : at + int.from_bytes(data[at : at + 4])]
 
 
-def _line(
+def _write_line(
     dialect: str, number: int, offset: int, length: int, one: Published, at: datetime, step: int, member: int
 ) -> str:
     if dialect == "wgrib2":

@@ -10,7 +10,7 @@ DATA = bytes(range(200))
 ZARRAY = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 2], "dtype": "|u1"}
 
 
-def v3_array(separator: str) -> dict[str, Any]:
+def make_v3_array(separator: str) -> dict[str, Any]:
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -23,13 +23,13 @@ def v3_array(separator: str) -> dict[str, Any]:
     }
 
 
-def refs(target: str) -> dict[str, Any]:
+def make_refs(target: str) -> dict[str, Any]:
     out: dict[str, Any] = {
         ".zgroup": {"zarr_format": 2},
         "a/.zarray": ZARRAY,
         "ab/.zarray": {**ZARRAY, "dimension_separator": "/"},
-        "g/v3/zarr.json": v3_array("/"),
-        "g/dot/zarr.json": v3_array("."),
+        "g/v3/zarr.json": make_v3_array("/"),
+        "g/dot/zarr.json": make_v3_array("."),
         "g/readme": "inline text",
         "whole": [target],
     }

@@ -19,7 +19,7 @@ xr = pytest.importorskip("xarray")
 RNG = np.random.default_rng(5)
 
 
-def message(values: Any = None, sample: str = "regular_ll_sfc_grib2", **keys: Any) -> bytes:
+def make_message(values: Any = None, sample: str = "regular_ll_sfc_grib2", **keys: Any) -> bytes:
     """Return a message that eccodes encodes, by default with a grid of 31 rows and 16 columns."""
     handle = eccodes.codes_grib_new_from_samples(sample)
     try:
@@ -62,11 +62,11 @@ def check_same_as_cfgrib(path: Path, more: frozenset[str] = frozenset(), **keys:
     return got
 
 
-def on_level(level: int, **keys: Any) -> bytes:
-    return message(**{"typeOfLevel": "isobaricInhPa", "level": level, **keys})
+def make_message_on_level(level: int, **keys: Any) -> bytes:
+    return make_message(**{"typeOfLevel": "isobaricInhPa", "level": level, **keys})
 
 
-def offsets_of(data: bytes) -> list[int]:
+def find_offsets(data: bytes) -> list[int]:
     found, at = [], 0
     while at < len(data):
         found.append(at)
@@ -74,8 +74,8 @@ def offsets_of(data: bytes) -> list[int]:
     return found
 
 
-def sidecar(data: bytes, kind: str) -> bytes:
-    offsets = [*offsets_of(data), len(data)]
+def make_sidecar(data: bytes, kind: str) -> bytes:
+    offsets = [*find_offsets(data), len(data)]
     if kind == ".idx":
         return "".join(f"{n}:{at}:d=2024010100:TMP:500 mb:anl:\n" for n, at in enumerate(offsets[:-1], 1)).encode()
     lines = [json.dumps({"param": "t", "_offset": a, "_length": b - a}) for a, b in itertools.pairwise(offsets)]
@@ -85,17 +85,17 @@ def sidecar(data: bytes, kind: str) -> bytes:
 POINTS = RNG.normal(280, 9, 3600)
 
 
-def many() -> bytes:
+def make_many_messages() -> bytes:
     """Return 40 messages of various lengths, which together are longer than the first read of a file."""
     return b"".join(
-        on_level(
+        make_message_on_level(
             level, shortName="t", step=step, bitsPerValue=8 + (level // 100 + step) % 5, Ni=60, Nj=60, values=POINTS
         )
         for step, level in itertools.product(range(4), range(100, 1100, 100))
     )
 
 
-def sections(data: bytes) -> list[bytes]:
+def split_sections(data: bytes) -> list[bytes]:
     found, at = [], 16
     while data[at : at + 4] != b"7777":
         size = int.from_bytes(data[at : at + 4])

@@ -43,7 +43,7 @@ def write_day(folder: Path, day: int, value: float) -> str:
     return str(path)
 
 
-def variables(folder: Path, name: str, *years: int, **shifted: int) -> list[str]:
+def write_variable(folder: Path, name: str, *years: int, **shifted: int) -> list[str]:
     """Write a file of the variable ``name`` for each year, which has two times, and return their paths."""
     paths = []
     for year in years:

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 
-def hdf4_file(name: str) -> bytes:
+def read_hdf4_file(name: str) -> bytes:
     """Return the bytes of the file ``name``."""
     return zlib.decompress(base64.b85decode("".join(_FILES[name].split())))
 
 
-def hdf4_of(elements: Mapping[tuple[int, int], bytes]) -> bytes:
+def make_hdf4_file(elements: Mapping[tuple[int, int], bytes]) -> bytes:
     """Return a file with these plain elements, by tag and reference number."""
     at = 10 + 12 * len(elements)
     table = b""
@@ -32,7 +32,7 @@ def hdf4_of(elements: Mapping[tuple[int, int], bytes]) -> bytes:
     return b"\x0e\x03\x13\x01" + struct.pack(">HI", len(elements), 0) + table + b"".join(elements.values())
 
 
-def vdata_of(name: str, dtype: npt.DTypeLike, records: int, kind: str = "", interlace: int = 0) -> bytes:
+def make_vdata(name: str, dtype: npt.DTypeLike, records: int, kind: str = "", interlace: int = 0) -> bytes:
     """Return the header of a Vdata whose fields are those of a structured type of big-endian numbers and texts."""
     codes = {"f4": 5, "f8": 6, "i1": 20, "u1": 21, "i2": 22, "u2": 23, "i4": 24, "u4": 25}
     fields = [np.dtype(dtype)[field] for field in np.dtype(dtype).names or ()]
@@ -46,7 +46,7 @@ def vdata_of(name: str, dtype: npt.DTypeLike, records: int, kind: str = "", inte
     return head + numbers + b"".join(struct.pack(">H", len(text)) + text for text in texts) + bytes(9)
 
 
-def elements_of(data: bytes) -> dict[tuple[int, int], bytes]:
+def read_elements(data: bytes) -> dict[tuple[int, int], bytes]:
     """Return the elements of a file by tag and reference number."""
     return {(tag, ref): data[offset : offset + length] for tag, ref, offset, length in _list_descriptors(data)}
 
@@ -62,7 +62,7 @@ def _list_descriptors(data: bytes) -> list[tuple[int, int, int, int]]:
     return sorted((row for row in rows if row[0] != 1 and row[2] >= 0), key=lambda row: (row[2], row[3]))
 
 
-def spread(data: bytes, gap: int, *, also_headers: bool = False) -> bytes:
+def spread_elements(data: bytes, gap: int, *, also_headers: bool = False) -> bytes:
     """Return a file with ``gap`` bytes between its elements; with ``also_headers``, before headers of chunks, too."""
     rows = _list_descriptors(data)
     table, body = b"", b""
@@ -74,7 +74,7 @@ def spread(data: bytes, gap: int, *, also_headers: bool = False) -> bytes:
     return data[:4] + struct.pack(">HI", len(rows), 0) + table + body
 
 
-def values_of(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def make_values(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Return the values of a data set in these files."""
     values = np.arange(np.prod(shape)) * 7 % 101
     if dtype == "S1":

@@ -21,10 +21,10 @@ from refshard_fs import RefShardFileSystem
 ENUM_NAMES = {"flag_values", "flag_meanings"}  # attributes that h5netcdf does not have
 
 
-def dtype_of(spelled: Any) -> np.dtype[Any]:
+def parse_dtype(spelled: Any) -> np.dtype[Any]:
     """Return the dtype for its spelling in metadata of version 2."""
     if isinstance(spelled, list):
-        return np.dtype([(field[0], dtype_of(field[1]), *map(tuple, field[2:])) for field in spelled])
+        return np.dtype([(field[0], parse_dtype(field[1]), *map(tuple, field[2:])) for field in spelled])
     return np.dtype(spelled)
 
 
@@ -35,7 +35,7 @@ class Shown:
         self._fs = fs
         self._path = path
         self._document = document
-        self.dtype = dtype_of(document["dtype"])
+        self.dtype = parse_dtype(document["dtype"])
         self._codecs = [
             get_codec(config) for config in [*(document["filters"] or []), document["compressor"]] if config
         ]
@@ -60,7 +60,7 @@ class Shown:
         return made[tuple(map(slice, shape))]
 
 
-def opened(path: Path, **options: Any) -> tuple[RefShardFileSystem, dict[str, Shown]]:
+def open_arrays(path: Path, **options: Any) -> tuple[RefShardFileSystem, dict[str, Shown]]:
     """Open a file; return the filesystem, and the arrays by path."""
     fs = RefShardFileSystem(fo=str(path), **options)
     documents = json.loads(fs.cat(".zmetadata"))["metadata"]
@@ -68,15 +68,15 @@ def opened(path: Path, **options: Any) -> tuple[RefShardFileSystem, dict[str, Sh
     return fs, {name: Shown(fs, name, document) for name, document in found.items()}
 
 
-def arrays(group: Any, prefix: str = "") -> dict[str, Any]:
+def find_arrays(group: Any, prefix: str = "") -> dict[str, Any]:
     """Return all arrays below a zarr group, by path."""
     found = {f"{prefix}{name}": array for name, array in group.arrays()}
     for name, below in group.groups():
-        found |= arrays(below, f"{prefix}{name}/")
+        found |= find_arrays(below, f"{prefix}{name}/")
     return found
 
 
-def datasets(group: h5py.Group, prefix: str = "", above: tuple[Any, ...] = ()) -> dict[str, h5py.Dataset]:
+def find_datasets(group: h5py.Group, prefix: str = "", above: tuple[Any, ...] = ()) -> dict[str, h5py.Dataset]:
     """Return all datasets below a group, by path; follow links, except those to a group above."""
     found: dict[str, h5py.Dataset] = {}
     for name in group:
@@ -87,7 +87,7 @@ def datasets(group: h5py.Group, prefix: str = "", above: tuple[Any, ...] = ()) -
         if isinstance(item, h5py.Dataset):
             found[f"{prefix}{name}"] = item
         elif isinstance(item, h5py.Group) and item.id not in (*above, group.id):
-            found |= datasets(item, f"{prefix}{name}/", (*above, group.id))
+            found |= find_datasets(item, f"{prefix}{name}/", (*above, group.id))
     return found
 
 
@@ -96,7 +96,7 @@ def is_bare(dataset: h5py.Dataset) -> bool:
     return b"but not a netCDF variable" in np.asarray(dataset.attrs.get("NAME", b"")).tobytes()
 
 
-def renamed(name: str, known: dict[str, h5py.Dataset]) -> str:
+def find_hdf5_name(name: str, known: dict[str, h5py.Dataset]) -> str:
     """Return the HDF5 name of a variable, which differs from its own name if a dimension has that name."""
     group, slash, last = name.rpartition("/")
     return name if name in known else f"{group}{slash}_nc4_non_coord_{last}"
@@ -134,20 +134,20 @@ def check_file(path: Path, refused: frozenset[str] = frozenset(), **options: Any
 
     With ``zarr_format``, zarr reads them.
     """
-    fs, shown = opened(path)
+    fs, shown = open_arrays(path)
     if options:
         fs = RefShardFileSystem(fo=str(path), **options)
-        shown = arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
+        shown = find_arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
     with h5py.File(path) as file:
-        known = {name: dataset for name, dataset in datasets(file).items() if not is_bare(dataset)}
-        shown = {renamed(name, known): array for name, array in shown.items()}
+        known = {name: dataset for name, dataset in find_datasets(file).items() if not is_bare(dataset)}
+        shown = {find_hdf5_name(name, known): array for name, array in shown.items()}
         assert set(shown) == set(known) - refused, (path.name, fs.left_whole)
         for name, array in shown.items():
             check_values(array, known[name], f"{path.name}: {name}")
     return len(shown)
 
 
-def plain(value: Any) -> Any:
+def make_plain(value: Any) -> Any:
     """Return an attribute as a value of JSON."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
@@ -156,13 +156,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):  # h5netcdf decodes all texts of NetCDF as ASCII
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [make_plain(item) for item in value]
     return "NaN" if value != value else value
 
 
 def check_attributes(found: dict[str, Any], expected: dict[Any, Any], where: str) -> None:
-    left = {str(k): plain(v) for k, v in found.items() if k not in ENUM_NAMES or k in expected}
-    right = {str(k): plain(v) for k, v in expected.items()}
+    left = {str(k): make_plain(v) for k, v in found.items() if k not in ENUM_NAMES or k in expected}
+    right = {str(k): make_plain(v) for k, v in expected.items()}
     assert left == right, where
 
 
@@ -188,13 +188,13 @@ def check_dataset(found: xr.Dataset, expected: xr.Dataset, where: str, left_out:
             assert left.tobytes() == right.tobytes(), here
             continue
         if right.dtype.kind in "OUT" or left.dtype.kind in "OUT":
-            assert list(map(plain, left.ravel().tolist())) == list(map(plain, right.ravel().tolist())), here
+            assert list(map(make_plain, left.ravel().tolist())) == list(map(make_plain, right.ravel().tolist())), here
         else:
             assert left.dtype.newbyteorder("=") == right.dtype.newbyteorder("="), (here, left.dtype, right.dtype)
             assert left.astype(right.dtype).tobytes() == right.tobytes(), (here, left, right)
         check_attributes(other.attrs, variable.attrs, here)
         for key in ("_FillValue", "scale_factor", "add_offset", "units", "missing_value"):
-            assert plain(other.encoding.get(key)) == plain(variable.encoding.get(key)), (here, key)
+            assert make_plain(other.encoding.get(key)) == make_plain(variable.encoding.get(key)), (here, key)
 
 
 def check_xarray(path: Path, *, decode_cf: bool = True, left_out: frozenset[str] = frozenset()) -> int:

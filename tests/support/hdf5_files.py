@@ -5,14 +5,13 @@ from __future__ import annotations
 from tests.servers.http import RangeServer
 from tests.support import hdf5_corpus as corpus
 from tests.support import netcdf_files
-from tests.support.hdf5_messages import file_of
 
-__all__ = ["STEPS", "WRITERS", "bytes_seen", "file_of"]
+__all__ = ["STEPS", "WRITERS", "count_sent_bytes"]
 
 WRITERS = corpus.WRITERS | netcdf_files.WRITERS
 STEPS = 300
 
 
-def bytes_seen(server: RangeServer) -> int:
-    """Return the number of bytes in the requests of a server's log."""
+def count_sent_bytes(server: RangeServer) -> int:
+    """Return the number of bytes that a server has sent."""
     return sum(request.sent for request in server.requests())

@@ -11,12 +11,12 @@ import h5py
 DATATYPE, PIPELINE = 0x03, 0x0B
 
 
-def in_memory(libver: str = "earliest") -> h5py.File:
+def open_in_memory(libver: str = "earliest") -> h5py.File:
     """Return a new file that is never written to disk."""
     return h5py.File(f"{libver}.h5", "w", driver="core", backing_store=False, libver=libver)
 
 
-def sharing_messages(types: Sequence[int], low: str) -> h5py.File:
+def make_file_of_shared_messages(types: Sequence[int], low: str) -> h5py.File:
     """Return a new file in memory with tables of shared messages; each number has the bits of one table's types."""
     library = ctypes.CDLL(h5py.h5p.__file__)  # h5py does not expose these functions
     creation, access = h5py.h5p.create(h5py.h5p.FILE_CREATE), h5py.h5p.create(h5py.h5p.FILE_ACCESS)
@@ -31,7 +31,7 @@ def sharing_messages(types: Sequence[int], low: str) -> h5py.File:
     return h5py.File(h5py.h5f.create(b"shared.h5", h5py.h5f.ACC_TRUNC, creation, access))
 
 
-def messages(dataset: h5py.h5d.DatasetID) -> dict[int, bytes]:
+def read_messages(dataset: h5py.h5d.DatasetID) -> dict[int, bytes]:
     """Return the bodies of the messages in the first block of a dataset's header, by their type."""
     file = h5py.h5i.get_file_id(dataset)
     h5py.h5f.flush(file)
@@ -60,8 +60,8 @@ def messages(dataset: h5py.h5d.DatasetID) -> dict[int, bytes]:
     return found
 
 
-def file_of(fill: Callable[[h5py.File], object]) -> bytes:
-    with in_memory() as file:
+def make_file(fill: Callable[[h5py.File], object]) -> bytes:
+    with open_in_memory() as file:
         fill(file)
         file.flush()
         return bytes(file.id.get_file_image())

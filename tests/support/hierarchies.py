@@ -28,5 +28,5 @@ ZARRAY = json.dumps(META).encode()
 FILES = {".zgroup": ZGROUP, "g/.zgroup": ZGROUP, "g/a/.zarray": ZARRAY, "g/a/0": b"12345678", "g/a/.zattrs": b"{}"}
 
 
-def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+def open_hierarchy(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, **options)

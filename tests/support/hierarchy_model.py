@@ -8,27 +8,36 @@ from typing import Any
 
 from refshard_fs import RefShardFileSystem
 
-__all__ = ["FORMATS", "Grid", "array_document", "expected", "group_document", "path_of", "shown", "writable"]
+__all__ = [
+    "FORMATS",
+    "Grid",
+    "make_array_document",
+    "parse_model",
+    "make_group_document",
+    "make_path",
+    "read_keys",
+    "open_for_writes",
+]
 
 FORMATS = ("json", "parquet")
 
 Grid = tuple[int, ...]
 
 
-def path_of(folder: Path, format: str) -> Path:
+def make_path(folder: Path, format: str) -> Path:
     return folder / {"json": "refs.json", "parquet": "refs.parq"}[format]
 
 
-def writable(path: Path, format: str, **options: Any) -> RefShardFileSystem:
+def open_for_writes(path: Path, format: str, **options: Any) -> RefShardFileSystem:
     settings = {"format": format, "record_size": 4, "inline_threshold": 16, "mode": "a", **options}
     return RefShardFileSystem(str(path), **settings)
 
 
-def group_document() -> bytes:
+def make_group_document() -> bytes:
     return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
 
 
-def array_document(counts: Grid, title: int = 0) -> bytes:
+def make_array_document(counts: Grid, title: int = 0) -> bytes:
     """Return the metadata of an array with one byte in each chunk."""
     return json.dumps(
         {
@@ -45,18 +54,18 @@ def array_document(counts: Grid, title: int = 0) -> bytes:
     ).encode()
 
 
-def shown(fs: RefShardFileSystem) -> dict[str, Any]:
+def read_keys(fs: RefShardFileSystem) -> dict[str, Any]:
     """Return all keys of a filesystem: metadata as objects, without consolidated copies, and other keys as bytes."""
     keys = [key for key in fs.find("") if not key.endswith(".zmetadata")]
     found: dict[str, Any] = {}
     for key, data in fs.cat(keys).items() if keys else ():
-        found[key] = _parsed(data) if key.endswith("zarr.json") else data
+        found[key] = _parse_document(data) if key.endswith("zarr.json") else data
     return found
 
 
-def _parsed(data: bytes) -> Any:
+def _parse_document(data: bytes) -> Any:
     return {name: value for name, value in json.loads(data).items() if name != "consolidated_metadata"}
 
 
-def expected(model: dict[str, bytes]) -> dict[str, Any]:
-    return {key: _parsed(data) if key.endswith("zarr.json") else data for key, data in model.items()}
+def parse_model(model: dict[str, bytes]) -> dict[str, Any]:
+    return {key: _parse_document(data) if key.endswith("zarr.json") else data for key, data in model.items()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["opened", "read"]
+__all__ = ["open_session", "read"]
 
 
-def opened(url: str, **version: Any) -> Any:
+def open_session(url: str, **version: Any) -> Any:
     """Open a session of a local repository at a version, by default the branch ``main``."""
     import icechunk
 
@@ -23,4 +23,4 @@ def read(url: str, **version: Any) -> Any:
     """Return the dataset that xarray reads from the repository."""
     import xarray as xr
 
-    return xr.open_zarr(opened(url, **version).store, consolidated=False, decode_times=False).load()
+    return xr.open_zarr(open_session(url, **version).store, consolidated=False, decode_times=False).load()

@@ -15,7 +15,7 @@ from refshard_fs import RefShardFileSystem
 zarr = pytest.importorskip("zarr")
 
 
-def chunked(path: str, values: np.ndarray[Any, Any], chunks: tuple[int, ...], dims: list[str], *, version: int = 2,
+def make_array(path: str, values: np.ndarray[Any, Any], chunks: tuple[int, ...], dims: list[str], *, version: int = 2,
             inline: bool = False, **extra: Any) -> dict[str, Any]:  # fmt: skip
     """Return references to an array whose chunks are objects in memory, or inline."""
     out: dict[str, Any] = {}
@@ -44,17 +44,19 @@ def chunked(path: str, values: np.ndarray[Any, Any], chunks: tuple[int, ...], di
     return out
 
 
-def day(start: int, length: int, version: int = 2, width: int = 5, first: int = 0, **extra: Any) -> dict[str, Any]:
+def make_day_set(
+    start: int, length: int, version: int = 2, width: int = 5, first: int = 0, **extra: Any
+) -> dict[str, Any]:
     rng = np.random.default_rng(1000 * start + first)
     out: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'} if version == 2 else {}
     if version == 3:
         out["zarr.json"] = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}})
     x = np.arange(first, first + width, dtype="<f8")
-    out |= chunked("x", x, (width,), ["x"], version=version)
-    out |= chunked("time", np.arange(start, start + length, dtype="<i4"), (length,), ["time"], version=version,
+    out |= make_array("x", x, (width,), ["x"], version=version)
+    out |= make_array("time", np.arange(start, start + length, dtype="<i4"), (length,), ["time"], version=version,
                    inline=start % 2 == 0)  # fmt: skip
     air = rng.integers(0, 100, (length, width)).astype("<f4")
-    return out | chunked("air", air, (2, 3 if width > 3 else 1), ["time", "x"], version=version, **extra)
+    return out | make_array("air", air, (2, 3 if width > 3 else 1), ["time", "x"], version=version, **extra)
 
 
 def read(fo: Any) -> Any:
@@ -70,7 +72,7 @@ VERSIONS = [2] if zarr.__version__.startswith("2") else [2, 3]
 
 
 @st.composite
-def archives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
+def draw_archives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
     """Draw sets of one array each, with random lengths along a random axis and missing chunks; return also the axis."""
     axis = draw(st.integers(0, 2))
     chunks = tuple(draw(st.integers(1, 3)) for _ in range(3))
@@ -84,7 +86,7 @@ def archives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
             length -= draw(st.integers(0, chunks[axis] - 1))
         shape[axis] = length
         data = np.full(shape, number + 1, "<i2")
-        part = chunked("a", data, chunks, ["t", "y", "x"], version=version, inline=True)
+        part = make_array("a", data, chunks, ["t", "y", "x"], version=version, inline=True)
         keys = [key for key in part if not key.endswith(("zarr.json", ".zarray", ".zattrs"))]
         for key in draw(st.lists(st.sampled_from(keys), unique=True, max_size=2)):
             del part[key]

@@ -18,7 +18,7 @@ TILE = 128  # pixels; a tile at a multiple of it has the same code blocks as an 
 END = b"\xff\xd9"
 
 
-def smooth(*shape: int, dtype: str = "u2") -> np.ndarray[Any, Any]:
+def make_smooth_values(*shape: int, dtype: str = "u2") -> np.ndarray[Any, Any]:
     """Return smooth values, with waves along both axes."""
     y, x = np.mgrid[: shape[0], : shape[1]]
     plane = 90 + 40 * np.sin(x / 17) + 30 * np.cos(y / 11) + (x * y) % 7
@@ -53,7 +53,7 @@ def join_components(parts: Sequence[tuple[np.ndarray[Any, Any], int, tuple[int, 
     return head + struct.pack(">HHHIBB", 0xFF90, 10, 0, 14 + len(packets), 0, 1) + b"\xff\x93" + packets + END
 
 
-def code_stream(
+def encode_tiles(
     values: np.ndarray[Any, Any], *, tlm: int | None = None, is_open: bool = False, more: bytes = b"", left: int = 0
 ) -> bytes:
     """Return a code stream of ``values`` in tiles, with the table TLM in the form ``tlm``.
@@ -91,18 +91,18 @@ def make_table(form: int, parts: list[tuple[int, int]]) -> bytes:
     return struct.pack(">HHBB", 0xFF55, 4 + len(data), 0, form) + data
 
 
-def box(kind: bytes, contents: bytes) -> bytes:
+def make_box(kind: bytes, contents: bytes) -> bytes:
     """Return the bytes of a box."""
     return struct.pack(">I4s", 8 + len(contents), kind) + contents
 
 
-def jp2_file(stream: bytes, *boxes: bytes) -> bytes:
+def make_jp2_file(stream: bytes, *boxes: bytes) -> bytes:
     """Return a JP2 file: ``boxes`` come before the code stream."""
-    kind = box(b"ftyp", b"jp2 \0\0\0\0jp2 ")
-    return b"".join([SIGNATURE, kind, *boxes, box(b"jp2c", stream)])
+    kind = make_box(b"ftyp", b"jp2 \0\0\0\0jp2 ")
+    return b"".join([SIGNATURE, kind, *boxes, make_box(b"jp2c", stream)])
 
 
-def gml(origin: str, first: str, second: str, srs: str) -> bytes:
+def make_gml_box(origin: str, first: str, second: str, srs: str) -> bytes:
     """Return an association box with a rectified grid in GML."""
     text = (
         '<gml:FeatureCollection xmlns:gml="http://www.opengis.net/gml"><gml:RectifiedGrid dimension="2">'
@@ -110,5 +110,5 @@ def gml(origin: str, first: str, second: str, srs: str) -> bytes:
         f"<gml:offsetVector>{first}</gml:offsetVector><gml:offsetVector>{second}</gml:offsetVector>"
         "</gml:RectifiedGrid></gml:FeatureCollection>"
     )
-    inner = box(b"asoc", box(b"lbl ", b"gml.root-instance") + box(b"xml ", text.encode()))
-    return box(b"asoc", box(b"lbl ", b"gml.data") + inner)
+    inner = make_box(b"asoc", make_box(b"lbl ", b"gml.root-instance") + make_box(b"xml ", text.encode()))
+    return make_box(b"asoc", make_box(b"lbl ", b"gml.data") + inner)

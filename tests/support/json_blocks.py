@@ -20,7 +20,7 @@ def read(text: str | bytes, piece: int = 1 << 20) -> ReferenceSet:
     return decoder.finish()
 
 
-def shown(refs: ReferenceSet) -> dict[str, Any]:
+def read_entries(refs: ReferenceSet) -> dict[str, Any]:
     return dict(References(refs).items())
 
 

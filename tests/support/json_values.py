@@ -7,5 +7,5 @@ from typing import Any
 TARGET = bytes(range(256)) * 4
 
 
-def v1(refs: dict[str, Any], **more: Any) -> dict[str, Any]:
+def make_version_1(refs: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"version": 1, "refs": refs, **more}

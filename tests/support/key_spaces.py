@@ -39,10 +39,10 @@ def check(fs: RefShardFileSystem) -> None:
         for numbers in (range(array.grid.size), np.arange(array.grid.size, dtype=np.uint64)[::-1].copy()):
             by_key = run("", partial(KeySpace.chunks, space, path, numbers, array.grid))
             in_columns = run("", partial(space.chunks, path, numbers, array.grid))
-            assert rows_of(in_columns) == rows_of(by_key)
+            assert make_rows(in_columns) == make_rows(by_key)
 
 
-def rows_of(chunks: Chunks) -> Rows:
+def make_rows(chunks: Chunks) -> Rows:
     rows: Rows = []
     for number in range(len(chunks)):
         row = chunks.ranges.row(number)

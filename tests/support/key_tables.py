@@ -28,7 +28,7 @@ values: st.SearchStrategy[Value] = st.one_of(
 members = st.dictionaries(keys, values, max_size=12)
 
 
-def documents() -> list[dict[str, Any]]:
+def make_documents() -> list[dict[str, Any]]:
     array = dumps({"zarr_format": 2, "shape": [40, 5], "chunks": [1, 1], "dtype": "<i2", "order": "C"}).decode()
     inline = {f"a/{i // 5}.{i % 5}": "base64:QUJD" if i % 3 else ["u", i, 3] for i in range(200)}
     return [

@@ -22,7 +22,7 @@ from tests.servers.models import share_models
 from tests.servers.proxy import CountingProxy
 from tests.servers.wire import Answer, Head, failure
 
-__all__ = ["NEVER", "DeadlyProxy", "Jobs", "serve", "when_told"]
+__all__ = ["NEVER", "DeadlyProxy", "Jobs", "serve", "wait_to_begin"]
 
 NEVER = 10**6  # a request that no job reaches, so that it is not killed
 
@@ -105,7 +105,7 @@ def serve(job: Callable[..., int]) -> None:
         print("dead" if os.WIFSIGNALED(status) else f"done {os.WEXITSTATUS(status)}", flush=True)
 
 
-def when_told() -> None:
+def wait_to_begin() -> None:
     """Say which process this job runs in, and return when it is to begin."""
     print(os.getpid(), flush=True)
     os.read(sys.stdin.fileno(), 100)

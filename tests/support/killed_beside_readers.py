@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import refshard_fs.formats.kerchunk_parquet.partition
 import refshard_fs.writing.commit  # imported before the forks, and not by each process
 from refshard_fs import RefShardFileSystem
-from tests.support.hierarchy_model import array_document, group_document
+from tests.support.hierarchy_model import make_array_document, make_group_document
 
 WIDTH = 64  # bytes of a chunk
 
@@ -27,7 +27,7 @@ def count_of(number: int) -> int:
     return number % 5 + 20
 
 
-def chunk_of(number: int) -> bytes:
+def make_chunk(number: int) -> bytes:
     return str(number).encode().ljust(WIDTH, b".")
 
 
@@ -40,8 +40,8 @@ def write(path: str, format: str, number: int) -> None:
     fs = open_for(path, format)
     if fs.exists("a/c"):
         fs.rm("a/c", recursive=True)
-    documents = {"zarr.json": group_document(), "a/zarr.json": array_document((count_of(number),))}
-    fs.pipe({**documents, **{f"a/c/{i}": chunk_of(number) for i in range(count_of(number))}})
+    documents = {"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count_of(number),))}
+    fs.pipe({**documents, **{f"a/c/{i}": make_chunk(number) for i in range(count_of(number))}})
     fs.commit()
 
 

@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import refshard_fs.formats.kerchunk_parquet.partition
 import refshard_fs.writing.commit  # imported before the forks, and not by each process
-from tests.support.hierarchy_model import array_document, writable
+from tests.support.hierarchy_model import make_array_document, open_for_writes
 
 STEPS = ("replace", "unlink", "remove", "rmdir", "fsync", "makedirs")
 
 
-def commit(path: str, format: str, last: int, value: bytes) -> int:
+def commit_until(path: str, format: str, last: int, value: bytes) -> int:
     """Commit ``value``, and kill this process at the step ``last``; return the number of steps."""
     count = 0
 
@@ -45,13 +45,13 @@ def commit(path: str, format: str, last: int, value: bytes) -> int:
     # that the number of steps is the same in each run.
     numbers = itertools.count()
     uuid.uuid4 = lambda: uuid.UUID(hex=f"{next(numbers) % 256:02x}{os.urandom(15).hex()}")
-    fs = writable(Path(path), format)
+    fs = open_for_writes(Path(path), format)
     fs.find("")
     for name in STEPS:
         setattr(os, name, stepping(getattr(os, name)))
     shutil.rmtree = stepping(shutil.rmtree)
     fs.rm("a/c", recursive=True)
-    fs.pipe_file("a/zarr.json", array_document((len(value) % 7 + 3,)))
+    fs.pipe_file("a/zarr.json", make_array_document((len(value) % 7 + 3,)))
     for i in range(len(value) % 7 + 3):
         fs.pipe_file(f"a/c/{i}", value)
     fs.commit()
@@ -65,7 +65,7 @@ def main() -> None:
         read, write = os.pipe()
         child = os.fork()
         if not child:
-            os.write(write, str(commit(path, format, last, value.encode())).encode())
+            os.write(write, str(commit_until(path, format, last, value.encode())).encode())
             os._exit(0)
         os.close(write)
         with open(read) as answer:

@@ -21,14 +21,14 @@ import refshard_fs.writing.commit  # as above
 from refshard_fs import RefShardFileSystem
 from tests.servers.s3 import SeaweedServer
 from tests.support import overwriting
-from tests.support.hierarchy_model import array_document, group_document
-from tests.support.killed import serve, when_told
-from tests.support.shard_codecs import sharding, version_3
+from tests.support.hierarchy_model import make_array_document, make_group_document
+from tests.support.killed import serve, wait_to_begin
+from tests.support.shard_codecs import make_sharding, make_version_3
 
 WIDTH = 4  # elements of a row, which is a shard of two chunks
 
 
-def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
+def open_source(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
     """Open the source at ``url`` through ``endpoint``."""
     s3: dict[str, Any] = {"key": "ak", "secret": SeaweedServer.secret, "client_kwargs": {"endpoint_url": endpoint}}
     format = "zarr-hierarchy" if format == "overwritten" else format
@@ -42,17 +42,17 @@ def count_of(value: str) -> int:
     return len(value) % 7 + 3
 
 
-def rows_of(value: str) -> int:
+def count_rows(value: str) -> int:
     """Return the number of rows of a hierarchy after ``value``, which contains the number, is written to it."""
     return int(value.partition(":")[0])
 
 
-def row_of(value: str, row: int) -> bytes:
+def make_row(value: str, row: int) -> bytes:
     """Return the bytes of a chunk of a row after ``value`` is written."""
-    return np.full(WIDTH // 2, number_of(value) + row, "<i4").tobytes()
+    return np.full(WIDTH // 2, parse_number(value) + row, "<i4").tobytes()
 
 
-def number_of(value: str) -> int:
+def parse_number(value: str) -> int:
     return 1000 * int(value.partition(":")[2])
 
 
@@ -60,59 +60,61 @@ def write(fs: RefShardFileSystem, format: str, value: str, before: int = 0) -> N
     """Write ``value``: over the whole content of a set, or after the ``before`` rows of a hierarchy."""
     if format == "zarr-hierarchy":
         doc = json.loads(fs.cat_file("a/zarr.json"))
-        fs.pipe_file("a/zarr.json", json.dumps({**doc, "shape": [rows_of(value), WIDTH]}).encode())
-        for row in range(before, rows_of(value)):
-            fs.pipe_file(f"a/c/{row}/0", row_of(value, row))
+        fs.pipe_file("a/zarr.json", json.dumps({**doc, "shape": [count_rows(value), WIDTH]}).encode())
+        for row in range(before, count_rows(value)):
+            fs.pipe_file(f"a/c/{row}/0", make_row(value, row))
             if row % 2:  # of the other rows, one half is left out
-                fs.pipe_file(f"a/c/{row}/1", row_of(value, row))
+                fs.pipe_file(f"a/c/{row}/1", make_row(value, row))
         return
     fs.rm("a/c", recursive=True)
-    fs.pipe_file("a/zarr.json", array_document((count_of(value),)))
+    fs.pipe_file("a/zarr.json", make_array_document((count_of(value),)))
     fs.pipe({f"a/c/{i}": value.encode() for i in range(count_of(value))})
 
 
-def begin(fs: RefShardFileSystem, format: str, value: str) -> None:
+def make_source(fs: RefShardFileSystem, format: str, value: str) -> None:
     """Make the source: a set with ``value``, or a hierarchy without rows."""
     if format == "zarr-hierarchy":
-        fs.pipe_file("zarr.json", group_document())
-        doc = version_3((0, WIDTH), (1, WIDTH), [sharding([1, WIDTH // 2])])
+        fs.pipe_file("zarr.json", make_group_document())
+        doc = make_version_3((0, WIDTH), (1, WIDTH), [make_sharding([1, WIDTH // 2])])
         fs.pipe_file("a/zarr.json", json.dumps(doc).encode())
     else:
-        fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((count_of(value),))})
+        fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count_of(value),))})
         fs.pipe({f"a/c/{i}": value.encode() for i in range(count_of(value))})
     fs.commit()
 
 
-def saved_content(value: str) -> dict[str, bytes]:
+def make_saved_content(value: str) -> dict[str, bytes]:
     """Return the content of the saved set for ``value``; values differ in arrays, chunks and partitions."""
     count = count_of(value)
     arrays = {"a": count, f"n{count % 3}": 2 * count}
-    keys = {"zarr.json": group_document()} | {f"{a}/zarr.json": array_document((n,)) for a, n in arrays.items()}
+    keys = {"zarr.json": make_group_document()} | {
+        f"{a}/zarr.json": make_array_document((n,)) for a, n in arrays.items()
+    }
     return keys | {f"{array}/c/{i}": f"{array}{value}".encode() for array, n in arrays.items() for i in range(n)}
 
 
 def save(url: str, format: str, endpoint: str, value: str) -> None:
     """Replace the set at ``url`` by that for ``value``."""
-    options = opened(url, format, endpoint, "r").storage_options["target_options"]
-    fs = RefShardFileSystem(saved_content(value), skip_instance_cache=True)
-    when_told()
+    options = open_source(url, format, endpoint, "r").storage_options["target_options"]
+    fs = RefShardFileSystem(make_saved_content(value), skip_instance_cache=True)
+    wait_to_begin()
     fs.save(url, format.removeprefix("saved "), record_size=4, overwrite=True, **options)
 
 
-def commit(url: str, format: str, endpoint: str, value: str) -> int:
+def commit_value(url: str, format: str, endpoint: str, value: str) -> int:
     if format.startswith("saved "):
         save(url, format, endpoint, value)
         return 0
-    fs = opened(url, format, endpoint)
+    fs = open_source(url, format, endpoint)
     if format == "overwritten":
         overwriting.write(fs, int(value))
     else:
         write(fs, format, value, json.loads(fs.cat_file("a/zarr.json"))["shape"][0])
-    when_told()
+    wait_to_begin()
     fs.commit()
     return 0
 
 
 if __name__ == "__main__":
     refshard_fs.formats.kerchunk_parquet.partition.require_pyarrow()
-    serve(commit)
+    serve(commit_value)

@@ -11,14 +11,14 @@ from refshard_fs.formats.kerchunk_json.source import JsonIndex
 ARRAY = {"zarr_format": 2, "shape": [5000], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 
 
-def document(count: int = 5000) -> bytes:
+def make_document(count: int = 5000) -> bytes:
     refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY), "c": "text"}
     return json.dumps({**refs, **{f"a/{i}": ["s3://b/x", i, 1] for i in range(count)}}).encode()
 
 
-async def drive(steps: Steps[Any]) -> Any:
+async def run_steps(steps: Steps[Any]) -> Any:
     raise AssertionError("expected an index of one read")
 
 
-def need(data: bytes, url: str = "/refs.json") -> Load:
+def make_load(data: bytes, url: str = "/refs.json") -> Load:
     return Load(Span(url, pin=Pin(None, None, len(data))), JsonIndex(url))

@@ -33,8 +33,6 @@ def write_member(folder: Path, member: str, day: int, **storage: Any) -> str:
     return str(path)
 
 
-def combine_members(
-    folder: Path, members: Sequence[str] = MEMBERS, days: Sequence[int] = (1, 2), **storage: Any
-) -> Any:
+def open_members(folder: Path, members: Sequence[str] = MEMBERS, days: Sequence[int] = (1, 2), **storage: Any) -> Any:
     files = [[write_member(folder, member, day, **storage) for member in members] for day in days]
     return xr.open_mfdataset(files, combine="nested", concat_dim=["time", "member"], engine="h5netcdf").load()

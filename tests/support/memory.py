@@ -6,11 +6,11 @@ import contextlib
 import tracemalloc
 from collections.abc import Iterator
 
-__all__ = ["taking"]
+__all__ = ["check_peak"]
 
 
 @contextlib.contextmanager
-def taking(most: int) -> Iterator[None]:
+def check_peak(most: int) -> Iterator[None]:
     """Assert that the block takes at most ``most`` bytes of Python's heap."""
     tracemalloc.start()
     try:

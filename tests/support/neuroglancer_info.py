@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.support.volumes import KEY, pattern
+from tests.support.volumes import KEY, make_pattern
 
-VALUES = pattern((11, 9, 5, 2))
+VALUES = make_pattern((11, 9, 5, 2))
 
 
-def info(**changes: Any) -> dict[str, Any]:
+def make_info(**changes: Any) -> dict[str, Any]:
     scale = {"key": KEY, "size": [8, 8, 8], "chunk_sizes": [[4, 4, 4]], "encoding": "raw", "resolution": [1, 1, 1]}
     return {"type": "image", "data_type": "uint8", "num_channels": 1, "scales": [{**scale, **changes}]}
 

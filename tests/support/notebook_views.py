@@ -17,7 +17,7 @@ META = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": 
 ARRAY = json.dumps(META | {"filters": None, "compressor": None})
 
 
-def days(count: int, folder: Path) -> list[str]:
+def name_days(count: int, folder: Path) -> list[str]:
     meta = json.dumps(json.loads(ARRAY) | {"shape": [2, 3], "chunks": [1, 3]})
     for n in range(count):
         refs = {"<air>/.zarray": meta, "<air>/.zattrs": '{"_ARRAY_DIMENSIONS": ["<time>", "x"]}'}
@@ -25,8 +25,8 @@ def days(count: int, folder: Path) -> list[str]:
     return [str(folder / f"{n}.json") for n in range(count)]
 
 
-def views(folder: Path) -> dict[str, Any]:
-    sets = days(12, folder)
+def make_views(folder: Path) -> dict[str, Any]:
+    sets = name_days(12, folder)
     fs = RefShardFileSystem(sets[0])
     fs.ls("")
     return {
@@ -39,7 +39,7 @@ def views(folder: Path) -> dict[str, Any]:
     }
 
 
-def well_formed(html: str) -> str:
+def check_html(html: str) -> str:
     ElementTree.fromstring(html)
     return html
 
@@ -54,7 +54,7 @@ class Structure(HTMLParser):
         self.summaries: list[str] = []
         self.open_details = 0
         self._inside = ""
-        self.feed(well_formed(html))
+        self.feed(check_html(html))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)

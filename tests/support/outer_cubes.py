@@ -27,7 +27,7 @@ DIMS = ("time", "member")
 versions = pytest.mark.parametrize("version", VERSIONS)
 
 
-def in_turn(*cases: Any) -> list[tuple[Any, int]]:
+def list_in_turn(*cases: Any) -> list[tuple[Any, int]]:
     """Return each case with one zarr version in turn, because versions differ only in the keys."""
     return list(zip(cases, itertools.cycle(VERSIONS), strict=False))
 
@@ -80,7 +80,7 @@ def check_values(cube: Any, expected: Any, tmp_path: Path) -> RefShardFileSystem
     return fs
 
 
-def combine(files: Any) -> Any:
+def open_combined(files: Any) -> Any:
     return xr.combine_nested(
         load_each(files), concat_dim=list(DIMS), join="outer", compat="no_conflicts", coords="minimal"
     )

@@ -21,12 +21,12 @@ parquet = pytest.importorskip("pyarrow.parquet")
 DATA = bytes(range(256)) * 4
 
 
-def v2_array(shape: list[int], chunks: list[int], **more: Any) -> dict[str, Any]:
+def make_v2_array(shape: list[int], chunks: list[int], **more: Any) -> dict[str, Any]:
     codecs = {"compressor": None, "filters": None, "fill_value": 0, "order": "C"}
     return {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", **codecs, **more}
 
 
-def v3_array(shape: list[int], chunks: list[int], encoding: dict[str, Any]) -> dict[str, Any]:
+def make_v3_array(shape: list[int], chunks: list[int], encoding: dict[str, Any]) -> dict[str, Any]:
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -39,7 +39,7 @@ def v3_array(shape: list[int], chunks: list[int], encoding: dict[str, Any]) -> d
     }
 
 
-def partition(rows: list[Any]) -> bytes:
+def make_partition(rows: list[Any]) -> bytes:
     """Return a partition with rows in the form of JSON sets: None, bytes, [url] or [url, offset, size]."""
     spans = [row if isinstance(row, list) else [None] for row in rows]
     columns = {
@@ -53,8 +53,8 @@ def partition(rows: list[Any]) -> bytes:
     return out.getvalue()
 
 
-def files(metadata: Mapping[str, Any], record_size: int, partitions: Mapping[str, list[Any]]) -> dict[str, bytes]:
-    out = {name: partition(rows) for name, rows in partitions.items()}
+def make_files(metadata: Mapping[str, Any], record_size: int, partitions: Mapping[str, list[Any]]) -> dict[str, bytes]:
+    out = {name: make_partition(rows) for name, rows in partitions.items()}
     return {".zmetadata": json.dumps({"metadata": metadata, "record_size": record_size}).encode(), **out}
 
 
@@ -67,28 +67,32 @@ def store(root: Path, content: Mapping[str, bytes]) -> str:
 
 
 ENCODINGS = {
-    "v2/.": (v2_array([4, 6], [2, 2]), ".zarray", "{}.{}"),
-    "v2 nested": (v2_array([4, 6], [2, 2], dimension_separator="/"), ".zarray", "{}/{}"),
-    "v3": (v3_array([4, 6], [2, 2], {"name": "default"}), "zarr.json", "c/{}/{}"),
+    "v2/.": (make_v2_array([4, 6], [2, 2]), ".zarray", "{}.{}"),
+    "v2 nested": (make_v2_array([4, 6], [2, 2], dimension_separator="/"), ".zarray", "{}/{}"),
+    "v3": (make_v3_array([4, 6], [2, 2], {"name": "default"}), "zarr.json", "c/{}/{}"),
     "v3/.": (
-        v3_array([4, 6], [2, 2], {"name": "default", "configuration": {"separator": "."}}),
+        make_v3_array([4, 6], [2, 2], {"name": "default", "configuration": {"separator": "."}}),
         "zarr.json",
         "c.{}.{}",
     ),
-    "v3 as v2": (v3_array([4, 6], [2, 2], {"name": "v2", "configuration": {"separator": "/"}}), "zarr.json", "{}/{}"),
+    "v3 as v2": (
+        make_v3_array([4, 6], [2, 2], {"name": "v2", "configuration": {"separator": "/"}}),
+        "zarr.json",
+        "{}/{}",
+    ),
 }
 
 
-def served(server: RangeServer, chunks: int = 1000, record_size: int = 50) -> str:
+def serve_set(server: RangeServer, chunks: int = 1000, record_size: int = 50) -> str:
     url = server.put("/x.bin", DATA)
     partitions = {
         f"a/refs.{i}.parq": [[url, n % 900, 4] for n in range(i * record_size, (i + 1) * record_size)]
         for i in range(chunks // record_size)
     }
-    for name, data in files({"a/.zarray": v2_array([chunks], [1])}, record_size, partitions).items():
+    for name, data in make_files({"a/.zarray": make_v2_array([chunks], [1])}, record_size, partitions).items():
         server.put(f"/set/{name}", data)
     return f"{server.url}/set"
 
 
-def fetched(server: RangeServer) -> list[str]:
+def list_fetched(server: RangeServer) -> list[str]:
     return sorted(r.path for r in server.requests("/set/a/*", "GET") if r.status == 200)

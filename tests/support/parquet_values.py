@@ -14,7 +14,7 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def values(data: bytes, chunks: int, record_size: int | None = None) -> list[Any]:
+def make_rows(data: bytes, chunks: int, record_size: int | None = None) -> list[Any]:
     """Return the value of each row: a list as in JSON, bytes, or None."""
     part = PartitionIndex(chunks, record_size or chunks).decode(data)
     assert len(part) == chunks

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 
-def plain_tiff(
+def make_tiff(
     data: bytes | Sequence[bytes],
     width: int,
     height: int,

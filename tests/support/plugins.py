@@ -38,7 +38,7 @@ fs = RefShardFileSystem(sys.argv[1])
 """
 
 
-def tiny(file: Path, chunks: bytes) -> Path:
+def write_tiny(file: Path, chunks: bytes) -> Path:
     """Write a file of the plug-in's format, with four bytes in each chunk."""
     file.write_bytes(b"TINY" + (len(chunks) // 4).to_bytes(4, "little") + chunks)
     return file

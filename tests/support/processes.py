@@ -13,7 +13,7 @@ FRESH = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() 
 multiprocessing.get_context(FRESH).set_forkserver_preload([__name__, "pytest", "numpy", "refshard_fs.writing.commit"])
 
 
-def elsewhere(fs: RefShardFileSystem, code: str) -> None:
+def run_in_process(fs: RefShardFileSystem, code: str) -> None:
     """Run ``code`` in a new process, in which ``fs`` is the unpickled filesystem."""
     process = multiprocessing.get_context(FRESH).Process(target=_run_code, args=(pickle.dumps(fs), code))
     process.start()

@@ -20,7 +20,7 @@ SHAPE, CHUNKS = (8, 6), (2, 3)
 VALUES = np.arange(48, dtype="<i4").reshape(SHAPE)
 
 
-def zarray(separator: str = ".") -> str:
+def make_zarray(separator: str = ".") -> str:
     meta = {
         "zarr_format": 2, "shape": SHAPE, "chunks": CHUNKS, "dtype": "<i4", "compressor": None,
         "fill_value": -1, "filters": None, "order": "C", "dimension_separator": separator,
@@ -28,11 +28,11 @@ def zarray(separator: str = ".") -> str:
     return json.dumps(meta)
 
 
-def reference_set(url: str, separator: str = ".") -> tuple[dict[str, Any], bytes]:
+def make_reference_set(url: str, separator: str = ".") -> tuple[dict[str, Any], bytes]:
     """Return a set of a group with an array and a nested group with another, and the bytes of their target."""
     data, refs = b"", {".zgroup": '{"zarr_format": 2}', "g/.zgroup": '{"zarr_format": 2}', ".zattrs": '{"title": "x"}'}
     for array in ("a", "g/b"):
-        refs[f"{array}/.zarray"] = zarray(separator)
+        refs[f"{array}/.zarray"] = make_zarray(separator)
         refs[f"{array}/.zattrs"] = '{"_ARRAY_DIMENSIONS": ["y", "x"]}'
     for i in range(4):
         for j in range(2):

@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from tests.support.parquet_sets import v2_array
+from tests.support.parquet_sets import make_v2_array
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def refs(target: str) -> dict[str, Any]:
+def make_refs(target: str) -> dict[str, Any]:
     """Return a set with every kind of value, as its version 0 JSON."""
     out: dict[str, Any] = {
         ".zgroup": '{"zarr_format": 2}',
         ".zattrs": {"title": "ünï", "missing": float("nan")},
         "g/.zgroup": {"zarr_format": 2},
-        "g/a/.zarray": v2_array([5, 4], [1, 1]),
+        "g/a/.zarray": make_v2_array([5, 4], [1, 1]),
         "g/a/.zattrs": {"x": [1, None]},
-        "s/.zarray": v2_array([], []),
+        "s/.zarray": make_v2_array([], []),
         "s/0": "base64:AAEC/w==",
-        "t/.zarray": v2_array([3], [1]),
+        "t/.zarray": make_v2_array([3], [1]),
         "t/0": "text with \0 and ü",
         "t/1": "base64:YmFzZTY0OmhlaA==",
         "t/2": "",
-        "none/.zarray": v2_array([7], [1]),
+        "none/.zarray": make_v2_array([7], [1]),
     }
     for n in (0, 1, 2, 5, 8, 13, 19):
         out[f"g/a/{n // 4}.{n % 4}"] = [target, n, n + 1]
@@ -38,7 +38,7 @@ def refs(target: str) -> dict[str, Any]:
     return out
 
 
-def content(fs: Any, keys: Any) -> dict[str, Any]:
+def read_content(fs: Any, keys: Any) -> dict[str, Any]:
     out = fs.cat(sorted(keys))
     return {
         k: json.loads(v) if k.rpartition("/")[2] in (".zarray", ".zattrs", ".zgroup", "zarr.json") else v
@@ -46,7 +46,7 @@ def content(fs: Any, keys: Any) -> dict[str, Any]:
     }
 
 
-def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return repr(sorted(one.items())) == repr(sorted(other.items()))  # NaN is not equal to itself
 
 

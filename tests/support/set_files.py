@@ -56,7 +56,7 @@ def _fill(file: Any, day: int) -> None:
     file.createVariable("t", "f4", ("time", "x"))[:] = np.full((1, PLACES), day)
 
 
-def references(path: Path, day: int) -> None:
+def write_references(path: Path, day: int) -> None:
     """Write a reference set of a day, and its target beside it."""
 
     def array(dtype: str, shape: list[int]) -> str:
@@ -89,11 +89,11 @@ WRITERS: Final[dict[str, tuple[str, Callable[[Path, int], None]]]] = {
     "h5py": (".h5", with_h5py),
     "netCDF4": (".nc", with_netcdf4),
     "scipy": (".nc3", with_scipy),
-    "references": (".json", references),
+    "references": (".json", write_references),
 }
 
 
-def days(folder: Path, writer: str, count: int) -> list[str]:
+def write_day_files(folder: Path, writer: str, count: int) -> list[str]:
     """Write ``count`` days, and return their paths."""
     suffix, write = WRITERS[writer]
     paths = [folder / f"day{number}{suffix}" for number in range(count)]
@@ -102,7 +102,7 @@ def days(folder: Path, writer: str, count: int) -> list[str]:
     return list(map(str, paths))
 
 
-def days_of(fo: Any) -> list[int]:
+def read_days(fo: Any) -> list[int]:
     """Return the times of a cube, whatever their encoding."""
     fs = fo if isinstance(fo, refshard_fs.RefShardFileSystem) else refshard_fs.RefShardFileSystem(fo)
     dtype = json.loads(fs.cat_file("time/.zarray"))["dtype"]
@@ -110,14 +110,14 @@ def days_of(fo: Any) -> list[int]:
     return found
 
 
-def shown(fo: Any, count: int) -> list[float]:
+def read_first_values(fo: Any, count: int) -> list[float]:
     """Return the first value of each of ``count`` days."""
     fs = refshard_fs.RefShardFileSystem(fo, skip_instance_cache=True)
     dtype = json.loads(fs.cat_file("t/.zarray"))["dtype"]
     return [float(np.frombuffer(fs.cat_file(f"t/{day}.0"), dtype)[0]) for day in range(count)]
 
 
-def plain_file(day: int) -> bytes:
+def make_plain_file(day: int) -> bytes:
     """Return a NetCDF-3 file of a day, made in memory."""
     scipy_io = pytest.importorskip("scipy.io")
     memory = io.BytesIO()

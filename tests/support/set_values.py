@@ -10,7 +10,7 @@ import numpy as np
 import refshard_fs
 
 
-def values_of(fo: Any, path: str, dtype: str) -> list[Any]:
+def read_values(fo: Any, path: str, dtype: str) -> list[Any]:
     """Return the values of an uncompressed array of one dimension."""
     fs = refshard_fs.RefShardFileSystem(fo, skip_instance_cache=True)
     count = json.loads(fs.cat_file(f"{path}/.zarray"))["shape"][0]

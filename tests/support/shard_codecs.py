@@ -10,12 +10,14 @@ LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 CRC = {"name": "crc32c"}
 
 
-def sharding(chunk_shape: Any, codecs: Any = (LITTLE,), index: Any = (LITTLE, CRC), at: str = "end") -> dict[str, Any]:
+def make_sharding(
+    chunk_shape: Any, codecs: Any = (LITTLE,), index: Any = (LITTLE, CRC), at: str = "end"
+) -> dict[str, Any]:
     configuration = {"chunk_shape": chunk_shape, "codecs": codecs, "index_codecs": index, "index_location": at}
     return {"name": "sharding_indexed", "configuration": configuration}
 
 
-def version_3(shape: Any, shards: Any, codecs: Any, separator: str = "/", fill: int = 0) -> dict[str, Any]:
+def make_version_3(shape: Any, shards: Any, codecs: Any, separator: str = "/", fill: int = 0) -> dict[str, Any]:
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -29,7 +31,7 @@ def version_3(shape: Any, shards: Any, codecs: Any, separator: str = "/", fill: 
     }
 
 
-def version_2(shape: Any, chunks: Any, shards: Any, **more: Any) -> dict[str, Any]:
+def make_version_2(shape: Any, chunks: Any, shards: Any, **more: Any) -> dict[str, Any]:
     return {
         "zarr_format": 2,
         "shape": list(shape),

@@ -15,14 +15,14 @@ from tests.support.shards_in_memory import ROOT, Files
 Coords = tuple[int, ...]
 
 
-def layout_of(doc: Mapping[str, Any], **options: Any) -> ShardLayout:
+def find_layout(doc: Mapping[str, Any], **options: Any) -> ShardLayout:
     found = unshard_metadata(doc, options)
     assert found is not None, "the array is not sharded"
     assert found.layout is not None, found.reason
     return found.layout
 
 
-def written(
+def pack_shards(
     layout: ShardLayout, shards: Mapping[str, bytes], chunks: Mapping[Coords, bytes | None]
 ) -> dict[str, bytes]:
     """Write ``chunks`` (None: delete), each shard in one step; return the new shards by key."""
@@ -42,12 +42,12 @@ def written(
     return out
 
 
-def chunks_read(doc: Mapping[str, Any], shards: Mapping[str, bytes], **options: Any) -> dict[Coords, bytes]:
+def read_chunks(doc: Mapping[str, Any], shards: Mapping[str, bytes], **options: Any) -> dict[Coords, bytes]:
     """Return all chunks of the grid that the package reads from ``shards``."""
     name = "zarr.json" if doc["zarr_format"] == 3 else ".zarray"
     files = Files({f"{ROOT}/{name}": zarrmeta.dumps(doc), **{f"{ROOT}/{key}": data for key, data in shards.items()}})
     keyspace = files.open("zarr-hierarchy", shard_options=tuple(options.items()))
-    grid = layout_of(doc, **options).grid
+    grid = find_layout(doc, **options).grid
     out = {}
     for coords in itertools.product(*map(range, grid.counts)):
         data = files.read(keyspace, grid.encoding.encode(coords))

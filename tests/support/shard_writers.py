@@ -22,19 +22,21 @@ ONES = 2**64 - 1
 Coords = tuple[int, ...]
 
 
-def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+def open_source(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, **options)
 
 
-def array(fo: Any, path: str = "", **options: Any) -> Any:
+def open_array(fo: Any, path: str = "", **options: Any) -> Any:
     """Open the array at ``path`` of a source of this package by zarr 2 or 3."""
     if IS_ZARR_2:
-        return zarr.open_array(opened(fo, **options).get_mapper(path), mode="r")
-    store = zarr.storage.FsspecStore(opened(fo, asynchronous=True, **options), path=path)
+        return zarr.open_array(open_source(fo, **options).get_mapper(path), mode="r")
+    store = zarr.storage.FsspecStore(open_source(fo, asynchronous=True, **options), path=path)
     return zarr.open_array(store, mode="r")
 
 
-def chunks_of(data: np.ndarray[Any, Any], chunk_shape: Sequence[int], fill: Any) -> dict[Coords, np.ndarray[Any, Any]]:
+def split_chunks(
+    data: np.ndarray[Any, Any], chunk_shape: Sequence[int], fill: Any
+) -> dict[Coords, np.ndarray[Any, Any]]:
     """Return chunks by coordinates, with padded edge chunks, and without chunks that contain only ``fill``."""
     counts = [-(-s // c) for s, c in zip(data.shape, chunk_shape, strict=True)]
     out = {}
@@ -47,7 +49,7 @@ def chunks_of(data: np.ndarray[Any, Any], chunk_shape: Sequence[int], fill: Any)
     return out
 
 
-def prototype_shards(
+def make_prototype_shards(
     chunks: Mapping[Coords, bytes],
     shards: Sequence[int],
     *,
@@ -66,12 +68,12 @@ def prototype_shards(
     if pack is None:
 
         def pack(held: dict[int, bytes], count: int) -> bytes:
-            return indexed(held, count, big_endian=big_endian)
+            return make_indexed_shard(held, count, big_endian=big_endian)
 
     return {shard: pack(held, count) for shard, held in slots.items()}
 
 
-def indexed(held: dict[int, bytes], count: int, *, big_endian: bool = False) -> bytes:
+def make_indexed_shard(held: dict[int, bytes], count: int, *, big_endian: bool = False) -> bytes:
     order = list(held)
     random.Random(len(order)).shuffle(order)
     payload = b""
@@ -115,14 +117,14 @@ def write_prototype(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".zarray").write_text(json.dumps(meta, indent=4))
     encode = compressor.encode if compressor is not None else bytes
-    encoded = {k: encode(np.ascontiguousarray(v).tobytes()) for k, v in chunks_of(data, chunks, fill).items()}
-    for shard, content in prototype_shards(encoded, shards, big_endian=big_endian, pack=pack).items():
+    encoded = {k: encode(np.ascontiguousarray(v).tobytes()) for k, v in split_chunks(data, chunks, fill).items()}
+    for shard, content in make_prototype_shards(encoded, shards, big_endian=big_endian, pack=pack).items():
         file = folder / ((separator or ".").join(map(str, shard)) if shard else "0")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
 
 
-def sparse(shape: Sequence[int], fill: int = 0, dtype: str = "<i4") -> np.ndarray[Any, Any]:
+def make_sparse(shape: Sequence[int], fill: int = 0, dtype: str = "<i4") -> np.ndarray[Any, Any]:
     """Return data with ``fill`` in the first half along each dimension."""
     data = np.random.default_rng(7).integers(1, 1000, tuple(shape)).astype(dtype)
     data[tuple(slice(0, n // 2) for n in shape)] = fill

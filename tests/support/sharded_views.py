@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.shard_writers import (
-    sparse,
+    make_sparse,
 )
 
-DATA = sparse((20, 3))
+DATA = make_sparse((20, 3))
 
 
 CHUNKS, SHARDS = (3, 2), (2, 2)
 
 
-def shard_names(folder: Path) -> list[str]:
+def list_shards(folder: Path) -> list[str]:
     return sorted(p.name for p in (folder / "a").iterdir() if not p.name.startswith("."))
 
 
-def reads(fs: Any, what: Any) -> int:
+def count_reads(fs: Any, what: Any) -> int:
     before = fs.stats()["requests"]
     what()
     after: int = fs.stats()["requests"]

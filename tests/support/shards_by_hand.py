@@ -11,7 +11,7 @@ from refshard_fs.core.checksums import crc32c
 META_2 = {"zarr_format": 2, "shape": [16], "chunks": [4], "shards": [4], "dtype": "|u1", "fill_value": 0}
 
 
-def meta_3(*, location: str, checked: bool) -> dict[str, Any]:
+def make_metadata(*, location: str, checked: bool) -> dict[str, Any]:
     index: list[Any] = [{"name": "bytes", "configuration": {"endian": "little"}}]
     if checked:
         index.append({"name": "crc32c"})
@@ -28,12 +28,12 @@ def meta_3(*, location: str, checked: bool) -> dict[str, Any]:
     }
 
 
-def shard_3(pairs: list[tuple[int, int]], payload: bytes, *, location: str, checked: bool) -> bytes:
+def make_shard(pairs: list[tuple[int, int]], payload: bytes, *, location: str, checked: bool) -> bytes:
     index = np.array(pairs, "<u8").tobytes()
     if checked:
         index += crc32c(index).to_bytes(4, "little")
     return payload + index if location == "end" else index + payload
 
 
-def pairs(*rows: tuple[int, int]) -> bytes:
+def make_pairs(*rows: tuple[int, int]) -> bytes:
     return np.array(rows, "<u8").tobytes()

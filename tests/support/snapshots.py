@@ -28,25 +28,25 @@ STORE = {
 }
 
 
-def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+def open_source(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, **options)
 
 
-def written(path: Path, store: dict[str, bytes] = STORE) -> str:
+def write_array(path: Path, store: dict[str, bytes] = STORE) -> str:
     for key, data in store.items():
         (path / key).parent.mkdir(parents=True, exist_ok=True)
         (path / key).write_bytes(data)
     return str(path)
 
 
-def changed(path: Path, data: bytes) -> None:
+def overwrite(path: Path, data: bytes) -> None:
     """Write other bytes of the same size, a little later."""
     before = path.stat()
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10_000_000))
 
 
-def saved_json(found: Any, folder: Path) -> Any:
+def save_json(found: Any, folder: Path) -> Any:
     found.save(str(folder / "refs.json"))
     return str(folder / "refs.json")
 
@@ -54,8 +54,8 @@ def saved_json(found: Any, folder: Path) -> Any:
 VERSIONS = [2] if zarr.__version__.startswith("2") else [2, 3]
 
 
-def values(fo: Any) -> Any:
+def read_values(fo: Any) -> Any:
     if VERSIONS == [2]:
-        return zarr.open_group(opened(fo).get_mapper(), mode="r")["a"][...]
-    store = zarr.storage.FsspecStore(opened(fo, asynchronous=True), read_only=True, path="")
+        return zarr.open_group(open_source(fo).get_mapper(), mode="r")["a"][...]
+    store = zarr.storage.FsspecStore(open_source(fo, asynchronous=True), read_only=True, path="")
     return zarr.open_group(store, mode="r")["a"][...]

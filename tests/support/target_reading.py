@@ -11,7 +11,7 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, Versions, check
 from refshard_fs.targets.versioned import VersionedObject
 
-__all__ = ["AT_ONCE", "Reader", "with_pool"]
+__all__ = ["AT_ONCE", "Reader", "run_with_pool"]
 
 T = TypeVar("T")
 
@@ -51,10 +51,10 @@ class Reader:
             assert place is not None
             return await use(*place)
 
-        return with_pool(self.options, go, self.versions, self.stats)
+        return run_with_pool(self.options, go, self.versions, self.stats)
 
 
-def with_pool(
+def run_with_pool(
     options: PoolOptions,
     use: Callable[[Pool], Awaitable[T]],
     versions: Versions | None = None,

@@ -16,7 +16,7 @@ DEFINITIONS = {
 }
 
 
-def in_braces(expression: str) -> str:
+def put_in_braces(expression: str) -> str:
     """Return a template of one expression."""
     return "{{" + expression + "}}"
 

@@ -42,7 +42,7 @@ def write(folder: Path, way: str, texts: list[list[str]]) -> tuple[list[str], An
     return urls, xr.concat(each, "time")
 
 
-def opened(fo: Any, version: int) -> Any:
+def open_dataset(fo: Any, version: int) -> Any:
     """Open a source by xarray, with metadata of this zarr version."""
     import xarray as xr
 
@@ -59,7 +59,7 @@ def check_texts(found: Any, expected: Any) -> None:
     assert np.array_equal(found["v"], expected["v"])
 
 
-def version_of(way: str) -> int:
+def find_version(way: str) -> int:
     """Return the zarr version of a source's metadata."""
     writer, _ = WAYS[way]
     return writer if isinstance(writer, int) else 2

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.shard_writers import IS_ZARR_2, open_array
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
@@ -37,7 +37,7 @@ def check_pages(path: Path) -> None:
     """Assert that each page equals the array of its number, with metadata of each zarr version."""
     with tifffile.TiffFile(path) as tiff:
         for zarr_format, (number, page) in itertools.product(ZARR_FORMATS, enumerate(tiff.pages)):
-            np.testing.assert_array_equal(array(path, str(number), zarr_format=zarr_format)[...], page.asarray())
+            np.testing.assert_array_equal(open_array(path, str(number), zarr_format=zarr_format)[...], page.asarray())
 
 
 def write(path: Path, values: Any, **options: Any) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 from refshard_fs import RefShardFileSystem
 
 
-def source(
+def make_source(
     counts: tuple[int, ...], where: Any, missing: Any = (), path: str = "air", dims: list[str] | None = None
 ) -> RefShardFileSystem:
     """Return a source of an array with one element in each chunk; ``where(number)`` returns the reference of a chunk.
@@ -37,32 +37,37 @@ def source(
     return RefShardFileSystem(refs)
 
 
-def in_files(each: int, size: int = 100, stem: str = "s3://bucket/data/f") -> Any:
+def place_in_files(each: int, size: int = 100, stem: str = "s3://bucket/data/f") -> Any:
     """Return a function from chunk numbers to references: ``each`` chunks lie in one file, one after the other."""
     return lambda number: [f"{stem}{number // each}.nc", number % each * size, size]
 
 
-def many() -> dict[str, tuple[RefShardFileSystem, Any]]:
+def make_sources() -> dict[str, tuple[RefShardFileSystem, Any]]:
     """Return sources by name, each with a selection."""
     return {
-        "scalar": (source((), in_files(1)), "air[...]"),
-        "one chunk": (source((1, 1), in_files(1)), "air[0]"),
-        "line": (source((300,), in_files(50)), "air[10:60]"),
-        "plane of one file": (source((20, 30), in_files(600), range(7)), "air[0:3, 2:9]"),
-        "few files": (source((4, 3, 5), in_files(12), dims=["time", "lat", "lon"]), "air[1, :, 2]"),
-        "many files": (source((40, 10), in_files(10)), "air[5:15]"),
-        "a file a chunk": (source((9, 9), lambda n: [f"s3://bucket/{n}"]), "air[0]"),
-        "inline": (source((6,), lambda n: "x"), "air[1:3]"),
-        "some of all": (source((30,), lambda n: "x" if n % 3 else [f"https://h/{n % 2}.bin", n, 9], [4]), "air[::2]"),
-        "nothing there": (source((8, 8), in_files(1), range(64)), "air[0]"),
-        "empty": (source((0, 4), in_files(1)), "air[:, 0]"),
+        "scalar": (make_source((), place_in_files(1)), "air[...]"),
+        "one chunk": (make_source((1, 1), place_in_files(1)), "air[0]"),
+        "line": (make_source((300,), place_in_files(50)), "air[10:60]"),
+        "plane of one file": (make_source((20, 30), place_in_files(600), range(7)), "air[0:3, 2:9]"),
+        "few files": (make_source((4, 3, 5), place_in_files(12), dims=["time", "lat", "lon"]), "air[1, :, 2]"),
+        "many files": (make_source((40, 10), place_in_files(10)), "air[5:15]"),
+        "a file a chunk": (make_source((9, 9), lambda n: [f"s3://bucket/{n}"]), "air[0]"),
+        "inline": (make_source((6,), lambda n: "x"), "air[1:3]"),
+        "some of all": (
+            make_source((30,), lambda n: "x" if n % 3 else [f"https://h/{n % 2}.bin", n, 9], [4]),
+            "air[::2]",
+        ),
+        "nothing there": (make_source((8, 8), place_in_files(1), range(64)), "air[0]"),
+        "empty": (make_source((0, 4), place_in_files(1)), "air[:, 0]"),
         "long names": (
-            source(
-                (3, 3), in_files(2, stem="s3://" + "bücket-界" * 30 + "/" + "W" * 400), path="W" * 300 + "/" + "m" * 99
+            make_source(
+                (3, 3),
+                place_in_files(2, stem="s3://" + "bücket-界" * 30 + "/" + "W" * 400),
+                path="W" * 300 + "/" + "m" * 99,
             ),
             None,
         ),
-        "backwards": (source((50,), lambda n: ["s3://b/one", 5000 - 100 * n, 100]), "air[3:5]"),
+        "backwards": (make_source((50,), lambda n: ["s3://b/one", 5000 - 100 * n, 100]), "air[3:5]"),
     }
 
 
@@ -83,6 +88,6 @@ SOURCES = [
 ]
 
 
-def meta(shape: list[int], chunks: list[int]) -> dict[str, Any]:
+def make_metadata(shape: list[int], chunks: list[int]) -> dict[str, Any]:
     common = {"dtype": "|u1", "order": "C", "fill_value": 0, "filters": None, "compressor": None}
     return {"zarr_format": 2, "shape": shape, "chunks": chunks, **common}

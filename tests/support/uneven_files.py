@@ -25,7 +25,7 @@ CUTS: dict[str, list[Sequence[int] | None]] = {
 }
 
 
-def month(path: Path, first: int, days: int, chunks: Sequence[int] | None, **storage: Any) -> str:
+def write_month(path: Path, first: int, days: int, chunks: Sequence[int] | None, **storage: Any) -> str:
     """Write a file of daily fields; all values differ."""
     values = (np.arange(days * 12, dtype="<f4") + 12 * first).reshape(days, 3, 4)
     with h5py.File(path, "w") as file:
@@ -40,15 +40,15 @@ def month(path: Path, first: int, days: int, chunks: Sequence[int] | None, **sto
     return str(path)
 
 
-def year(folder: Path, chunks: Sequence[Sequence[int] | None], **storage: Any) -> list[str]:
+def write_year(folder: Path, chunks: Sequence[Sequence[int] | None], **storage: Any) -> list[str]:
     firsts = np.cumsum([0, *MONTHS]).tolist()
     pieces = zip(firsts, MONTHS, chunks, strict=False)
-    return [month(folder / f"{i}.nc", first, days, c, **storage) for i, (first, days, c) in enumerate(pieces)]
+    return [write_month(folder / f"{i}.nc", first, days, c, **storage) for i, (first, days, c) in enumerate(pieces)]
 
 
-def of_xarray(fo: Any) -> Any:
+def open_by_xarray(fo: Any) -> Any:
     return xr.open_dataset(fo, engine=RefShardBackend).load()
 
 
-def expected(files: Sequence[str]) -> Any:
+def open_expected(files: Sequence[str]) -> Any:
     return xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()

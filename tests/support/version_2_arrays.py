@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import zarr
 
-from tests.support.chunk_manifests import opened
+from tests.support.chunk_manifests import open_source
 
 pytest.importorskip("pyarrow")
 
 
-def v2(**more: Any) -> dict[str, Any]:
+def make_v2(**more: Any) -> dict[str, Any]:
     doc = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 3], "dtype": "<i2", "order": "C", "fill_value": None}
     return {**doc, "compressor": None, "filters": None, **more}
 
 
-def values(source: Any, path: str = "x") -> Any:
-    store = zarr.storage.FsspecStore(opened(source, asynchronous=True), path="")
+def read_values(source: Any, path: str = "x") -> Any:
+    store = zarr.storage.FsspecStore(open_source(source, asynchronous=True), path="")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return zarr.open_group(store, mode="r")[path][...]

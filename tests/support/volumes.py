@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-__all__ = ["KEY", "pattern", "write_volume"]
+__all__ = ["KEY", "make_pattern", "write_volume"]
 
 KEY = "8_8_8"
 
 
-def pattern(shape: Sequence[int], dtype: str = "uint16") -> np.ndarray[Any, Any]:
+def make_pattern(shape: Sequence[int], dtype: str = "uint16") -> np.ndarray[Any, Any]:
     """Return the values of a volume of ``shape`` (x, y, z, channel): no two neighbours are equal, and none is zero."""
     x, y, z, c = np.indices(shape)
     return ((x + 3 * y + 7 * z + 11 * c) % 241 + 1).astype(dtype)

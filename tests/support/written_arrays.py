@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from refshard_fs import RefShardFileSystem
-from tests.support.shard_codecs import CRC, LITTLE, sharding, version_3
+from tests.support.shard_codecs import CRC, LITTLE, make_sharding, make_version_3
 from tests.support.shard_writers import IS_ZARR_2, write_prototype
 
 FILL = -1
@@ -24,7 +24,7 @@ QUIET = [
 ]
 
 
-def gappy() -> np.ndarray[Any, Any]:
+def make_gappy_values() -> np.ndarray[Any, Any]:
     """Return values with zeros for some chunks of a shard, and for a whole shard, so that these are missing."""
     data = np.random.default_rng(7).integers(1, 1000, (21, 26)).astype("<i4")
     data[0:6, 0:9] = FILL
@@ -32,12 +32,12 @@ def gappy() -> np.ndarray[Any, Any]:
     return data
 
 
-def opened(url: Any, **options: Any) -> RefShardFileSystem:
+def open_writable(url: Any, **options: Any) -> RefShardFileSystem:
     """Open a new filesystem that takes writes."""
     return RefShardFileSystem(str(url), mode="a", skip_instance_cache=True, **options)
 
 
-def array(fs: RefShardFileSystem, path: str = "a", mode: str = "r+") -> Any:
+def open_array(fs: RefShardFileSystem, path: str = "a", mode: str = "r+") -> Any:
     """Open the array at ``path`` through ``fs`` by zarr 2 or 3."""
     if IS_ZARR_2:
         return zarr.open_array(fs.get_mapper(path), mode=mode)
@@ -45,11 +45,11 @@ def array(fs: RefShardFileSystem, path: str = "a", mode: str = "r+") -> Any:
     return zarr.open_array(store, path=path, mode=mode)
 
 
-def stored(root: Path, path: str = "a") -> Any:
+def read_stored(root: Path, path: str = "a") -> Any:
     """Read the array by zarr from the files; no zarr reads the prototype, so a new filesystem reads it."""
     if (root / path / "zarr.json").exists():
         return zarr.open_array(str(root / path), mode="r")
-    return array(RefShardFileSystem(str(root), skip_instance_cache=True), path, mode="r")
+    return open_array(RefShardFileSystem(str(root), skip_instance_cache=True), path, mode="r")
 
 
 def make_group(root: Path, zarr_format: int) -> None:
@@ -68,18 +68,18 @@ def make_sharded(root: Path, data: np.ndarray[Any, Any], shards: Any, chunks: An
         return
     make_group(root, 3)
     codecs = {
-        "end": [sharding(list(chunks))],
-        "start": [sharding(list(chunks), index=[LITTLE], at="start")],
-        "nested": [sharding([2 * c for c in chunks], [sharding(list(chunks))])],
-        "checked": [sharding(list(chunks)), CRC],
+        "end": [make_sharding(list(chunks))],
+        "start": [make_sharding(list(chunks), index=[LITTLE], at="start")],
+        "nested": [make_sharding([2 * c for c in chunks], [make_sharding(list(chunks))])],
+        "checked": [make_sharding(list(chunks)), CRC],
     }[kind]
     (root / path).mkdir(parents=True, exist_ok=True)
-    (root / path / "zarr.json").write_text(json.dumps(version_3(data.shape, shards, codecs, fill=FILL)))
-    array(fs := opened(root), path)[...] = data
+    (root / path / "zarr.json").write_text(json.dumps(make_version_3(data.shape, shards, codecs, fill=FILL)))
+    open_array(fs := open_writable(root), path)[...] = data
     fs.commit()
 
 
-def objects(root: Path, path: str = "a") -> dict[str, bytes]:
+def read_objects(root: Path, path: str = "a") -> dict[str, bytes]:
     """Return the files of an array, without metadata, by name."""
     files = [p for p in (root / path).rglob("*") if p.is_file() and p.name not in ("zarr.json", ".zarray", ".zattrs")]
     return {p.relative_to(root / path).as_posix(): p.read_bytes() for p in files}

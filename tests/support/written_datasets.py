@@ -19,7 +19,7 @@ zarr = pytest.importorskip("zarr")
 NAMES = ["refs.json", "refs.parq"]
 
 
-def dataset(start: int, steps: int) -> Any:
+def make_dataset(start: int, steps: int) -> Any:
     time = np.arange(start, start + steps, dtype="int64")
     data = np.random.default_rng(7).random((50, 20, 10))[start : start + steps]
     return xr.Dataset(
@@ -29,6 +29,6 @@ def dataset(start: int, steps: int) -> Any:
     ).chunk({"time": 2})
 
 
-def opened(path: Path) -> Any:
+def open_dataset(path: Path) -> Any:
     fs = RefShardFileSystem(str(path))
     return xr.open_zarr(fs.get_mapper(), consolidated=False).load()

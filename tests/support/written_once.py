@@ -16,7 +16,7 @@ import pytest
 KEPT: Final = 1 << 17  # the most bytes of a kept file
 ALIKE: Final = frozenset(["encoding", "engine", "format", "unlimited_dims"])  # files with other arguments are not kept
 
-_kept: dict[bytes, bytes] = {}  # files of this process by `_identify`
+_kept: dict[bytes, bytes] = {}  # files of this process by `_make_digest`
 
 
 def keep_written_files(patch: pytest.MonkeyPatch, xarray: Any) -> None:
@@ -25,7 +25,7 @@ def keep_written_files(patch: pytest.MonkeyPatch, xarray: Any) -> None:
 
     def to_netcdf(dataset: Any, path: Any = None, *args: Any, **how: Any) -> Any:
         is_plain = isinstance(path, str | os.PathLike) and not args and how.keys() <= ALIKE and not dataset.chunks
-        key = _identify(dataset, how) if is_plain else None
+        key = _make_digest(dataset, how) if is_plain else None
         if key is None:
             return write(dataset, path, *args, **how)
         if key in _kept:
@@ -39,7 +39,7 @@ def keep_written_files(patch: pytest.MonkeyPatch, xarray: Any) -> None:
     patch.setattr(xarray.Dataset, "to_netcdf", to_netcdf)
 
 
-def _identify(dataset: Any, how: dict[str, Any]) -> bytes | None:
+def _make_digest(dataset: Any, how: dict[str, Any]) -> bytes | None:
     """Return a digest of a dataset and the arguments of its write; None if a part of them cannot be pickled."""
     try:
         content = pickle.dumps((dataset.to_dict(data="array", encoding=True), list(dataset.variables), how))

@@ -26,7 +26,7 @@ def open_group(fs: Any) -> Any:
         return zarr.open_group(FsspecStore.from_mapper(fs.get_mapper(""), read_only=True), mode="r")
 
 
-def values(array: Any) -> np.ndarray[Any, Any]:
+def read_values(array: Any) -> np.ndarray[Any, Any]:
     return np.asarray(array[...])
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("large_files")
 URL = "s3://bucket/a.zip"
 
 
-def some_members(seed: int = 1, size: int = 3000) -> dict[str, bytes]:
+def make_members(seed: int = 1, size: int = 3000) -> dict[str, bytes]:
     source = random.Random(seed)
     return {f"a/{i}/x{j}": source.randbytes(source.randrange(1, size)) for i in range(3) for j in range(12)}
 
@@ -37,7 +37,7 @@ class Unseekable(io.RawIOBase):
         return len(data)
 
 
-def zipped(
+def make_zip(
     members: Mapping[str, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"", *, piped: bool = False
 ) -> bytes:
     buffer: Any = Unseekable() if piped else io.BytesIO()
@@ -48,9 +48,9 @@ def zipped(
     return bytes(buffer.data if piped else buffer.getvalue())
 
 
-def opened(data: bytes, **options: Any) -> RefShardFileSystem:
+def open_archive(data: bytes, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo=data, **options)
 
 
-def contents(fs: RefShardFileSystem) -> dict[str, bytes]:
+def read_contents(fs: RefShardFileSystem) -> dict[str, bytes]:
     return {name: fs.cat_file(name) for name in fs.find("")}

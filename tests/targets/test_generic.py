@@ -28,7 +28,7 @@ from refshard_fs.targets import Pool, PoolOptions, Retry, generic
 from refshard_fs.targets.connections import Guard
 from refshard_fs.targets.failures import HttpStatus, Incomplete, Unfit, Unreadable
 from tests.servers.http import RangeServer
-from tests.support.target_reading import AT_ONCE, Reader, with_pool
+from tests.support.target_reading import AT_ONCE, Reader, run_with_pool
 
 DATA = bytes(i * 31 % 251 for i in range(3000))
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-9999, None), (9, 9)]
@@ -182,7 +182,7 @@ def test_pinned_object_replaced_after_the_first_read_is_noticed(
         with pytest.raises(TargetChanged):
             await opened.read(path, 5, 9, pin)
 
-    with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
+    run_with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
 
 
 def test_stale_listing_gives_no_version() -> None:
@@ -205,7 +205,7 @@ def test_stale_listing_gives_no_version() -> None:
         with pytest.raises(TargetChanged):
             await opened.read(path, 5, 9, Pin(etag="1"))
 
-    with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
+    run_with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
 
 
 def test_wrapped_http_filesystem_is_checked(http_server: RangeServer) -> None:
@@ -308,7 +308,7 @@ def test_members_of_an_archive_share_one_opening(http_server: RangeServer, archi
 
         return await asyncio.gather(*map(one, range(20)))
 
-    assert with_pool(PoolOptions(), read) == [DATA[i:][5:50] for i in range(20)]
+    assert run_with_pool(PoolOptions(), read) == [DATA[i:][5:50] for i in range(20)]
     assert len(http_server.requests(method="HEAD")) == 1
 
 
@@ -351,7 +351,7 @@ def test_cache_filesystems_serve_parallel_readers(http_server: RangeServer, tmp_
 
         assert await asyncio.gather(*map(one, range(24))) == [DATA[i % 3 :][i : i + 50] for i in range(24)]
 
-    with_pool(PoolOptions(by_prefix={f"{cache}::": options}), read)
+    run_with_pool(PoolOptions(by_prefix={f"{cache}::": options}), read)
 
 
 class OneAtATime(Odd):
@@ -423,7 +423,7 @@ def test_size_is_requested_once_for_parallel_reads() -> None:
         )
         return [part.data for part in parts]
 
-    assert with_pool(PoolOptions({"counted": fs}, retry=AT_ONCE), read) == [DATA, DATA[-7:], DATA[9:]]
+    assert run_with_pool(PoolOptions({"counted": fs}, retry=AT_ONCE), read) == [DATA, DATA[-7:], DATA[9:]]
     assert fs.tries == 103
 
 
@@ -437,7 +437,7 @@ def test_requested_facts_are_never_cached() -> None:
         assert (await opened.facts(path)).size == 3000
 
     with pytest.raises(TargetChanged):
-        with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
+        run_with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
 
 
 def test_refused_ftp_address_is_the_only_error() -> None:

@@ -26,7 +26,7 @@ from refshard_fs.targets.http import HttpTarget
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer
 from tests.support.scripted_server import RIGHT, Script
-from tests.support.target_reading import AT_ONCE, Reader, with_pool
+from tests.support.target_reading import AT_ONCE, Reader, run_with_pool
 
 pytestmark = pytest.mark.case(id="P16")
 
@@ -543,7 +543,7 @@ def test_many_reads_share_connections(http_server: RangeServer) -> None:
             answers = await asyncio.gather(*(opened.read(path, i, i + 9) for i in range(8)))
             assert [a.data for a in answers] == [DATA[i : i + 9] for i in range(8)]
 
-    with_pool(PoolOptions(retry=AT_ONCE), read)
+    run_with_pool(PoolOptions(retry=AT_ONCE), read)
     assert len({r.connection for r in http_server.requests()}) <= 8
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from refshard_fs import ConflictError, ReferenceNotReachable, RefShardFileSystem
 from tests.servers.kinds import KINDS, Served
-from tests.support.threads import settle
+from tests.support.threads import wait_for_writes
 
 DATA = bytes(range(256))
 
@@ -62,7 +62,7 @@ def test_disk_cache_has_the_current_version(served: Served, tmp_path: Path) -> N
         served.put("folder/data.bin", data)
         fs = opened(served, "folder/refs.json", cache_dir=tmp_path / "kept", skip_instance_cache=True)
         assert b"".join(fs.cat([*refs]).values()) == data[:256]
-        settle()
+        wait_for_writes()
         hits.append(fs.stats()["disk_hits"])
     assert hits[0] == hits[2] == 0
 

@@ -17,7 +17,7 @@ from refshard_fs.core.model import Facts
 from refshard_fs.targets import PoolOptions, StoreFileSystem
 from refshard_fs.targets.obspec import root_url_of
 from tests.servers.http import RangeServer
-from tests.support.target_reading import with_pool
+from tests.support.target_reading import run_with_pool
 
 stores = pytest.importorskip("obstore.store")
 registry = pytest.importorskip("obspec_utils.registry")
@@ -105,7 +105,7 @@ def test_ranges_of_a_store_are_read(store: Any) -> None:
         object_, path = pool.place(url)
         return [(await object_.target.read(path, start, stop)).data for start, stop in RANGES]
 
-    assert with_pool(options, read) == [DATA[start:stop] for start, stop in RANGES]
+    assert run_with_pool(options, read) == [DATA[start:stop] for start, stop in RANGES]
 
 
 def test_facts_of_a_store_come_with_its_bytes(store: Any) -> None:
@@ -117,7 +117,7 @@ def test_facts_of_a_store_come_with_its_bytes(store: Any) -> None:
         object_, path = pool.place(f"{prefix}d/x y")
         return [await object_.target.facts(path), (await object_.target.read(path, 3, 9)).facts]
 
-    asked, came = with_pool(options, facts)
+    asked, came = run_with_pool(options, facts)
     assert asked == came
     assert (asked.size, asked.last_modified is not None) == (3000, True)
 

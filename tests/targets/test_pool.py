@@ -16,7 +16,7 @@ from refshard_fs.targets.failures import Unreadable
 from tests.servers.http import RangeServer
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
-from tests.support.target_reading import AT_ONCE, Reader, with_pool
+from tests.support.target_reading import AT_ONCE, Reader, run_with_pool
 
 DATA = bytes(range(256))
 
@@ -56,7 +56,7 @@ def test_prefixes_of_one_pool_do_not_share_sessions(http_server: RangeServer) ->
             await place[0].read(place[1], 0, 5)
 
     session = {f"{u}/a": {"client_kwargs": headers("a")}, f"{u}/b": {"client_kwargs": headers("b")}}
-    with_pool(PoolOptions(by_prefix=session, retry=AT_ONCE), read)
+    run_with_pool(PoolOptions(by_prefix=session, retry=AT_ONCE), read)
     assert secrets(http_server) == ["a", "b", "a", "b"]
 
 

@@ -27,7 +27,7 @@ from tests.servers.tls import certificate
 from tests.servers.wire import Answer as Wire
 from tests.servers.wire import Head, Resource, answer_read, failure
 from tests.support.scripted_server import RIGHT, Script
-from tests.support.target_reading import AT_ONCE, Reader, with_pool
+from tests.support.target_reading import AT_ONCE, Reader, run_with_pool
 
 DATA = bytes(i * 31 % 251 for i in range(3000))
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-9999, None)]
@@ -404,7 +404,7 @@ def test_expired_token_is_renewed_once(scripted: Any, monkeypatch: pytest.Monkey
         monkeypatch.setattr(credentials, "get_frozen_credentials", frozen)
         return (await opened.read(path, 0, 5)).data
 
-    assert with_pool(PoolOptions({"s3": options}, retry=AT_ONCE), read) == DATA[:5]
+    assert run_with_pool(PoolOptions({"s3": options}, retry=AT_ONCE), read) == DATA[:5]
     assert [r.headers["x-amz-security-token"] for r in server.requests()] == ["old", "new"]
 
 

@@ -24,7 +24,7 @@ from refshard_fs.targets import Pool, PoolOptions
 from refshard_fs.targets import zip as zip_target
 from refshard_fs.targets.failures import Unreadable
 from tests.servers.http import RangeServer
-from tests.support.target_reading import AT_ONCE, Reader, with_pool
+from tests.support.target_reading import AT_ONCE, Reader, run_with_pool
 
 DATA = os.urandom(3000)
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-9999, None), (9, 9)]
@@ -86,7 +86,7 @@ def test_stored_members_are_ranges_of_one_directory_read(http_server: RangeServe
 
         return await asyncio.gather(*map(one, range(20)))
 
-    assert with_pool(PoolOptions(), read) == [members[f"m{i}"][5:50] for i in range(20)]
+    assert run_with_pool(PoolOptions(), read) == [members[f"m{i}"][5:50] for i in range(20)]
     asked = ranges_asked(http_server)
     assert len(asked) == 21
     assert sum(r.sent for r in http_server.requests()[2:]) == 20 * 45
@@ -100,7 +100,7 @@ def test_member_with_local_header_costs_one_more_request(http_server: RangeServe
         opened, path = pool.place(f"zip://m::{url}")  # type: ignore[misc]  # it is not None
         return [a.data for a in await asyncio.gather(*(opened.read(path, i, i + 5) for i in range(10)))]
 
-    assert with_pool(PoolOptions(), read) == [DATA[i : i + 5] for i in range(10)]
+    assert run_with_pool(PoolOptions(), read) == [DATA[i : i + 5] for i in range(10)]
     assert len(ranges_asked(http_server)) == 1 + 1 + 10
 
 
@@ -112,7 +112,7 @@ def test_compressed_member_read_in_parts_is_inflated_once(http_server: RangeServ
         parts = await asyncio.gather(*(opened.read(path, i, i + 5) for i in range(10)))
         return [part.data for part in (*parts, await opened.read(path, 2000, 3000))]
 
-    assert with_pool(PoolOptions(), read) == [*(DATA[i : i + 5] for i in range(10)), DATA[2000:]]
+    assert run_with_pool(PoolOptions(), read) == [*(DATA[i : i + 5] for i in range(10)), DATA[2000:]]
     assert len(ranges_asked(http_server)) == 2
 
 
@@ -127,7 +127,7 @@ def test_inflated_members_are_kept_within_a_limit(monkeypatch: pytest.MonkeyPatc
                 assert (await opened.read(path, 5, 50)).data == DATA[5:50]
 
         http_server.log.clear()
-        with_pool(PoolOptions(), read)
+        run_with_pool(PoolOptions(), read)
         return len(http_server.requests()) - 2
 
     assert fetched(*"aabbaabb") == 2
@@ -274,5 +274,5 @@ def test_pin_is_checked_by_a_request_if_answers_lack_versions() -> None:
         with pytest.raises(TargetChanged):
             await opened.read(path, 50, 90, Pin(etag="1"))
 
-    with_pool(PoolOptions({"told": fs}, retry=AT_ONCE), read)
+    run_with_pool(PoolOptions({"told": fs}, retry=AT_ONCE), read)
     assert Reader(by_protocol={"told": fs}).facts("zip://m::told://told/a.zip") == Facts(3000, "2")

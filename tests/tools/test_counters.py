@@ -7,7 +7,7 @@ import pickle
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.tools.counters import Counters
-from tests.support.notebook_views import well_formed
+from tests.support.notebook_views import check_html
 
 
 def test_counters_are_a_dict_that_prints_as_a_table() -> None:
@@ -18,4 +18,4 @@ def test_counters_are_a_dict_that_prints_as_a_table() -> None:
     assert pickle.loads(pickle.dumps(counters)) == counters
     assert json.loads(json.dumps(counters)) == counters
     assert repr(Counters(keys=1234, bytes_fetched=2048)) == "keys           1,234\nbytes_fetched  2,048  (2.0 KiB)"
-    assert "1,234</td>" in well_formed(Counters(keys=1234)._repr_html_())
+    assert "1,234</td>" in check_html(Counters(keys=1234)._repr_html_())

@@ -12,11 +12,11 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.tools import diff
 from refshard_fs.tools.diff import compare
-from tests.support.tool_sources import SOURCES, meta
+from tests.support.tool_sources import SOURCES, make_metadata
 
 
 def make_source(shape: list[int], chunks: list[int], **more: Any) -> RefShardFileSystem:
-    refs: dict[str, Any] = {"a/.zarray": json.dumps(meta(shape, chunks))}
+    refs: dict[str, Any] = {"a/.zarray": json.dumps(make_metadata(shape, chunks))}
     return RefShardFileSystem(refs | {key.replace("_", "/"): value for key, value in more.items()})
 
 
@@ -38,8 +38,8 @@ def test_targets_are_compared_by_url_not_by_position() -> None:
 def test_array_that_grew_keeps_its_chunks() -> None:
     refs = {f"a/{i}.{j}": ["memory://x", 10 * i + j, 1] for i in range(2) for j in range(2)}
     more = refs | {f"a/{i}.2": ["memory://x", 100 + i, 1] for i in range(2)}
-    a = RefShardFileSystem({"a/.zarray": json.dumps(meta([2, 2], [1, 1])), **refs})
-    b = RefShardFileSystem({"a/.zarray": json.dumps(meta([2, 3], [1, 1])), **more})
+    a = RefShardFileSystem({"a/.zarray": json.dumps(make_metadata([2, 2], [1, 1])), **refs})
+    b = RefShardFileSystem({"a/.zarray": json.dumps(make_metadata([2, 3], [1, 1])), **more})
     found = compare(a, b)
     assert [(change.key, change.fields) for change in found.metadata_changed] == [("a/.zarray", ("shape",))]
     (changes,) = found.keys
@@ -58,7 +58,7 @@ def test_other_keys_are_compared() -> None:
 
 
 def test_equivalent_metadata_is_equal() -> None:
-    a = RefShardFileSystem({"a/.zarray": json.dumps(meta([4], [2]), indent=1)})
+    a = RefShardFileSystem({"a/.zarray": json.dumps(make_metadata([4], [2]), indent=1)})
     assert compare(a, make_source([4], [2])).is_empty
 
 
@@ -79,7 +79,11 @@ def write_convertible(kind: str, folder: Path) -> str:
         ds.to_netcdf(path, engine="h5netcdf", encoding={"a": {"chunksizes": (4, 5), "zlib": True, **packed}})
     elif kind == "json":
         text = json.dumps(
-            {"a/.zarray": json.dumps(meta([4], [2])), "a/0": "ab", "q/b/.zarray": json.dumps(meta([4], [2]))}
+            {
+                "a/.zarray": json.dumps(make_metadata([4], [2])),
+                "a/0": "ab",
+                "q/b/.zarray": json.dumps(make_metadata([4], [2])),
+            }
         )
         Path(path).write_text(text)
     else:
@@ -108,9 +112,9 @@ def test_source_equals_its_converted_set(kind: str, tmp_path: Path) -> None:
 
 
 def test_consolidated_metadata_that_differ_are_a_difference() -> None:
-    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta([4], [2]))}
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(make_metadata([4], [2]))}
     same = {"metadata": {key: json.loads(text) for key, text in refs.items()}}
-    other = {"metadata": {**same["metadata"], "a/.zarray": meta([5], [2])}}
+    other = {"metadata": {**same["metadata"], "a/.zarray": make_metadata([5], [2])}}
     plain, consolidated, stale = (
         RefShardFileSystem(refs | more)
         for more in ({}, {".zmetadata": json.dumps(same)}, {".zmetadata": json.dumps(other)})
@@ -133,7 +137,7 @@ def test_sets_are_compared_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("pyarrow")
     count = 300_000
     refs = {f"a/{i}": ["memory://x", i, 1 + i % 7] for i in range(count)}
-    a = RefShardFileSystem({"a/.zarray": json.dumps(meta([count], [1])), **refs})
+    a = RefShardFileSystem({"a/.zarray": json.dumps(make_metadata([count], [1])), **refs})
     del refs
     a.save(str(tmp_path / "b.parquet"), record_size=10_000)
     b = RefShardFileSystem(str(tmp_path / "b.parquet"), cache_size=2)

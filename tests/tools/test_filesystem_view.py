@@ -11,11 +11,11 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.support.notebook_views import ARRAY, well_formed
+from tests.support.notebook_views import ARRAY, check_html
 
 
 def test_filesystem_over_references_shows_its_arrays_and_targets() -> None:
-    said = well_formed(RefShardFileSystem({"a/.zarray": ARRAY, "a/0": ["s3://b/k", 0, 2]})._repr_html_())
+    said = check_html(RefShardFileSystem({"a/.zarray": ARRAY, "a/0": ["s3://b/k", 0, 2]})._repr_html_())
     cells = re.findall(r"<t[dh](?: [^>]*)?>([^<]*)<", said)
     assert cells[:10] == ["array", "shape", "dtype", "chunk", "chunks", "a", "4", "|u1", "2", "2"]
     assert "<summary>1 target</summary>" in said
@@ -33,11 +33,11 @@ def test_filesystem_view_names_the_source() -> None:
 def test_view_reads_nothing(http_server: RangeServer) -> None:
     url = http_server.put("/refs.json", json.dumps({"a/.zarray": ARRAY, "m/.zarray": ["x", 0, 9]}).encode())
     fs = RefShardFileSystem(url)
-    assert "not opened yet" in well_formed(fs._repr_html_())
+    assert "not opened yet" in check_html(fs._repr_html_())
     assert http_server.log.requests() == []
     fs.ls("")
     before = len(http_server.log.requests())
-    said = well_formed(fs._repr_html_())
+    said = check_html(fs._repr_html_())
     assert "kerchunk-json" in said
     assert "<td>a</td>" in said
     assert len(http_server.log.requests()) == before
@@ -46,10 +46,10 @@ def test_view_reads_nothing(http_server: RangeServer) -> None:
 @pytest.mark.parametrize("name", ["shards/zarrs-rust-8x8", "values/air.parq", "zips/ome-zarr-simple-0.5.zip"])
 def test_every_source_can_be_shown(shared_data: Path, name: str) -> None:
     fs = RefShardFileSystem(str(shared_data / name))
-    well_formed(fs._repr_html_())
+    check_html(fs._repr_html_())
     fs.find("")
     before = fs.stats()
-    assert "<th" in well_formed(fs._repr_html_())
+    assert "<th" in check_html(fs._repr_html_())
     assert fs.stats() == before
 
 
@@ -61,7 +61,7 @@ def test_view_has_no_secret_and_escapes_keys() -> None:
         "<script>/1": ["s3://<img src=x>\x1b[31m", 0, 2],
     }
     fs = RefShardFileSystem(refs, remote_options={"key": "hush", "secret": "hush"}, remote_protocol="s3")
-    said = well_formed(fs._repr_html_())
+    said = check_html(fs._repr_html_())
     assert "hush" not in said
     assert "token=secret" not in said
     assert "<script" not in said

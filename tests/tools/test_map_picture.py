@@ -16,7 +16,7 @@ from refshard_fs.tools.map_picture import draw_map
 from refshard_fs.tools.scene import Boxes, Label
 from refshard_fs.tools.survey import Extents, PlacedChunks
 from tests.support.drawn_sources import draw_source, find_colours
-from tests.support.tool_sources import in_files, source
+from tests.support.tool_sources import make_source, place_in_files
 
 
 def test_labels_have_counts_and_sizes() -> None:
@@ -58,7 +58,7 @@ def test_shards_are_outlined_in_coarse_grids() -> None:
 def test_root_array_has_the_name_of_its_source(shared_data: Path) -> None:
     shown = RefShardFileSystem(str(shared_data / "shards" / "zarrs-rust-8x8")).visualize()
     assert shown.scene.labels[0].text == "zarrs-rust-8x8"
-    assert source((2,), in_files(1), path="").visualize().scene.labels[0].text == "references in memory"
+    assert make_source((2,), place_in_files(1), path="").visualize().scene.labels[0].text == "references in memory"
 
 
 def test_each_chunk_has_a_cell_with_its_place() -> None:
@@ -72,7 +72,7 @@ def test_each_chunk_has_a_cell_with_its_place() -> None:
 
 @pytest.mark.parametrize("count", [3, 101, 251, 256, 397])
 def test_last_line_of_a_folded_grid_may_be_short(count: int) -> None:
-    shapes = source((count, 1), in_files(count)).visualize().scene.shapes
+    shapes = make_source((count, 1), place_in_files(count)).visualize().scene.shapes
     titles = [shape.title for shape in shapes if isinstance(shape, Boxes) and shape.title.startswith("chunk ")]
     assert [title.partition(":")[0] for title in titles] == [f"chunk {number}, 0" for number in range(count)]
 
@@ -95,14 +95,14 @@ def test_million_chunks_become_few_shapes() -> None:
 @pytest.mark.parametrize(
     ("where", "missing", "meaning"),
     [
-        (in_files(6), (), None),
+        (place_in_files(6), (), None),
         (lambda n: ["s3://bucket/f", 500 + 100 * n, 100], (), "other bytes of the file"),
         (lambda n: ["s3://bucket/f", 500 + 100 * n, 100], (2,), "missing; in files: other bytes"),
         (lambda n: ["s3://bucket/f", 100 * max(n - 1, 0), 100], (0,), "missing"),
     ],
 )
 def test_grey_cells_match_the_legend(where: Any, missing: Any, meaning: str | None) -> None:
-    said = [label.text for label in source((6,), where, missing).visualize("air").scene.labels]
+    said = [label.text for label in make_source((6,), where, missing).visualize("air").scene.labels]
     assert [text for text in said if "missing" in text or "other bytes" in text] == (
         [] if meaning is None else [meaning]
     )

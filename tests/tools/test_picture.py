@@ -10,9 +10,9 @@ import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.tools.scene import Box, Boxes
 from tests.support.drawn_sources import draw_source
-from tests.support.tool_sources import in_files, many, source
+from tests.support.tool_sources import make_source, make_sources, place_in_files
 
-KINDS = list(many())
+KINDS = list(make_sources())
 
 
 def do_overlap(a: Box, b: Box) -> bool:
@@ -49,7 +49,10 @@ def test_no_shape_leaves_the_page_or_covers_a_text(name: str, asked: bool) -> No
 
 def test_picture_of_a_set_shows_arrays_and_their_bytes() -> None:
     shown = refshard_fs.concat(
-        [source((4, 3), in_files(6)), source((3,), in_files(3, stem="s3://bucket/data/s"), path="sea", dims=["x"])]
+        [
+            make_source((4, 3), place_in_files(6)),
+            make_source((3,), place_in_files(3, stem="s3://bucket/data/s"), path="sea", dims=["x"]),
+        ]
     )
     scene = RefShardFileSystem(shown).visualize().scene
     said = [label.text for label in scene.labels]
@@ -61,7 +64,7 @@ def test_picture_of_a_set_shows_arrays_and_their_bytes() -> None:
 
 
 def test_largest_array_is_shown_by_default() -> None:
-    fs = source((3,), in_files(1))
+    fs = make_source((3,), place_in_files(1))
     assert fs.visualize().map.arrays[0].path == "air"
     with pytest.raises(FileNotFoundError, match="'sea'"):
         fs.visualize("sea")

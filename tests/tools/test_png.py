@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from refshard_fs.tools import png
-from tests.support.tool_sources import many
+from tests.support.tool_sources import make_sources
 
 
 @pytest.mark.parametrize("name", ["few files", "many files", "some of all", "plane of one file"])
@@ -16,7 +16,7 @@ def test_texts_stay_within_their_box(name: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    fs, select = many()[name]
+    fs, select = make_sources()[name]
     scene = fs.visualize(None, select).scene
     figure = Figure(figsize=(scene.width / 72, scene.height / 72), dpi=72 * png.SCALE)
     canvas = FigureCanvasAgg(figure)
@@ -31,7 +31,7 @@ def test_texts_stay_within_their_box(name: str) -> None:
 
 def test_png_has_the_size_of_the_scene() -> None:
     pytest.importorskip("matplotlib")
-    fs, select = many()["few files"]
+    fs, select = make_sources()["few files"]
     made = fs.visualize(None, select)
     data = made.encode(".png")
     assert data.startswith(b"\x89PNG")
@@ -41,6 +41,6 @@ def test_png_has_the_size_of_the_scene() -> None:
 def test_error_without_matplotlib_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
-    fs, _ = many()["one chunk"]
+    fs, _ = make_sources()["one chunk"]
     with pytest.raises(ImportError, match=r"refshard_fs\[png\]"):
         fs.visualize().encode(".png")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.notebook_views import views
-from tests.support.tool_sources import many, source
+from tests.support.notebook_views import make_views
+from tests.support.tool_sources import make_source, make_sources
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --hide-scrollbars"
@@ -27,9 +27,12 @@ def test_pictures_and_views_are_drawn_by_a_browser(theme: str, width: int, tmp_p
     assert CHROMIUM is not None
     shots = Path(os.environ.get("REFSHARD_SHOTS", tmp_path)).absolute()
     shots.mkdir(exist_ok=True)
-    fs, select = many()["many files"]
-    shown = {"map": fs.visualize(None, select), "array": source((20, 30), lambda n: [f"s3://b/{n % 9}"]).visualize()}
-    for name, each in {**shown, **views(tmp_path)}.items():
+    fs, select = make_sources()["many files"]
+    shown = {
+        "map": fs.visualize(None, select),
+        "array": make_source((20, 30), lambda n: [f"s3://b/{n % 9}"]).visualize(),
+    }
+    for name, each in {**shown, **make_views(tmp_path)}.items():
         page = tmp_path / f"{name}.html"
         ground = "#111" if theme == "dark" else "#fff"
         page.write_text(

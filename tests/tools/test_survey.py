@@ -13,7 +13,7 @@ from refshard_fs.core.columns import WHOLE
 from refshard_fs.core.model import Inline, Packed, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.tools.survey import INLINE, Survey, survey
-from tests.support.tool_sources import SOURCES, meta
+from tests.support.tool_sources import SOURCES, make_metadata
 
 
 def list_keys(found: Survey) -> set[str]:
@@ -43,7 +43,13 @@ def test_survey_has_each_key_once_with_its_place(shared_data: Path, name: str) -
 
 
 def test_keys_outside_columns_hide_columns() -> None:
-    refs = {"a/.zarray": json.dumps(meta([6], [2])), "a/0": ["memory://x", 0, 2], "a/2": "cd", "a/9": "?", "b": "rest"}
+    refs = {
+        "a/.zarray": json.dumps(make_metadata([6], [2])),
+        "a/0": ["memory://x", 0, 2],
+        "a/2": "cd",
+        "a/9": "?",
+        "b": "rest",
+    }
     found = survey(RefShardFileSystem(refs))
     array = found.arrays["a"]
     a = array.chunks
@@ -58,7 +64,7 @@ def test_keys_outside_columns_hide_columns() -> None:
 
 
 def test_one_array_is_surveyed_alone() -> None:
-    refs = {f"{p}/.zarray": json.dumps(meta([4], [2])) for p in ("a", "a/b", "ab")}
+    refs = {f"{p}/.zarray": json.dumps(make_metadata([4], [2])) for p in ("a", "a/b", "ab")}
     refs |= {f"{p}/0": "xx" for p in ("a", "a/b", "ab")}
     found = survey(RefShardFileSystem(refs), "a/b")
     assert list(found.arrays) == ["a/b"]
@@ -68,7 +74,7 @@ def test_one_array_is_surveyed_alone() -> None:
 
 
 def test_whole_target_has_no_size() -> None:
-    refs = {"a/.zarray": json.dumps(meta([4], [2])), "a/0": ["memory://x"]}
+    refs = {"a/.zarray": json.dumps(make_metadata([4], [2])), "a/0": ["memory://x"]}
     extents = survey(RefShardFileSystem(refs)).arrays["a"]
     assert extents.unsized == 1
     assert extents.sizes.tolist() == [0]
@@ -76,7 +82,9 @@ def test_whole_target_has_no_size() -> None:
 
 def test_uncommitted_writes_are_surveyed(tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
-    path.write_text(json.dumps({"a/.zarray": json.dumps(meta([6], [2])), "a/0": ["memory://x", 0, 2], "a/1": "bb"}))
+    path.write_text(
+        json.dumps({"a/.zarray": json.dumps(make_metadata([6], [2])), "a/0": ["memory://x", 0, 2], "a/1": "bb"})
+    )
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a/2", b"cc")
     fs.rm_file("a/1")

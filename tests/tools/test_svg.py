@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from refshard_fs.cli import main
-from tests.support.tool_sources import in_files, many, source
+from tests.support.tool_sources import make_source, make_sources, place_in_files
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -35,9 +35,9 @@ def parse_svg(text: str) -> ElementTree.Element:
     return root
 
 
-@pytest.mark.parametrize("name", list(many()))
+@pytest.mark.parametrize("name", list(make_sources()))
 def test_svg_is_well_formed_and_has_all_labels(name: str) -> None:
-    fs, select = many()[name]
+    fs, select = make_sources()[name]
     made = fs.visualize(None, select)
     root = parse_svg(made._repr_svg_())
     texts = ["".join([e.text or "", *(child.tail or "" for child in e)]) for e in root.iter(f"{SVG}text")]
@@ -48,7 +48,7 @@ def test_svg_is_well_formed_and_has_all_labels(name: str) -> None:
 @pytest.mark.case(id="P22")
 def test_hostile_keys_and_urls_are_text(evil: str) -> None:
     path = evil.replace("/", "_").replace("\x01", "").strip(".")
-    fs = source((3,), lambda n: [f"s3://bucket/{evil}/{n}", n, 1], path=path or "a", dims=[evil])
+    fs = make_source((3,), lambda n: [f"s3://bucket/{evil}/{n}", n, 1], path=path or "a", dims=[evil])
     made = fs.visualize(None, (slice(0, 1),))
     root = parse_svg(made._repr_svg_())
     assert any(evil[:5] in (e.text or "") for e in root.iter())
@@ -59,7 +59,7 @@ def test_hostile_keys_and_urls_are_text(evil: str) -> None:
 
 @pytest.mark.case(id="P23")
 def test_picture_has_no_secret() -> None:
-    fs = source((3,), lambda n: [f"https://me:hush@host/{n}?token=secret&x=1", n, 1])
+    fs = make_source((3,), lambda n: [f"https://me:hush@host/{n}?token=secret&x=1", n, 1])
     said = fs.visualize(None, "air[:2]")._repr_html_()
     assert "https://...@host/" in said
     assert "hush" not in said
@@ -67,14 +67,14 @@ def test_picture_has_no_secret() -> None:
 
 
 def test_colours_follow_light_and_dark_themes() -> None:
-    said = source((3,), in_files(1)).visualize()._repr_svg_()
+    said = make_source((3,), place_in_files(1)).visualize()._repr_svg_()
     assert "@media(prefers-color-scheme:dark)" in said
     assert 'data-jp-theme-light="false"' in said
     assert "<script" not in said
 
 
 def test_svg_scales_to_its_container() -> None:
-    root = parse_svg(source((3,), in_files(1)).visualize()._repr_svg_())
+    root = parse_svg(make_source((3,), place_in_files(1)).visualize()._repr_svg_())
     assert root.get("viewBox") is not None
     assert root.get("width") is None
     assert root.get("height") is None

@@ -8,11 +8,11 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.tools.counters import Counters
-from tests.support.notebook_views import ARRAY, Structure, views, well_formed
+from tests.support.notebook_views import ARRAY, Structure, check_html, make_views
 
 
 def test_views_have_no_empty_columns_and_fold_details(tmp_path: Path) -> None:
-    for name, shown in views(tmp_path).items():
+    for name, shown in make_views(tmp_path).items():
         found = Structure(shown._repr_html_())
         assert found.tables, name
         assert found.open_details == 0
@@ -26,7 +26,7 @@ def test_views_have_no_empty_columns_and_fold_details(tmp_path: Path) -> None:
 
 
 def test_views_show_dimensions_parts_and_checks(tmp_path: Path) -> None:
-    found = {name: Structure(shown._repr_html_()) for name, shown in views(tmp_path).items()}
+    found = {name: Structure(shown._repr_html_()) for name, shown in make_views(tmp_path).items()}
     assert found["filesystem"].tables[0] == [
         ["array", "shape", "dtype", "chunk", "chunks"],
         ["<air>", "<time> 2 × x 3", "|u1", "1 × 3", "2"],
@@ -62,7 +62,7 @@ def test_visualize_makes_a_picture_that_saves_itself(tmp_path: Path) -> None:
     for name in ("a.svg", "a.html"):
         made.save(tmp_path / name)
         assert "reads 1 chunk in 1 request" in (tmp_path / name).read_text()
-    well_formed(made._repr_html_())
+    check_html(made._repr_html_())
     assert fs.visualize(select="a[1:]").map.selection is not None
     with pytest.raises(ValueError, match=r"\.gif"):
         made.save(tmp_path / "a.gif")

@@ -19,7 +19,7 @@ from refshard_fs import ConflictError, RefShardFileSystem
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Condition
 from tests.servers.s3 import SeaweedServer
-from tests.support.overwriting import begin, check_partly_committed, found, state, write
+from tests.support.overwriting import check_partly_committed, make_state, read_keys, write, write_state
 from tests.support.shard_writers import IS_ZARR_2
 
 pytestmark = pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern")
@@ -31,13 +31,13 @@ class Place:
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self.url = url
         self.options = {"target_options": options} if options else {}
-        begin(url, 1, **self.options)
+        write_state(url, 1, **self.options)
 
     def opened(self, mode: str = "a") -> RefShardFileSystem:
         return RefShardFileSystem(self.url, mode=mode, skip_instance_cache=True, **self.options)
 
     def seen(self) -> dict[str, Any]:
-        return found(self.opened("r"))
+        return read_keys(self.opened("r"))
 
     def written(self, number: int) -> RefShardFileSystem:
         """Return a filesystem with an uncommitted state ``number``."""
@@ -123,10 +123,10 @@ def test_failed_commit_lists_put_objects_and_can_be_finished(
         assert "put before that" in note
         assert "commit()" in note
     check_partly_committed(place.seen(), 1, 2)
-    assert found(fs) == state(2), "the uncommitted writes stay"
+    assert read_keys(fs) == make_state(2), "the uncommitted writes stay"
     changes.reset()
     fs.commit()
-    assert place.seen() == found(fs) == state(2)
+    assert place.seen() == read_keys(fs) == make_state(2)
     changes.reset()
     fs.commit()
     assert changes.all == [], "a second commit changes nothing"
@@ -138,11 +138,11 @@ def test_discard_after_a_failure_shows_the_stored_state(place: Place, changes: C
     with pytest.raises(Failure):
         fs.commit()
     fs.discard()
-    assert found(fs) == place.seen()
+    assert read_keys(fs) == place.seen()
     write(fs, 3)
     changes.reset()
     fs.commit()
-    assert place.seen() == state(3)
+    assert place.seen() == make_state(3)
 
 
 def test_chunks_are_put_before_metadata_and_removals(place: Place, changes: Changes) -> None:
@@ -163,9 +163,9 @@ def test_chunks_are_put_before_metadata_and_removals(place: Place, changes: Chan
 
 def test_conflict_keeps_the_other_writers_objects(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     put, done = Objects.put, [False]
-    name = next(key for key in state(2) if key.startswith("p/c/") and key in state(1))
+    name = next(key for key in make_state(2) if key.startswith("p/c/") and key in make_state(1))
     fs = place.opened()
-    assert fs.cat_file(name) == state(1)[name]
+    assert fs.cat_file(name) == make_state(1)[name]
     write(fs, 2)
 
     def interfering(self: Objects, key: str, parts: Sequence[Any], condition: Condition = None) -> Any:
@@ -179,7 +179,7 @@ def test_conflict_keeps_the_other_writers_objects(place: Place, monkeypatch: pyt
         fs.commit()
     seen = place.seen()
     assert seen.pop(name) == b"somebody's"
-    assert all(value in (state(1).get(key), state(2).get(key)) for key, value in seen.items())
+    assert all(value in (make_state(1).get(key), make_state(2).get(key)) for key, value in seen.items())
     fs.discard()
     assert fs.cat_file(name) == b"somebody's"
 
@@ -204,7 +204,7 @@ def test_ctrl_c_stops_a_commit_and_the_next_one_finishes(
             fs.commit()
     check_partly_committed(place.seen(), 1, 2)
     fs.commit()
-    assert place.seen() == found(fs) == state(2)
+    assert place.seen() == read_keys(fs) == make_state(2)
 
 
 @pytest.mark.skipif(IS_ZARR_2, reason="as zarr 3 makes arrays")

@@ -19,8 +19,8 @@ from refshard_fs import ConflictError, RefShardFileSystem
 from refshard_fs.stores.objects import Objects
 from refshard_fs.writing.hierarchy import HierarchyCommit
 from tests.servers.s3 import SeaweedServer
-from tests.support.shard_codecs import version_2
-from tests.support.written_arrays import array
+from tests.support.shard_codecs import make_version_2
+from tests.support.written_arrays import open_array
 
 pytestmark = pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern")
 GROUP = json.dumps({"zarr_format": 2}).encode()
@@ -43,7 +43,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
             url, options = f"s3://conflicts/{place}", server.storage_options
     objects = Objects(url, options)
     objects.put(".zgroup", [GROUP])
-    objects.put("a/.zarray", [json.dumps(version_2((8,), (2,), (2,))).encode()])
+    objects.put("a/.zarray", [json.dumps(make_version_2((8,), (2,), (2,))).encode()])
     objects.put("plain/.zarray", [plain(8)])
     given = {"target_options": options} if options else {}
     yield lambda mode="a": RefShardFileSystem(url, mode=mode, skip_instance_cache=True, **given)
@@ -53,7 +53,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 
 def plain(length: int) -> bytes:
     """Return the metadata of an unsharded array."""
-    document = version_2((length,), (2,), (2,))
+    document = make_version_2((length,), (2,), (2,))
     return json.dumps({name: value for name, value in document.items() if not name.startswith("shard")}).encode()
 
 
@@ -100,7 +100,7 @@ def test_shard_replaced_by_others_is_merged_at_the_second_try(opened: Open) -> N
     assert opened("r").cat_file("a/0") == chunk(1)
     assert second.cat_file("a/0") == chunk(2), "the uncommitted writes stay"
     second.commit()
-    assert array(opened("r"), mode="r")[:4].tolist() == [2, 2, 3, 3]
+    assert open_array(opened("r"), mode="r")[:4].tolist() == [2, 2, 3, 3]
 
 
 def test_full_shard_over_a_replaced_one_is_refused(opened: Open) -> None:
@@ -109,13 +109,13 @@ def test_full_shard_over_a_replaced_one_is_refused(opened: Open) -> None:
     with pytest.raises(ConflictError):
         second.commit()
     second.discard()
-    assert array(opened("r"), mode="r")[:4].tolist() == [1, 1, 3, 3]
+    assert open_array(opened("r"), mode="r")[:4].tolist() == [1, 1, 3, 3]
 
 
 @pytest.mark.parametrize("key", ["a/.zarray", "plain/0"])
 def test_object_replaced_by_another_process_is_not_overwritten(opened: Open, key: str) -> None:
     first, second = opened(), opened()
-    before = json.dumps({**version_2((10,), (2,), (2,))}).encode() if key.endswith(".zarray") else chunk(1)
+    before = json.dumps({**make_version_2((10,), (2,), (2,))}).encode() if key.endswith(".zarray") else chunk(1)
     first.pipe_file(key, before)
     first.commit()
     assert len(second.cat_file(key)) > 0
@@ -128,7 +128,7 @@ def test_object_replaced_by_another_process_is_not_overwritten(opened: Open, key
             second.commit()
     second.discard()
     if key.endswith(".zarray"):
-        assert array(opened("r"), mode="r").shape == (12,)
+        assert open_array(opened("r"), mode="r").shape == (12,)
     else:
         assert second.cat_file(key) == theirs
 
@@ -163,7 +163,7 @@ def test_replaced_document_is_kept_at_the_second_try(opened: Open) -> None:
 def test_reopening_keeps_the_base_state_of_writes(opened: Open) -> None:
     second, theirs = replaced_document(opened)
     second.invalidate_cache()
-    assert array(second, mode="r")[:2].tolist() == [1, 1]
+    assert open_array(second, mode="r")[:2].tolist() == [1, 1]
     for _ in range(2):
         with pytest.raises(ConflictError, match=r"discard\(\) drops them"):
             second.commit()
@@ -193,7 +193,7 @@ def test_shard_is_merged_after_reopening(opened: Open) -> None:
     with contextlib.suppress(ConflictError):
         second.commit()
     second.commit()
-    assert array(opened("r"), mode="r")[:4].tolist() == [2, 2, 3, 3]
+    assert open_array(opened("r"), mode="r")[:4].tolist() == [2, 2, 3, 3]
 
 
 def test_writers_of_one_process_merge_their_chunks(opened: Open) -> None:
@@ -208,7 +208,7 @@ def test_writers_of_one_process_merge_their_chunks(opened: Open) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(commit, filesystems))
-    assert array(opened("r"), mode="r")[:].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert open_array(opened("r"), mode="r")[:].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_reader_of_a_replaced_shard_gets_an_error(opened: Open) -> None:
@@ -307,7 +307,7 @@ def test_equal_documents_of_two_writers_conflict(opened: Open, change: str) -> N
     for number, fs in enumerate((first, second)):
         match change:
             case "grown":
-                grown = array(fs, "plain")
+                grown = open_array(fs, "plain")
                 grown.resize((10,))
                 grown[8:] = number + 1
             case "counted":
@@ -338,7 +338,7 @@ def test_two_writers_may_make_the_same_group(opened: Open) -> None:
 def test_chunk_put_during_growth_is_kept(opened: Open, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """The writer of the chunk also grows the array. If it puts the metadata first, it gets no conflict."""
     fs = opened()
-    grown = array(fs, path)
+    grown = open_array(fs, path)
     grown.resize((12,))
     grown[8:] = 7
     put_data, url = HierarchyCommit._put_data, str(fs.source.options.source)
@@ -366,7 +366,7 @@ def test_two_new_hierarchies_at_one_url_conflict(tmp_path: Path) -> None:
     with pytest.raises(ConflictError):
         second.commit()
     second.discard()
-    assert array(second, mode="r").shape == (0,)
+    assert open_array(second, mode="r").shape == (0,)
 
 
 def contents(fs: RefShardFileSystem) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.writing.cube_document import document_of, make_relative_speller, save_document
-from tests.support.joined_sets import day
+from tests.support.joined_sets import make_day_set
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def cube(tmp_path: Path) -> RefShardFileSystem:
     """A cube of two sets in a directory."""
     urls = [str(tmp_path / f"{number}.json") for number in range(2)]
     for number, url in enumerate(urls):
-        RefShardFileSystem(day(2 * number, 2, 2)).save(url)
+        RefShardFileSystem(make_day_set(2 * number, 2, 2)).save(url)
     refshard_fs.concat(urls, "time", lazy=True).save(str(tmp_path / "cube.refshard"))
     return RefShardFileSystem(str(tmp_path / "cube.refshard"))
 

@@ -20,16 +20,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from refshard_fs import CostlyPattern, RefShardFileSystem
 from refshard_fs.stores.objects import Objects
-from tests.support.shard_codecs import CRC, LITTLE, sharding, version_2, version_3
-from tests.support.shard_packing import layout_of
+from tests.support.shard_codecs import CRC, LITTLE, make_sharding, make_version_2, make_version_3
+from tests.support.shard_packing import find_layout
 
 DOCUMENTS: dict[str, dict[str, Any]] = {
-    "sharded": version_3((9, 5), (4, 4), [sharding([2, 2])]),
-    "nested": version_3((9, 5), (8, 8), [sharding([4, 4], [sharding([2, 2], at="start")]), CRC], separator="."),
-    "prototype": version_2((9, 5), (2, 2), (2, 2), dimension_separator="/"),
-    "plain": version_3((9, 5), (2, 2), [LITTLE]),
+    "sharded": make_version_3((9, 5), (4, 4), [make_sharding([2, 2])]),
+    "nested": make_version_3(
+        (9, 5), (8, 8), [make_sharding([4, 4], [make_sharding([2, 2], at="start")]), CRC], separator="."
+    ),
+    "prototype": make_version_2((9, 5), (2, 2), (2, 2), dimension_separator="/"),
+    "plain": make_version_3((9, 5), (2, 2), [LITTLE]),
 }
-GRIDS = {name: layout_of(doc).grid for name, doc in DOCUMENTS.items() if name != "plain"}
+GRIDS = {name: find_layout(doc).grid for name, doc in DOCUMENTS.items() if name != "plain"}
 GRIDS["plain"] = GRIDS["sharded"]
 KEYS = [
     f"{name}/{grid.encoding.encode(at)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from refshard_fs import TargetChanged
-from tests.support.killed_beside_readers import chunk_of, count_of, open_for, write
+from tests.support.killed_beside_readers import count_of, make_chunk, open_for, write
 
 SCRIPT = Path(__file__).parents[1] / "support/killed_beside_readers.py"
 KILLS = 25
@@ -67,7 +67,7 @@ def read(path: str, format: str) -> set[int]:
         assert format == "kerchunk-parquet"
         return set()
     numbers = {int(data.rstrip(b".")) for data in chunks.values()}
-    assert set(chunks.values()) == set(map(chunk_of, numbers))
+    assert set(chunks.values()) == set(map(make_chunk, numbers))
     if format != "zarr-hierarchy":  # in a hierarchy each object is replaced at once, but a commit is not
         assert len(numbers) == 1
         assert len(chunks) == length == count_of(*numbers)

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.support.hierarchy_model import FORMATS, array_document, expected, group_document, path_of, shown, writable
+from tests.support.hierarchy_model import (
+    FORMATS,
+    make_array_document,
+    make_group_document,
+    make_path,
+    open_for_writes,
+    parse_model,
+    read_keys,
+)
 
 SCRIPT = Path(__file__).parents[1] / "support/killed_commit.py"
 LENGTHS = (9, 43, 47)  # of values in bytes: values of 9 bytes are inline; there are `length % 7 + 3` chunks
@@ -23,8 +31,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIG
 
 def content(value: bytes) -> dict[str, Any]:
     count = len(value) % 7 + 3
-    model = {"zarr.json": group_document(), "a/zarr.json": array_document((count,))}
-    return expected(model | {f"a/c/{i}": value for i in range(count)})
+    model = {"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count,))}
+    return parse_model(model | {f"a/c/{i}": value for i in range(count)})
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +59,23 @@ def write(writers: subprocess.Popen[str], path: Path, format: str, value: bytes,
 
 
 def begin(path: Path, format: str, value: bytes) -> None:
-    fs = writable(path, format)
+    fs = open_for_writes(path, format)
     count = len(value) % 7 + 3
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((count,))})
+    fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count,))})
     fs.pipe({f"a/c/{i}": value for i in range(count)})
     fs.commit()
 
 
 def rounds(writers: subprocess.Popen[str], folder: Path, format: str, count: int, seed: int) -> None:
     """Kill ``count`` writers of one source, one after the other, at steps that are spread over a commit."""
-    path = path_of(folder, format)
+    path = make_path(folder, format)
     now = b"value" * 8
     begin(path, format, now)
     steps = {}
     for length in LENGTHS:
         shutil.copytree(folder, folder.with_name(f"{folder.name}-{length}"))
         steps[length] = (
-            write(writers, path_of(folder.with_name(f"{folder.name}-{length}"), format), format, b"v" * length, 10**6)
+            write(writers, make_path(folder.with_name(f"{folder.name}-{length}"), format), format, b"v" * length, 10**6)
             or 0
         )
     chance = random.Random(seed)
@@ -77,13 +85,13 @@ def rounds(writers: subprocess.Popen[str], folder: Path, format: str, count: int
         value = str(i).encode().rjust(length, b"v")
         last = min(i * steps[length] // (count - 1), steps[length] - 1)
         write(writers, path, format, value, last)
-        found = shown(RefShardFileSystem(str(path)))
+        found = read_keys(RefShardFileSystem(str(path)))
         assert found in (content(now), content(value)), f"torn at step {last} of {steps[length]}"
         seen.add(found == content(value))
         now = value if found == content(value) else now
     assert seen == {True, False}, "some writers are killed before their state is committed, and some afterwards"
     write(writers, path, format, b"last" * 9, 10**6)
-    assert shown(RefShardFileSystem(str(path))) == content(b"last" * 9)
+    assert read_keys(RefShardFileSystem(str(path))) == content(b"last" * 9)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -15,7 +15,14 @@ import pytest
 import zarr
 
 from refshard_fs import RefShardFileSystem
-from tests.support.overwriting import begin, check_partly_committed, found, leftovers, state, values
+from tests.support.overwriting import (
+    check_partly_committed,
+    find_leftovers,
+    make_state,
+    make_values,
+    read_keys,
+    write_state,
+)
 from tests.support.shard_writers import IS_ZARR_2
 
 SCRIPT = Path(__file__).parents[1] / "support/killed_hierarchy.py"
@@ -46,14 +53,14 @@ def run() -> Iterator[Run]:
 
 
 def seen(path: Path) -> dict[str, Any]:
-    return found(RefShardFileSystem(str(path), skip_instance_cache=True))
+    return read_keys(RefShardFileSystem(str(path), skip_instance_cache=True))
 
 
 def check_with_zarr(path: Path, number: int) -> None:
     """Check that zarr, without this package, reads the values of a state from the files."""
     if IS_ZARR_2:
         return
-    for name, expected in values(number).items():
+    for name, expected in make_values(number).items():
         assert np.array_equal(zarr.open_array(str(path / name), mode="r")[...], expected), name
     assert zarr.open_group(str(path), mode="r").attrs["number"] == number
 
@@ -61,12 +68,12 @@ def check_with_zarr(path: Path, number: int) -> None:
 def rounds(run: Run, folder: Path, count: int | None, number: int) -> None:
     """Kill writers of a state at ``count`` steps that are spread over a commit; None means at each step."""
     begun = folder / "begun.zarr"
-    begin(str(begun), 1)
+    write_state(str(begun), 1)
     path = folder / "h.zarr"
     shutil.copytree(begun, path)
     steps = run(path, NEVER, number)
     assert steps is not None
-    assert seen(path) == state(number)
+    assert seen(path) == make_state(number)
     check_with_zarr(path, number)
     for last in range(steps) if count is None else [i * (steps - 1) // (count - 1) for i in range(count)]:
         shutil.rmtree(path)
@@ -74,13 +81,13 @@ def rounds(run: Run, folder: Path, count: int | None, number: int) -> None:
         ended = run(path, last, number)
         if ended is not None:  # the number of steps varies, because threads put objects: this commit had fewer
             assert ended <= last
-            assert seen(path) == state(number)
+            assert seen(path) == make_state(number)
             continue
         check_partly_committed(seen(path), 1, number)
         assert run(path, NEVER, number) is not None
-        assert seen(path) == state(number), f"incomplete after a kill at step {last} of {steps}"
+        assert seen(path) == make_state(number), f"incomplete after a kill at step {last} of {steps}"
         check_with_zarr(path, number)
-        assert leftovers(path) == [], "the next commit removes the files that killed writers left"
+        assert find_leftovers(path) == [], "the next commit removes the files that killed writers left"
 
 
 def test_next_commit_finishes_a_killed_one(run: Run, tmp_path: Path) -> None:

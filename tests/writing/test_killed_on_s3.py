@@ -17,9 +17,16 @@ import s3fs
 from refshard_fs import RefShardFileSystem
 from tests.servers.s3 import SeaweedServer
 from tests.support import overwriting
-from tests.support.hierarchy_model import FORMATS, array_document, expected, group_document, path_of, shown
+from tests.support.hierarchy_model import (
+    FORMATS,
+    make_array_document,
+    make_group_document,
+    make_path,
+    parse_model,
+    read_keys,
+)
 from tests.support.killed import NEVER, DeadlyProxy, Jobs
-from tests.support.killed_on_s3 import begin, count_of, opened, row_of, rows_of, saved_content
+from tests.support.killed_on_s3 import count_of, count_rows, make_row, make_saved_content, make_source, open_source
 
 SCRIPT = Path(__file__).parents[1] / "support/killed_on_s3.py"
 pytestmark = [
@@ -56,8 +63,8 @@ def commits(proxy: DeadlyProxy) -> Iterator[Callable[..., int | None]]:
 def content(value: str) -> dict[str, Any]:
     """Return the keys and values that a set has after a commit of ``value``."""
     count = count_of(value)
-    model = {"zarr.json": group_document(), "a/zarr.json": array_document((count,))}
-    return expected(model | {f"a/c/{i}": value.encode() for i in range(count)})
+    model = {"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count,))}
+    return parse_model(model | {f"a/c/{i}": value.encode() for i in range(count)})
 
 
 def rows(fs: RefShardFileSystem) -> dict[str, bytes]:
@@ -72,7 +79,9 @@ def rows(fs: RefShardFileSystem) -> dict[str, bytes]:
 def rows_after(before: dict[str, bytes], value: str) -> dict[str, bytes]:
     """Return the chunks of a hierarchy that had the chunks ``before`` until ``value`` was appended."""
     begun = len({key.split("/")[2] for key in before})
-    new = {f"a/c/{row}/{i}": row_of(value, row) for row in range(begun, rows_of(value)) for i in range(1 + row % 2)}
+    new = {
+        f"a/c/{row}/{i}": make_row(value, row) for row in range(begun, count_rows(value)) for i in range(1 + row % 2)
+    }
     return before | new
 
 
@@ -80,11 +89,11 @@ def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str
     """Kill ``count`` writers of one source, one after the other, each at another request of its commit."""
     chance = random.Random(seed)
     is_set = format != "zarr-hierarchy"
-    name = path_of(Path(), format).name if is_set else "h.zarr"
+    name = make_path(Path(), format).name if is_set else "h.zarr"
 
     def made(value: str) -> str:
         url = f"s3://killed/{uuid.uuid4().hex}/{name}"
-        begin(opened(url, format, server.endpoint_url), format, value)
+        make_source(open_source(url, format, server.endpoint_url), format, value)
         return url
 
     def value_of(number: int, length: int, begun: int) -> str:
@@ -102,8 +111,8 @@ def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str
         value = value_of(i + 1, chance.choice((9, 43, 47)), begun)
         last = i * (steps - 1) // (count - 1)
         commit(url, format, value, last)
-        fs = opened(url, format, server.endpoint_url, mode="r")
-        found: Any = shown(fs) if is_set else rows(fs)
+        fs = open_source(url, format, server.endpoint_url, mode="r")
+        found: Any = read_keys(fs) if is_set else rows(fs)
         new = content(value) if is_set else rows_after(now, value)
         assert found in (now, new), f"torn at step {last} of {steps}"
         seen.add(found == new)
@@ -111,8 +120,8 @@ def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str
     assert seen == {True, False}, "some writers are killed before their state is committed, and some afterwards"
     value = value_of(count + 1, 43, 0 if is_set else len({key.split("/")[2] for key in now}))
     commit(url, format, value, NEVER)
-    fs = opened(url, format, server.endpoint_url, mode="r")
-    assert (shown(fs) if is_set else rows(fs)) == (content(value) if is_set else rows_after(now, value))
+    fs = open_source(url, format, server.endpoint_url, mode="r")
+    assert (read_keys(fs) if is_set else rows(fs)) == (content(value) if is_set else rows_after(now, value))
 
 
 def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer, count: int) -> None:
@@ -120,11 +129,11 @@ def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer,
 
     def made() -> str:
         url = f"s3://killed/{uuid.uuid4().hex}/o.zarr"
-        overwriting.begin(url, 1, target_options=server.storage_options)
+        overwriting.write_state(url, 1, target_options=server.storage_options)
         return url
 
     def found() -> dict[str, Any]:
-        return overwriting.found(opened(url, "overwritten", server.endpoint_url, mode="r"))
+        return overwriting.read_keys(open_source(url, "overwritten", server.endpoint_url, mode="r"))
 
     steps = commit(made(), "overwritten", "2", NEVER)
     assert steps is not None
@@ -134,7 +143,7 @@ def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer,
         commit(url, "overwritten", str(number), i * (steps - 1) // (count - 1))
         overwriting.check_partly_committed(found(), now, number)
         commit(url, "overwritten", str(number), NEVER)
-        assert found() == overwriting.state(number), "the next commit completes the state"
+        assert found() == overwriting.make_state(number), "the next commit completes the state"
         now = number
 
 
@@ -145,11 +154,11 @@ def saving_rounds(commit: Callable[..., int | None], server: SeaweedServer, form
     values = ["v" * n for n in (3, 8, 5, 7, 9, 4)]
 
     def found() -> dict[str, bytes]:
-        fs = opened(url, format, server.endpoint_url, mode="r")
+        fs = open_source(url, format, server.endpoint_url, mode="r")
         return {key: data for key, data in fs.cat(fs.find("")).items() if "/c/" in key}
 
     def expected_of(value: str) -> dict[str, bytes]:
-        return {key: data for key, data in saved_content(value).items() if "/c/" in key}
+        return {key: data for key, data in make_saved_content(value).items() if "/c/" in key}
 
     commit(url, format, values[0], NEVER)
     begun = {path.rpartition("/")[2] for path in files.find(url)}

@@ -20,7 +20,7 @@ from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.servers.wire import Answer, Head, failure
-from tests.support.hierarchy_model import FORMATS, array_document, group_document, path_of
+from tests.support.hierarchy_model import FORMATS, make_array_document, make_group_document, make_path
 from tests.support.processes import FRESH
 
 LARGE = b"0123456789" * 9
@@ -87,10 +87,12 @@ def opened(url: str, format: str, endpoint: str, mode: str = "a", tries: int = 1
 def changed(url: str, format: str, proxy: Vanishing) -> RefShardFileSystem:
     """Make a source, and return a filesystem with uncommitted changes, two of them of one key."""
     fs = opened(url, format, proxy.url)
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,)), "a/c/0": LARGE, "a/c/1": LARGE})
+    fs.pipe(
+        {"zarr.json": make_group_document(), "a/zarr.json": make_array_document((8,)), "a/c/0": LARGE, "a/c/1": LARGE}
+    )
     fs.commit()
     fs = opened(url, format, proxy.url)
-    fs.pipe({"a/zarr.json": array_document((8,), 1), "a/c/0": LARGE[::-1], "a/c/1": LARGE + b"1", "a/c/2": LARGE})
+    fs.pipe({"a/zarr.json": make_array_document((8,), 1), "a/c/0": LARGE[::-1], "a/c/1": LARGE + b"1", "a/c/2": LARGE})
     fs.pipe_file("a/c/2", LARGE + b"2")
     return fs
 
@@ -104,7 +106,7 @@ def is_whole(fs: RefShardFileSystem) -> bool:
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("format", ALL)
 def test_commit_without_an_answer_can_be_repeated(vanishing: Vanishing, format: str, *, more: bool) -> None:
-    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{make_path(Path(), format).name if format in FORMATS else 'h.zarr'}"
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), True
     with pytest.raises(OSError):  # noqa: PT011  # s3fs chooses the class
@@ -129,7 +131,7 @@ def test_document_without_an_answer_can_be_repeated(vanishing: Vanishing, *, app
     changed(url, "zarr-hierarchy", vanishing).discard()
     fs = opened(url, "zarr-hierarchy", vanishing.url)
     assert fs.cat_file("a/zarr.json")
-    fs.pipe_file("a/zarr.json", array_document((10 if appends else 8,), 2))
+    fs.pipe_file("a/zarr.json", make_array_document((10 if appends else 8,), 2))
     if appends:
         fs.pipe_file("a/c/9", LARGE)
     vanishing.is_last, vanishing.lost = lambda head, body: head.path.endswith("a/zarr.json"), True
@@ -147,7 +149,7 @@ def test_document_without_an_answer_can_be_repeated(vanishing: Vanishing, *, app
     with pytest.raises(OSError):  # noqa: PT011  # s3fs chooses the class
         fs.commit()
     vanishing.return_()
-    Objects(url, options(vanishing.url)).put("a/zarr.json", [array_document((8,), 4)])
+    Objects(url, options(vanishing.url)).put("a/zarr.json", [make_array_document((8,), 4)])
     for _ in range(2):
         with pytest.raises(ConflictError):
             fs.commit()
@@ -157,7 +159,7 @@ def test_document_without_an_answer_can_be_repeated(vanishing: Vanishing, *, app
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_commit_by_others_after_a_lost_answer_is_kept(vanishing: Vanishing, format: str) -> None:
-    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name}"
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{make_path(Path(), format).name}"
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), True
     with pytest.raises(OSError):  # noqa: PT011  # s3fs chooses the class
@@ -203,7 +205,7 @@ def test_refused_retry_keeps_the_others_change(s3_server: SeaweedServer, format:
     repeated the request, the error said "Nothing was committed". `discard()` then removed objects that the other
     writer's set refers to.
     """
-    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name}"
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{make_path(Path(), format).name}"
     s3_server.create_bucket("vanishing")
     with Overtaking(s3_server.endpoint_url) as proxy:
         changed(url, format, proxy).discard()
@@ -229,7 +231,7 @@ def test_refused_retry_keeps_the_others_change(s3_server: SeaweedServer, format:
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("format", ALL)
 def test_arrived_commit_is_whole_if_the_store_vanishes(vanishing: Vanishing, format: str, *, lost: bool) -> None:
-    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{make_path(Path(), format).name if format in FORMATS else 'h.zarr'}"
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), lost
     if lost:

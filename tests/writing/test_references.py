@@ -10,7 +10,7 @@ import pytest
 from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem
 
 from refshard_fs import RefShardFileSystem
-from tests.support.hierarchy_model import writable
+from tests.support.hierarchy_model import open_for_writes
 from tests.support.written_references import LARGE
 
 
@@ -84,7 +84,7 @@ def test_kerchunk_combines_into_the_references_of_a_parquet_set(tmp_path: Path) 
         refs |= {"time/.zarray": version_2([10], 10).decode(), "time/.zattrs": attributes}
         start = 10 * number
         sets.append(refs | {f"{name}/0": [str(tmp_path / "data"), start, 10] for name in ("v", "time")})
-    fs = writable(tmp_path / "refs.parq", "parquet")
+    fs = open_for_writes(tmp_path / "refs.parq", "parquet")
     combine.MultiZarrToZarr(sets, concat_dims=["time"], out=fs.references).translate()
     found = RefShardFileSystem(str(tmp_path / "refs.parq"))
     assert b"".join(found.cat_file(f"v/{i}") for i in range(3)) == bytes(range(30))
@@ -100,7 +100,7 @@ def version_2(counts: list[int], chunk: int = 1) -> bytes:
 def test_parquet_set_is_made_and_flushed_as_by_fsspec(tmp_path: Path) -> None:
     pytest.importorskip("fastparquet", reason="fsspec's own reader of parquet sets needs it")
     path = tmp_path / "refs.parq"
-    fs = writable(path, "parquet")
+    fs = open_for_writes(path, "parquet")
     fs.pipe({".zgroup": b'{"zarr_format":2}', "a/.zarray": version_2([6]), "a/.zattrs": b"{}"})
     fs.pipe({f"a/{i}": bytes([i]) * 30 for i in range(6)})
     fs.flush()

@@ -13,8 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from refshard_fs import DamagedIndex, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
 from tests.servers.http import RangeServer
-from tests.support.parquet_sets import DATA, ENCODINGS, v2_array
-from tests.support.saved_sets import content, refs, same
+from tests.support.parquet_sets import DATA, ENCODINGS, make_v2_array
+from tests.support.saved_sets import is_same, make_refs, read_content
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -50,12 +50,12 @@ def test_saved_sets_keep_their_targets_at_any_url(name: str, tmp_path: Path, sha
     for written in ("a.parq", "a.json"):
         source.save(str(tmp_path / written), record_size=7)
         fs = RefShardFileSystem(str(tmp_path / written))
-        assert content(fs, keys) == content(source, keys)
+        assert read_content(fs, keys) == read_content(source, keys)
 
 
 def test_relative_urls_stay_relative_beside_their_source(tmp_path: Path, target: str) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps({"a/.zarray": v2_array([1], [1]), "a/0": ["x.bin", 1, 2]}))
+    path.write_text(json.dumps({"a/.zarray": make_v2_array([1], [1]), "a/0": ["x.bin", 1, 2]}))
     fs = RefShardFileSystem(str(path))
     fs.save(str(tmp_path / "beside.parq"))
     fs.save(str(tmp_path / "else" / "where.parq"))
@@ -66,14 +66,14 @@ def test_relative_urls_stay_relative_beside_their_source(tmp_path: Path, target:
 
 
 def test_sets_are_saved_on_other_filesystems(target: str) -> None:
-    fs = RefShardFileSystem(refs(target))
+    fs = RefShardFileSystem(make_refs(target))
     memory = MemoryFileSystem()
     memory.rm("/save", recursive=True) if memory.exists("/save") else None
     fs.save("memory://save/a.parq", record_size=5)
     fs.save("memory://save/a.json")
     for name in ("a.parq", "a.json"):
         saved = RefShardFileSystem(f"memory://save/{name}")
-        assert same(content(saved, refs(target)), content(fs, refs(target)))
+        assert is_same(read_content(saved, make_refs(target)), read_content(fs, make_refs(target)))
     with pytest.raises(FileExistsError):
         fs.save("memory://save/a.parq")
     fs.save("memory://save/a.parq", record_size=2, overwrite=True)
@@ -81,7 +81,7 @@ def test_sets_are_saved_on_other_filesystems(target: str) -> None:
 
 
 def test_failed_save_leaves_nothing(tmp_path: Path, target: str) -> None:
-    fs = RefShardFileSystem({"a/.zarray": v2_array([300], [1]), **{f"a/{n}": [target, n, 1] for n in range(300)}})
+    fs = RefShardFileSystem({"a/.zarray": make_v2_array([300], [1]), **{f"a/{n}": [target, n, 1] for n in range(300)}})
     fs.save(str(tmp_path / "a.parq"), record_size=10)
     (tmp_path / "a.parq" / "a" / "refs.25.parq").write_bytes(b"damaged")
     broken = RefShardFileSystem(str(tmp_path / "a.parq"))
@@ -94,7 +94,7 @@ def test_failed_save_leaves_nothing(tmp_path: Path, target: str) -> None:
 
 
 def test_lazy_set_is_not_written_over_itself(tmp_path: Path, target: str) -> None:
-    RefShardFileSystem(refs(target)).save(str(tmp_path / "a.parq"))
+    RefShardFileSystem(make_refs(target)).save(str(tmp_path / "a.parq"))
     fs = RefShardFileSystem(str(tmp_path / "a.parq"))
     with pytest.raises(FileExistsError, match="read from"):
         fs.save(str(tmp_path / "a.parq") + "/", overwrite=True)
@@ -102,7 +102,7 @@ def test_lazy_set_is_not_written_over_itself(tmp_path: Path, target: str) -> Non
 
 
 def test_invalid_arguments_are_refused(tmp_path: Path, target: str) -> None:
-    fs = RefShardFileSystem(refs(target))
+    fs = RefShardFileSystem(make_refs(target))
     with pytest.raises(ValueError, match="record_size=0"):
         fs.save(str(tmp_path / "a.parq"), record_size=0)
     with pytest.raises(ValueError, match="format='csv'"):
@@ -112,12 +112,14 @@ def test_invalid_arguments_are_refused(tmp_path: Path, target: str) -> None:
 
 def test_convert_command_writes_a_set(tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(refs(target)))
+    path.write_text(json.dumps(make_refs(target)))
     assert main(["convert", str(path), str(tmp_path / "a.parq"), "--record-size", "3"]) == 0
     assert json.loads((tmp_path / "a.parq" / ".zmetadata").read_bytes())["record_size"] == 3
     assert main(["convert", str(tmp_path / "a.parq"), str(tmp_path / "b"), "--format", "json"]) == 0
     back = RefShardFileSystem(str(tmp_path / "b"))
-    assert same(content(back, refs(target)), content(RefShardFileSystem(str(path)), refs(target)))
+    assert is_same(
+        read_content(back, make_refs(target)), read_content(RefShardFileSystem(str(path)), make_refs(target))
+    )
     told, wrong = capsys.readouterr()
     assert (told.count(", written in "), wrong) == (2, "")
     assert main(["convert", str(path), str(tmp_path / "a.parq")]) == 2

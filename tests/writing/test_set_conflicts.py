@@ -18,7 +18,7 @@ from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import Objects
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
-from tests.support.hierarchy_model import FORMATS, array_document, group_document, path_of, writable
+from tests.support.hierarchy_model import FORMATS, make_array_document, make_group_document, make_path, open_for_writes
 
 Open = Callable[..., RefShardFileSystem]
 LARGE = b"0123456789" * 9
@@ -29,7 +29,7 @@ def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Ope
     """Return a function that takes a format, and returns a function that opens a new source of this format."""
 
     def of(format: str) -> Open:
-        name = path_of(Path(), format).name
+        name = make_path(Path(), format).name
         match request.param:
             case "local":
                 return lambda **options: open_at(str(tmp_path / name), format, **options)
@@ -50,12 +50,12 @@ def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Ope
 def open_at(url: str, format: str, mode: str = "a", **options: Any) -> RefShardFileSystem:
     if mode == "r":
         return RefShardFileSystem(url, **options)
-    return writable(url, format, **options)  # type: ignore[arg-type]  # `writable` converts its path to a string
+    return open_for_writes(url, format, **options)  # type: ignore[arg-type]  # `open_for_writes` converts its path to a string
 
 
 def begin(opened: Open) -> None:
     fs = opened()
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,)), "a/c/0": LARGE})
+    fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((8,)), "a/c/0": LARGE})
     fs.commit()
 
 
@@ -91,7 +91,7 @@ def test_two_creators_of_one_source_conflict(opens: Callable[[str], Open], forma
     one, other = opened(), opened()
     assert one.find("") == other.find("") == []
     for number, fs in enumerate((one, other)):
-        fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((number + 1,))})
+        fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((number + 1,))})
     one.commit()
     with pytest.raises(ConflictError, match="did not exist"):
         other.commit()
@@ -163,7 +163,7 @@ def test_commit_with_a_lost_answer_has_no_conflict(s3_server: SeaweedServer, s3_
     url = f"s3://conflicts/{uuid.uuid4().hex}/refs.json"
     options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
     fs = open_at(url, "json", target_options=options, remote_options=options)
-    fs.pipe_file("zarr.json", group_document())
+    fs.pipe_file("zarr.json", make_group_document())
     fs.commit()
     fs.pipe_file("a", b"text")
     s3_proxy.log.clear()
@@ -234,7 +234,7 @@ def test_ctrl_c_after_a_commit_keeps_it(
     opened = opens(format)
     begin(opened)
     fs = opened()
-    fs.pipe({"a/zarr.json": array_document((9,)), "a/c/1": LARGE + b"1"})
+    fs.pipe({"a/zarr.json": make_array_document((9,)), "a/c/1": LARGE + b"1"})
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

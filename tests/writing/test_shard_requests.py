@@ -15,8 +15,8 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
-from tests.support.shard_codecs import sharding, version_3
-from tests.support.written_arrays import array, opened
+from tests.support.shard_codecs import make_sharding, make_version_3
+from tests.support.written_arrays import open_array, open_writable
 
 pytestmark = pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern")
 SHARD, CHUNK = (40, 50), (10, 10)  # 20 inner chunks
@@ -30,7 +30,7 @@ class Bucket:
         self.url = f"s3://written/{uuid.uuid4().hex}"
         self.server, self.proxy = server, proxy
         self.options = {**server.storage_options, "client_kwargs": {"endpoint_url": proxy.url}}
-        doc = version_3((80, 100), SHARD, [sharding(list(CHUNK))], fill=-1)
+        doc = make_version_3((80, 100), SHARD, [make_sharding(list(CHUNK))], fill=-1)
         group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
         server.put(f"{self.url[5:]}/zarr.json", json.dumps(group).encode())
         server.put(f"{self.url[5:]}/a/zarr.json", json.dumps(doc).encode())
@@ -61,7 +61,7 @@ def bucket(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> Bucket:
 
 def test_full_shard_takes_one_put_and_no_get(bucket: Bucket) -> None:
     fs = bucket.opened()
-    seen = array(fs)
+    seen = open_array(fs)
     bucket.clear()
     with fs.transaction:
         seen[0:40, 0:50] = np.arange(2000).reshape(40, 50)
@@ -72,7 +72,7 @@ def test_full_shard_takes_one_put_and_no_get(bucket: Bucket) -> None:
 
 def test_twenty_chunks_of_a_shard_in_a_transaction_take_one_put(bucket: Bucket) -> None:
     fs = bucket.opened()
-    seen = array(fs)
+    seen = open_array(fs)
     bucket.clear()
     with fs.transaction:
         for i in range(4):
@@ -83,10 +83,10 @@ def test_twenty_chunks_of_a_shard_in_a_transaction_take_one_put(bucket: Bucket) 
 
 def test_one_chunk_of_existing_shard_takes_one_get_and_one_put(bucket: Bucket) -> None:
     fs = bucket.opened()
-    array(fs)[:40, :50] = 1
+    open_array(fs)[:40, :50] = 1
     fs.commit()
     fs = bucket.opened()
-    seen = array(fs)
+    seen = open_array(fs)
     bucket.clear()
     seen[0:10, 0:10] = 2
     fs.commit()
@@ -95,19 +95,19 @@ def test_one_chunk_of_existing_shard_takes_one_get_and_one_put(bucket: Bucket) -
     expected[:40, :50] = 1
     expected[0:10, 0:10] = 2
     assert np.array_equal(seen[...], expected)
-    assert np.array_equal(array(bucket.opened("r"), mode="r")[...], expected)
+    assert np.array_equal(open_array(bucket.opened("r"), mode="r")[...], expected)
 
 
 def test_commit_writes_only_changed_objects(bucket: Bucket) -> None:
     fs = bucket.opened()
-    array(fs)[0:40, 50:100] = 1
+    open_array(fs)[0:40, 50:100] = 1
     fs.commit()
     assert bucket.writes() == [f"/{bucket.url[5:]}/a/c/0/1"]
 
 
 def test_shard_without_chunks_is_removed(bucket: Bucket) -> None:
     fs = bucket.opened()
-    seen = array(fs)
+    seen = open_array(fs)
     seen[...] = 1
     fs.commit()
     bucket.clear()
@@ -120,7 +120,7 @@ def test_shard_without_chunks_is_removed(bucket: Bucket) -> None:
 
 def test_data_is_put_before_metadata_and_root(bucket: Bucket) -> None:
     fs = bucket.opened()
-    seen = array(fs)
+    seen = open_array(fs)
     bucket.clear()
     with fs.transaction:
         seen.resize((120, 100))
@@ -136,18 +136,18 @@ def test_data_is_put_before_metadata_and_root(bucket: Bucket) -> None:
 def test_reads_after_a_commit_use_no_old_bytes(bucket: Bucket) -> None:
     """Decoded indexes stay in memory, but the index of a shard is discarded when the shard is put or removed."""
     fs, other = bucket.opened(), bucket.opened("r")
-    seen = array(fs)
+    seen = open_array(fs)
     seen[...] = 1
     fs.commit()
     for value in (2, -1, 4):
-        assert (array(other, mode="r")[0:40, 0:50] != value).all()
+        assert (open_array(other, mode="r")[0:40, 0:50] != value).all()
         seen[5:15, 5:15] = value
         seen[40:80, 50:100] = value
         fs.commit()
         assert (seen[5:15, 5:15] == value).all()
         assert (seen[40:80, 50:100] == value).all()
         other = bucket.opened("r")
-        assert (array(other, mode="r")[40:80, 50:100] == value).all()
+        assert (open_array(other, mode="r")[40:80, 50:100] == value).all()
 
 
 _WRITER = textwrap.dedent(
@@ -194,13 +194,16 @@ _WRITER = textwrap.dedent(
 def test_shard_writes_use_memory_of_one_and_a_half_shards(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}))
     (tmp_path / "a").mkdir()
-    doc = {**version_3((128 << 22,), (64 << 22,), [sharding([4 << 20], [{"name": "bytes"}])]), "data_type": "uint8"}
+    doc = {
+        **make_version_3((128 << 22,), (64 << 22,), [make_sharding([4 << 20], [{"name": "bytes"}])]),
+        "data_type": "uint8",
+    }
     (tmp_path / "a" / "zarr.json").write_text(json.dumps(doc))
     for part in ("two in full", "one chunk"):
         command = [sys.executable, "-W", "ignore", "-c", _WRITER, str(tmp_path), part]
         taken = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         assert taken <= (256 << 20) * 1.5 + (64 << 20), part
-    fs = opened(tmp_path, shards="inner")
+    fs = open_writable(tmp_path, shards="inner")
     for number in (0, 7, 63, 64, 127):
         found = fs.cat_file(f"a/c/{number}")
         assert (len(found), found[0]) == (4 << 20, number)

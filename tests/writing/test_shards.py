@@ -14,9 +14,19 @@ from refshard_fs import ConflictError, CostlyPattern, RefShardFileSystem
 from refshard_fs.core.model import Span
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
-from tests.support.processes import elsewhere
+from tests.support.processes import run_in_process
 from tests.support.shard_writers import IS_ZARR_2
-from tests.support.written_arrays import CHUNKS, FILL, QUIET, SHARDS, array, gappy, make_sharded, objects, opened
+from tests.support.written_arrays import (
+    CHUNKS,
+    FILL,
+    QUIET,
+    SHARDS,
+    make_gappy_values,
+    make_sharded,
+    open_array,
+    open_writable,
+    read_objects,
+)
 
 FORMATS = {"json": "refs.json", "parquet": "refs.parquet"}
 KIND = "prototype" if IS_ZARR_2 else "end"
@@ -30,7 +40,7 @@ def format(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def data() -> np.ndarray[Any, Any]:
-    return gappy()
+    return make_gappy_values()
 
 
 @pytest.fixture
@@ -43,7 +53,7 @@ def source(tmp_path: Path, format: str, data: Any) -> Path:
 
 
 def seen(source: Path) -> Any:
-    return array(RefShardFileSystem(str(source), skip_instance_cache=True), mode="r")
+    return open_array(RefShardFileSystem(str(source), skip_instance_cache=True), mode="r")
 
 
 def resolve_shard(source: Path, shard: str) -> Any:
@@ -53,9 +63,9 @@ def resolve_shard(source: Path, shard: str) -> Any:
 
 
 def test_readers_see_written_values(tmp_path: Path, source: Path, data: Any) -> None:
-    before = objects(tmp_path / "old")
-    fs = opened(source)
-    zarr = array(fs)
+    before = read_objects(tmp_path / "old")
+    fs = open_writable(source)
+    zarr = open_array(fs)
     with fs.transaction:
         for part in (np.s_[0:8, 0:12], np.s_[3:5, 4:20], np.s_[20, 25], np.s_[16:, :]):
             data[part] = np.arange(data[part].size).reshape(data[part].shape)
@@ -65,14 +75,14 @@ def test_readers_see_written_values(tmp_path: Path, source: Path, data: Any) -> 
         zarr[0:8, 12:24] = FILL
     assert np.array_equal(zarr[...], data)
     assert np.array_equal(seen(source)[...], data)
-    assert objects(tmp_path / "old") == before, "the old shards are unchanged"
+    assert read_objects(tmp_path / "old") == before, "the old shards are unchanged"
 
 
 def test_partial_shard_is_one_object_and_references_to_others(tmp_path: Path, source: Path, data: Any) -> None:
     untouched = resolve_shard(source, "1/1")
-    fs = opened(source, inline_threshold=0)
-    array(fs)[2, 2] = data[2, 2] = 77
-    array(fs)[3, 11] = data[3, 11] = 78
+    fs = open_writable(source, inline_threshold=0)
+    open_array(fs)[2, 2] = data[2, 2] = 77
+    open_array(fs)[3, 11] = data[3, 11] = 78
     fs.commit()
     made = [p for p in Path(f"{source}.data").rglob("*") if p.is_file()]
     assert len(made) == 1, "two chunks of one shard are one object"
@@ -85,26 +95,26 @@ def test_partial_shard_is_one_object_and_references_to_others(tmp_path: Path, so
 def test_readers_of_whole_shards_read_written_values(source: Path, data: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("zarr 2 reads no shards")
-    fs = opened(source)
-    array(fs)[1:20, 1:20] = data[1:20, 1:20] = 5
+    fs = open_writable(source)
+    open_array(fs)[1:20, 1:20] = data[1:20, 1:20] = 5
     fs.commit()
     whole = RefShardFileSystem(str(source), shards="whole", skip_instance_cache=True)
-    assert array(whole, mode="r").shards == SHARDS
-    assert np.array_equal(array(whole, mode="r")[...], data)
+    assert open_array(whole, mode="r").shards == SHARDS
+    assert np.array_equal(open_array(whole, mode="r")[...], data)
 
 
 def test_shard_written_in_full_is_not_read(tmp_path: Path, source: Path, data: Any) -> None:
     for path in (tmp_path / "old" / "a").rglob("*"):
         if path.is_file() and path.name not in ("zarr.json", ".zarray"):
             path.write_bytes(b"lost")
-    fs = opened(source)
-    array(fs)[0:8, 0:12] = 9
+    fs = open_writable(source)
+    open_array(fs)[0:8, 0:12] = 9
     fs.commit()
     assert (seen(source)[0:8, 0:12] == 9).all()
 
 
 def test_reference_to_an_empty_shard_is_removed(source: Path, data: Any) -> None:
-    fs = opened(source)
+    fs = open_writable(source)
     for key in fs.find("a"):
         if not key.endswith(("zarr.json", ".zarray", ".zattrs")):
             fs.rm_file(key)
@@ -116,8 +126,8 @@ def test_reference_to_an_empty_shard_is_removed(source: Path, data: Any) -> None
 
 
 def test_resized_array_stays_sharded(source: Path, data: Any) -> None:
-    fs = opened(source)
-    zarr = array(fs)
+    fs = open_writable(source)
+    zarr = open_array(fs)
     with fs.transaction:
         zarr.resize((40, 26))
         zarr[21:] = 3
@@ -131,7 +141,7 @@ def test_resized_array_stays_sharded(source: Path, data: Any) -> None:
 
 
 def test_recreated_array_has_its_new_values(source: Path) -> None:
-    fs = opened(source)
+    fs = open_writable(source)
     with fs.transaction:
         fs.rm("a", recursive=True)
     assert not RefShardFileSystem(str(source), skip_instance_cache=True).exists("a")
@@ -139,8 +149,8 @@ def test_recreated_array_has_its_new_values(source: Path) -> None:
 
 
 def test_small_shard_becomes_inline(source: Path, data: Any) -> None:
-    fs = opened(source, inline_threshold=1 << 20)
-    array(fs)[2, 2] = data[2, 2] = 77
+    fs = open_writable(source, inline_threshold=1 << 20)
+    open_array(fs)[2, 2] = data[2, 2] = 77
     fs.commit()
     assert isinstance(resolve_shard(source, "0/0"), bytes)
     assert np.array_equal(seen(source)[...], data)
@@ -148,8 +158,8 @@ def test_small_shard_becomes_inline(source: Path, data: Any) -> None:
 
 
 def test_equal_shards_share_a_content_addressed_object(source: Path) -> None:
-    fs = opened(source, content_addressed=True)
-    array(fs)[0:8, 0:24] = 4
+    fs = open_writable(source, content_addressed=True)
+    open_array(fs)[0:8, 0:24] = 4
     fs.commit()
     assert resolve_shard(source, "0/0") == resolve_shard(source, "0/1")
 
@@ -157,7 +167,7 @@ def test_equal_shards_share_a_content_addressed_object(source: Path) -> None:
 def test_written_reference_becomes_part_of_its_shard(tmp_path: Path, source: Path, data: Any) -> None:
     values = np.full(CHUNKS, 12, "<i4")
     (tmp_path / "elsewhere").write_bytes(values.tobytes())
-    fs = opened(source)
+    fs = open_writable(source)
     fs.refer("a/c/0/0" if KIND == "end" else "a/0.0", str(tmp_path / "elsewhere"), 0, values.nbytes)
     data[: CHUNKS[0], : CHUNKS[1]] = 12
     fs.commit()
@@ -165,37 +175,37 @@ def test_written_reference_becomes_part_of_its_shard(tmp_path: Path, source: Pat
 
 
 def test_conflict_keeps_the_writes_and_leaves_no_object(source: Path, data: Any) -> None:
-    first, second = opened(source, inline_threshold=0), opened(source, inline_threshold=0)
+    first, second = open_writable(source, inline_threshold=0), open_writable(source, inline_threshold=0)
     for fs in (first, second):
         fs.ls("a")
-    array(first)[0, 0] = 1
-    array(second)[20, 20] = data[20, 20] = 2
+    open_array(first)[0, 0] = 1
+    open_array(second)[20, 20] = data[20, 20] = 2
     first.commit()
     with pytest.raises(ConflictError):
         second.commit()
-    assert array(second)[20, 20] == 2
+    assert open_array(second)[20, 20] == 2
     second.discard()
     made = [p for p in Path(f"{source}.data").rglob("*") if p.is_file()]
     assert len(made) == 1
 
 
 def test_reading_a_shard_to_write_a_part_of_it_warns_once(source: Path) -> None:
-    fs = opened(source)
-    array(fs)[2, 2] = 77
+    fs = open_writable(source)
+    open_array(fs)[2, 2] = 77
     with pytest.warns(CostlyPattern, match="the rest had to be read"):
         fs.commit()
 
 
 def test_saved_copy_has_writes_to_shards(tmp_path: Path, source: Path, data: Any) -> None:
-    fs = opened(source)
-    array(fs)[4:9, 4:14] = data[4:9, 4:14] = 6
+    fs = open_writable(source)
+    open_array(fs)[4:9, 4:14] = data[4:9, 4:14] = 6
     fs.save(str(tmp_path / "other.json"))
     fs.discard()
     assert np.array_equal(seen(tmp_path / "other.json")[...], data)
 
 
 def test_unsharded_array_replaces_a_sharded_one(source: Path) -> None:
-    fs = opened(source)
+    fs = open_writable(source)
     plain = json.loads(fs.cat_file("a/zarr.json" if KIND == "end" else "a/.zarray"))
     with fs.transaction:
         if KIND == "end":
@@ -203,15 +213,15 @@ def test_unsharded_array_replaces_a_sharded_one(source: Path) -> None:
         else:
             plain["chunks"] = [21, 26]
         fs.pipe_file("a/zarr.json" if KIND == "end" else "a/.zarray", json.dumps(plain).encode())
-        array(fs)[...] = 8
+        open_array(fs)[...] = 8
     assert (seen(source)[...] == 8).all()
     whole = RefShardFileSystem(str(source), shards="whole", skip_instance_cache=True)
     assert not whole.exists("a/c/1/1" if KIND == "end" else "a/1.1")
 
 
 def test_existing_object_error_names_the_put(source: Path) -> None:
-    fs = opened(source)
-    array(fs)[0:8, 0:12] = 3
+    fs = open_writable(source)
+    open_array(fs)[0:8, 0:12] = 3
     Path(f"{source}.data").write_text("no directory")
     with pytest.raises(OSError, match=r"\.data"):
         fs.commit()
@@ -222,9 +232,9 @@ def test_existing_object_error_names_the_put(source: Path) -> None:
 
 def test_references_into_shards_are_not_shards(source: Path) -> None:
     """A key in the overlay is that of an inner chunk until the commit, although a shard may have the same key."""
-    fs = opened(source)
+    fs = open_writable(source)
     key = "a/c/0/0" if KIND == "end" else "a/0.0"
-    array(fs)[0, 0] = 1
+    open_array(fs)[0, 0] = 1
     assert fs.info(key)["size"] == 24 == len(fs.cat_file(key))
     fs.commit()
     assert fs.info(key)["size"] == 24
@@ -250,7 +260,7 @@ def test_only_partial_shards_cost_a_get(
 
     through("old").save(f"s3://{root}/refs.json", **options)
     fs = through("refs.json", mode="a", inline_threshold=0)
-    zarr = array(fs)
+    zarr = open_array(fs)
     s3_proxy.clear()
     with fs.transaction:
         for row in range(0, 8, 2):
@@ -265,15 +275,15 @@ def test_only_partial_shards_cost_a_get(
     assert len(puts) == 3
     assert [path.startswith("refs.json.data/") for path in puts] == [True, True, False]
     found = through("refs.json")
-    assert np.array_equal(array(found, mode="r")[...], data)
+    assert np.array_equal(open_array(found, mode="r")[...], data)
 
 
 @pytest.mark.skipif(IS_ZARR_2, reason="arrays of version 3")
 def test_other_processes_write_inner_chunks_of_one_shard(tmp_path: Path, source: Path, data: Any) -> None:
-    fs = opened(source, inline_threshold=0)
+    fs = open_writable(source, inline_threshold=0)
     fs.ls("a")
     for number in (1, 2):
-        elsewhere(fs, f"fs.pipe_file('a/c/0/{number}', bytes([{number}, 0, 0, 0]) * 6)")
+        run_in_process(fs, f"fs.pipe_file('a/c/0/{number}', bytes([{number}, 0, 0, 0]) * 6)")
     fs.commit()
     data[0:2, 3:6], data[0:2, 6:9] = 1, 2
     assert np.array_equal(seen(source)[...], data)
@@ -285,7 +295,7 @@ def test_removed_shards_leave_no_pending_chunks(tmp_path: Path, data: Any) -> No
     make_sharded(tmp_path / "old", data, SHARDS, CHUNKS, KIND)
     source = tmp_path / "refs.json"
     RefShardFileSystem(str(tmp_path / "old"), skip_instance_cache=True).save_json(str(source))
-    fs = opened(source, inline_threshold=0)
+    fs = open_writable(source, inline_threshold=0)
     key = "a/c/0/0" if KIND == "end" else "a/0.0"
     fs.exists(key)
     fs.pipe_file(key, b"that of an inner chunk")

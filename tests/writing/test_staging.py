@@ -8,22 +8,24 @@ from pathlib import Path
 import pytest
 
 from refshard_fs import ConflictError, RefShardFileSystem
-from tests.support.hierarchy_model import array_document, group_document, writable
-from tests.support.processes import elsewhere
+from tests.support.hierarchy_model import make_array_document, make_group_document, open_for_writes
+from tests.support.processes import run_in_process
 
 
 @pytest.fixture
 def fs(tmp_path: Path) -> RefShardFileSystem:
-    fs = writable(tmp_path / "refs.json", "json")
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,))})
+    fs = open_for_writes(tmp_path / "refs.json", "json")
+    fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((8,))})
     return fs
 
 
 @pytest.mark.parametrize("name", ["日本" * 30, "x" * 218, "é" * 34, "a" * 200, "50% #1", "q?x", "T [K]", "..x"])
 def test_workers_write_keys_of_any_characters_and_length(tmp_path: Path, name: str) -> None:
-    fs = writable(tmp_path / "refs.json", "json")
+    fs = open_for_writes(tmp_path / "refs.json", "json")
     fs.pipe_file("before", b"x")
-    elsewhere(fs, f"fs.pipe({{'{name}/{name}': b'x' * 50, '{name}/0': b'small'}}); fs.refer('{name}', '/data', 0, 1)")
+    run_in_process(
+        fs, f"fs.pipe({{'{name}/{name}': b'x' * 50, '{name}/0': b'small'}}); fs.refer('{name}', '/data', 0, 1)"
+    )
     fs.commit()
     again = RefShardFileSystem(str(tmp_path / "refs.json"))
     assert again.references[name][1:] == [0, 1]
@@ -40,28 +42,28 @@ def test_uncommitted_edits_are_packed_once_for_all_processes(fs: RefShardFileSys
 
 
 def test_key_written_differently_by_two_workers_is_a_conflict(fs: RefShardFileSystem) -> None:
-    elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
-    elsewhere(fs, "fs.pipe_file('a/c/1', b'y' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
+    run_in_process(fs, "fs.pipe_file('a/c/1', b'x' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
+    run_in_process(fs, "fs.pipe_file('a/c/1', b'y' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
     with pytest.raises(ConflictError, match="'a/c/1'"):
         fs.commit()
     assert not fs.exists("a/c/2")
     fs.discard()
-    fs.pipe_file("zarr.json", group_document())
+    fs.pipe_file("zarr.json", make_group_document())
     fs.commit()
     assert fs.find("") == ["zarr.json"]
 
 
 def test_directory_removed_while_another_wrote_is_a_conflict(fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/0", b"before")
-    elsewhere(fs, "fs.rm('a/c', recursive=True)")
+    run_in_process(fs, "fs.rm('a/c', recursive=True)")
     fs.pipe_file("a/c/1", b"after")
     with pytest.raises(ConflictError, match="'a/c/1'"):
         fs.commit()
     assert fs.cat_file("a/c/1") == b"after"
     fs.discard()
 
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,)), "a/c/0": b"before"})
-    elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50)")
+    fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((8,)), "a/c/0": b"before"})
+    run_in_process(fs, "fs.pipe_file('a/c/1', b'x' * 50)")
     fs.rm("a/c", recursive=True)
     with pytest.raises(ConflictError, match="'a/c/1'"):
         fs.commit()

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from refshard_fs import RefShardFileSystem
-from tests.support.hierarchy_model import FORMATS, array_document, expected, group_document, path_of, shown, writable
+from tests.support.hierarchy_model import (
+    FORMATS,
+    make_array_document,
+    make_group_document,
+    make_path,
+    open_for_writes,
+    parse_model,
+    read_keys,
+)
 
 ARRAYS = {"a": 1, "g/b": 2}
 VALUES = st.one_of(st.binary(min_size=0, max_size=12), st.binary(min_size=17, max_size=40))
@@ -33,7 +41,7 @@ class Source(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.path = path_of(self.folder, self.format)
+        self.path = make_path(self.folder, self.format)
         self.stored: dict[str, bytes] = {}
         self.seen: dict[str, bytes] = {}
         self.title = 0
@@ -42,7 +50,7 @@ class Source(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.content = not self.content
-        self.fs = writable(self.path, self.format, content_addressed=self.content)
+        self.fs = open_for_writes(self.path, self.format, content_addressed=self.content)
 
     def teardown(self) -> None:
         self.fs.discard()
@@ -50,10 +58,10 @@ class Source(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.write("zarr.json", group_document())
-        self.write("g/zarr.json", group_document())
+        self.write("zarr.json", make_group_document())
+        self.write("g/zarr.json", make_group_document())
         for path, ndim in ARRAYS.items():
-            self.write(f"{path}/zarr.json", array_document((3,) * ndim))
+            self.write(f"{path}/zarr.json", make_array_document((3,) * ndim))
         self.commit()
 
     def write(self, key: str, data: bytes) -> None:
@@ -61,7 +69,7 @@ class Source(RuleBasedStateMachine):
         self.seen[key] = data
 
     def counts(self, path: str) -> tuple[int, ...]:
-        shape: list[int] = expected(self.seen)[f"{path}/zarr.json"]["shape"]
+        shape: list[int] = parse_model(self.seen)[f"{path}/zarr.json"]["shape"]
         return tuple(shape)
 
     def chunks(self) -> list[str]:
@@ -117,7 +125,7 @@ class Source(RuleBasedStateMachine):
         for key in sorted(key for key in self.seen if key.startswith(f"{path}/c/") and key not in inside):
             self.fs.rm_file(key)  # as zarr does
             del self.seen[key]
-        self.write(f"{path}/zarr.json", array_document(counts, self.title))
+        self.write(f"{path}/zarr.json", make_array_document(counts, self.title))
 
     @rule()
     def commit(self) -> None:
@@ -134,7 +142,7 @@ class Source(RuleBasedStateMachine):
         before = dict(self.seen)
         try:
             with self.fs.transaction:
-                self.write("zarr.json", group_document())
+                self.write("zarr.json", make_group_document())
                 for key in self.chunks()[:3]:
                     self.write(key, value)
                 raise Failure
@@ -152,12 +160,12 @@ class Source(RuleBasedStateMachine):
 
     @invariant()
     def the_writer_sees_what_was_written(self) -> None:
-        assert shown(self.fs) == expected(self.seen)
+        assert read_keys(self.fs) == parse_model(self.seen)
 
     @invariant()
     def others_see_the_last_commit(self) -> None:
         if self.stored:
-            assert shown(RefShardFileSystem(str(self.path))) == expected(self.stored)
+            assert read_keys(RefShardFileSystem(str(self.path))) == parse_model(self.stored)
 
 
 @pytest.mark.usefixtures("cheap_collections")

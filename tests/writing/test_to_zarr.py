@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.support.written_datasets import NAMES, dataset, opened
+from tests.support.written_datasets import NAMES, make_dataset, open_dataset
 
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr")
@@ -31,15 +31,15 @@ def test_append_within_a_transaction_is_committed_at_its_end(tmp_path: Path, nam
     path = tmp_path / name
     fs = writable(path)
     with fs.transaction:
-        dataset(0, 4).to_zarr(fs.get_mapper(), consolidated=False)
+        make_dataset(0, 4).to_zarr(fs.get_mapper(), consolidated=False)
         assert not path.exists()
-    assert opened(path).identical(dataset(0, 4).load())
+    assert open_dataset(path).identical(make_dataset(0, 4).load())
     before = state(path)
     with fs.transaction:
-        dataset(4, 4).to_zarr(fs.get_mapper(), append_dim="time", consolidated=False)
+        make_dataset(4, 4).to_zarr(fs.get_mapper(), append_dim="time", consolidated=False)
         assert state(path) == before
-    assert opened(path).identical(dataset(0, 8).load())
-    assert xr.open_zarr(fs.get_mapper(), consolidated=False).load().identical(dataset(0, 8).load())
+    assert open_dataset(path).identical(make_dataset(0, 8).load())
+    assert xr.open_zarr(fs.get_mapper(), consolidated=False).load().identical(make_dataset(0, 8).load())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,25 +50,25 @@ def test_writes_to_a_url_go_to_the_overlay_in_its_options(tmp_path: Path, name: 
     with fs.transaction:
         store = fs.get_mapper() if IS_2 else "refshard://"
         given = {} if IS_2 else {"storage_options": options}
-        dataset(0, 4).to_zarr(store, consolidated=False, **given)
-        dataset(4, 4).to_zarr(store, consolidated=False, append_dim="time", **given)
-    assert opened(tmp_path / name).identical(dataset(0, 8).load())
+        make_dataset(0, 4).to_zarr(store, consolidated=False, **given)
+        make_dataset(4, 4).to_zarr(store, consolidated=False, append_dim="time", **given)
+    assert open_dataset(tmp_path / name).identical(make_dataset(0, 8).load())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_zarr_regions_and_modes_are_written(tmp_path: Path, name: str) -> None:
     fs = writable(tmp_path / name)
     with fs.transaction:
-        dataset(0, 8).to_zarr(fs.get_mapper(), consolidated=False)
+        make_dataset(0, 8).to_zarr(fs.get_mapper(), consolidated=False)
     with fs.transaction:
         group = zarr.open_group(fs.get_mapper(), mode="r+")
         group["air"][2:4] = 7.0
         group.attrs["title"] = "changed"
     with fs.transaction:
-        part = dataset(4, 2).drop_vars(["time", "y", "x"]) * 0 + 5.0
+        part = make_dataset(4, 2).drop_vars(["time", "y", "x"]) * 0 + 5.0
         part.to_zarr(fs.get_mapper(), consolidated=False, region={"time": slice(4, 6)})
-    found = opened(tmp_path / name)
-    expected = dataset(0, 8).load()
+    found = open_dataset(tmp_path / name)
+    expected = make_dataset(0, 8).load()
     expected["air"][2:4] = 7.0
     expected["air"][4:6] = 5.0
     assert found.equals(expected)
@@ -85,17 +85,17 @@ def test_exception_in_a_transaction_discards_writes(tmp_path: Path, name: str) -
     path = tmp_path / name
     fs = writable(path)
     with fs.transaction:
-        dataset(0, 4).to_zarr(fs.get_mapper(), consolidated=False)
+        make_dataset(0, 4).to_zarr(fs.get_mapper(), consolidated=False)
     objects = sorted((tmp_path / f"{name}.data").rglob("*"))
 
     def fail() -> None:
         with fs.transaction:
-            dataset(4, 4).to_zarr(fs.get_mapper(), append_dim="time", consolidated=False)
+            make_dataset(4, 4).to_zarr(fs.get_mapper(), append_dim="time", consolidated=False)
             assert len(sorted((tmp_path / f"{name}.data").rglob("*"))) > len(objects)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert opened(path).identical(dataset(0, 4).load())
+    assert open_dataset(path).identical(make_dataset(0, 4).load())
     assert sorted((tmp_path / f"{name}.data").rglob("*")) == objects
-    assert xr.open_zarr(fs.get_mapper(), consolidated=False).load().identical(dataset(0, 4).load())
+    assert xr.open_zarr(fs.get_mapper(), consolidated=False).load().identical(make_dataset(0, 4).load())

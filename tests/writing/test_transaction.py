@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.support.written_references import LARGE, objects
+from tests.support.written_references import LARGE, list_objects
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_asynchronous_twin_shares_the_transaction(path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert fs.find("") == ["before", "range", "text"]
-    assert not objects(path)
+    assert not list_objects(path)
     fs.start_transaction()
     asyncio.run(twin._pipe_file("a", LARGE))
     fs.end_transaction()

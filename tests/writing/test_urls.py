@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import ReadOnlyError, RefShardFileSystem
-from tests.support.written_datasets import NAMES, dataset, opened
+from tests.support.written_datasets import NAMES, make_dataset, open_dataset
 
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr")
@@ -31,38 +31,38 @@ def write(ds: Any, options: dict[str, Any], **how: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_writes_by_url_are_committed_by_the_holder(tmp_path: Path, name: str) -> None:
     fs, options = held(tmp_path / name)
-    write(dataset(0, 4), options)
+    write(make_dataset(0, 4), options)
     assert not (tmp_path / name).exists()
     assert fs.exists("air")
-    write(dataset(4, 4), options, append_dim="time")
+    write(make_dataset(4, 4), options, append_dim="time")
     seen = xr.open_zarr("refshard://", storage_options=options, consolidated=False)
-    assert seen.load().identical(dataset(0, 8).load()), "reads see writes before the commit"
+    assert seen.load().identical(make_dataset(0, 8).load()), "reads see writes before the commit"
     fs.commit()
-    assert opened(tmp_path / name).identical(dataset(0, 8).load())
-    write(dataset(8, 2), options, append_dim="time")
+    assert open_dataset(tmp_path / name).identical(make_dataset(0, 8).load())
+    write(make_dataset(8, 2), options, append_dim="time")
     fs.discard()
-    assert opened(tmp_path / name).identical(dataset(0, 8).load())
+    assert open_dataset(tmp_path / name).identical(make_dataset(0, 8).load())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_transaction_of_the_holder_is_all_or_nothing(tmp_path: Path, name: str) -> None:
     fs, options = held(tmp_path / name)
     with fs.transaction:
-        write(dataset(0, 4), options)
-    assert opened(tmp_path / name).identical(dataset(0, 4).load())
+        write(make_dataset(0, 4), options)
+    assert open_dataset(tmp_path / name).identical(make_dataset(0, 4).load())
 
     def fail() -> None:
         with fs.transaction:
-            write(dataset(4, 4), options, append_dim="time")
+            write(make_dataset(4, 4), options, append_dim="time")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     seen = xr.open_zarr("refshard://", storage_options=options, consolidated=False)
-    assert seen.load().identical(dataset(0, 4).load())
+    assert seen.load().identical(make_dataset(0, 4).load())
     with fs.transaction:
-        write(dataset(4, 4), options, append_dim="time")
-    assert opened(tmp_path / name).identical(dataset(0, 8).load())
+        write(make_dataset(4, 4), options, append_dim="time")
+    assert open_dataset(tmp_path / name).identical(make_dataset(0, 8).load())
 
 
 def test_zarr_opens_a_url_in_every_write_mode(tmp_path: Path) -> None:
@@ -134,6 +134,8 @@ def test_values_written_by_url_are_read_by_thread_workers(tmp_path: Path) -> Non
     dask = pytest.importorskip("dask")
     fs, options = held(tmp_path / "refs.json")
     with fs.transaction, dask.config.set(scheduler="threads"):
-        write(dataset(0, 8), options)
+        write(make_dataset(0, 8), options)
         with xr.open_zarr("refshard://", storage_options=options, consolidated=False, chunks={}) as seen:
-            np.testing.assert_array_equal(seen["air"].mean("time").values, dataset(0, 8)["air"].mean("time").values)
+            np.testing.assert_array_equal(
+                seen["air"].mean("time").values, make_dataset(0, 8)["air"].mean("time").values
+            )

@@ -15,8 +15,8 @@ import pytest
 
 from refshard_fs import ManifestError, ReadOnlyError, RefShardFileSystem
 from refshard_fs.source.transaction import Transaction
-from tests.support.hierarchy_model import array_document, group_document, writable
-from tests.support.written_references import LARGE, objects
+from tests.support.hierarchy_model import make_array_document, make_group_document, open_for_writes
+from tests.support.written_references import LARGE, list_objects
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_writes_are_read_at_once_and_leave_the_source(path: Path, tmp_path: Path
     assert path.read_bytes() == before
     fs.discard()
     assert fs.find("") == ["range", "text"]
-    assert not objects(path)
+    assert not list_objects(path)
 
 
 def test_file_closed_by_an_exception_is_not_written(path: Path) -> None:
@@ -167,7 +167,7 @@ def test_copies_refer_to_the_same_bytes_and_moves_leave_nothing(path: Path) -> N
     fs = RefShardFileSystem(str(path), mode="a")
     fs.cp_file("range", "copy")
     fs.mv("text", "moved")
-    assert not objects(path)
+    assert not list_objects(path)
     fs.commit()
     again = RefShardFileSystem(str(path))
     assert again.cat("", recursive=True) == {"copy": LARGE[10:30], "range": LARGE[10:30], "moved": b"inline"}
@@ -327,12 +327,12 @@ def test_content_addressed_values_are_stored_once(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a", content_addressed=True)
     fs.pipe({"a": LARGE, "b": LARGE, "c": LARGE + b"1"})
     fs.commit()
-    assert len(objects(path)) == 2
+    assert len(list_objects(path)) == 2
     again = RefShardFileSystem(str(path), mode="a", content_addressed=True)
     again.pipe_file("d", LARGE)
     again.discard()
     assert fs.cat(["a", "b", "c"]) == {"a": LARGE, "b": LARGE, "c": LARGE + b"1"}
-    assert len(objects(path)) == 2
+    assert len(list_objects(path)) == 2
 
 
 def test_data_url_places_data_and_small_values_are_inline(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_overwritten_values_leave_no_objects(path: Path) -> None:
     fs.pipe_file("b", LARGE)
     fs.rm("b")
     fs.commit()
-    assert [file.read_bytes() for file in objects(path)] == [LARGE + b"\x04"]
+    assert [file.read_bytes() for file in list_objects(path)] == [LARGE + b"\x04"]
 
 
 def test_commit_during_a_write_keeps_its_object(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ def test_commit_during_a_write_keeps_its_object(path: Path, monkeypatch: pytest.
     fs.pipe_file("b", LARGE)
     assert fs.cat_file("b") == LARGE
     fs.discard()
-    assert not objects(path)
+    assert not list_objects(path)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz", ".zst"])
@@ -392,11 +392,11 @@ def test_commit_keeps_the_spelling_of_other_references(path: Path) -> None:
 
 
 def test_dimension_that_grows_in_the_middle_moves_all_chunks(tmp_path: Path) -> None:
-    fs = writable(tmp_path / "refs.parq", "parquet")
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3, 2))})
+    fs = open_for_writes(tmp_path / "refs.parq", "parquet")
+    fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((3, 2))})
     fs.pipe({f"a/c/{i}/{j}": bytes([i, j]) * 20 for i in range(3) for j in range(2)})
     fs.commit()
-    fs.pipe({"a/zarr.json": array_document((3, 5)), "a/c/1/4": b"new"})
+    fs.pipe({"a/zarr.json": make_array_document((3, 5)), "a/c/1/4": b"new"})
     fs.commit()
     expected = {f"a/c/{i}/{j}": bytes([i, j]) * 20 for i in range(3) for j in range(2)} | {"a/c/1/4": b"new"}
     assert RefShardFileSystem(str(tmp_path / "refs.parq")).cat("a/c", recursive=True) == expected
@@ -404,8 +404,8 @@ def test_dimension_that_grows_in_the_middle_moves_all_chunks(tmp_path: Path) -> 
 
 def test_one_changed_chunk_of_a_parquet_set_writes_one_partition(tmp_path: Path) -> None:
     path = tmp_path / "refs.parq"
-    fs = writable(path, "parquet", record_size=10)
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((100,))})
+    fs = open_for_writes(path, "parquet", record_size=10)
+    fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((100,))})
     fs.pipe({f"a/c/{i}": b"v" for i in range(100)})
     fs.commit()
     before = {file.name: file.stat().st_ino for file in (path / "a").iterdir()}
@@ -417,8 +417,8 @@ def test_one_changed_chunk_of_a_parquet_set_writes_one_partition(tmp_path: Path)
 
 
 def test_unsupported_keys_are_refused_and_kept(tmp_path: Path) -> None:
-    fs = writable(tmp_path / "refs.parq", "parquet")
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "a/notes.txt": b"text"})
+    fs = open_for_writes(tmp_path / "refs.parq", "parquet")
+    fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((3,)), "a/notes.txt": b"text"})
     with pytest.raises(ValueError, match=r"'a/notes\.txt'"):
         fs.commit()
     assert fs.cat_file("a/notes.txt") == b"text"
@@ -446,7 +446,7 @@ def test_numbers_as_values_and_missing_keys_are_refused(path: Path) -> None:
 
 
 def test_chunk_manifests_refuse_commits_but_can_be_saved(tmp_path: Path) -> None:
-    refs = {"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "a/c/0": b"1"}
+    refs = {"zarr.json": make_group_document(), "a/zarr.json": make_array_document((3,)), "a/c/0": b"1"}
     RefShardFileSystem(refs).save(str(tmp_path / "set.zarr"))
     before = {path: path.read_bytes() for path in (tmp_path / "set.zarr").rglob("*.json")}
     fs = RefShardFileSystem(str(tmp_path / "set.zarr"), mode="a")
@@ -465,7 +465,7 @@ def test_invalid_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) ->
     which could not be opened any more. In a zarr hierarchy it overwrote another key, or a file outside.
     """
     (tmp_path / "made.zarr").mkdir()
-    (tmp_path / "made.zarr" / "zarr.json").write_bytes(group_document())
+    (tmp_path / "made.zarr" / "zarr.json").write_bytes(make_group_document())
     for fo in (path, tmp_path / "made.zarr"):
         fs = RefShardFileSystem(str(fo), mode="a")
         fs.pipe_file("text", b"text")
@@ -487,8 +487,8 @@ def test_invalid_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) ->
 
 @pytest.mark.parametrize("format", ["json", "parquet"])
 def test_inexpressible_range_is_not_committed(tmp_path: Path, path: Path, format: str) -> None:
-    fs = writable(tmp_path / format, format)
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((2,))})
+    fs = open_for_writes(tmp_path / format, format)
+    fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((2,))})
     fs.refer("a/c/0", str(tmp_path / "data"), 10)
     assert fs.cat_file("a/c/0") == LARGE[10:]
     assert fs.references["a/c/0"][1:] == [10, None]
@@ -518,7 +518,7 @@ def test_consolidated_metadata_of_parquet_follows_commits(tmp_path: Path, change
         plain = {"dtype": "|u1", "order": "C", "fill_value": 0, "filters": None, "compressor": None, "chunks": [1]}
         return json.dumps({"zarr_format": 2, "shape": [length], **plain}).encode()
 
-    fs = writable(tmp_path / "refs.parq", "parquet")
+    fs = open_for_writes(tmp_path / "refs.parq", "parquet")
     fs.pipe({".zgroup": b'{"zarr_format": 2}', "a/.zarray": described(3), "a/.zattrs": b"{}", "a/0": b"1"})
     fs.commit()
     match change:

@@ -13,8 +13,8 @@ from numcodecs import blosc
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.formats.bcolz.blosc import CHECKSUMS
-from tests.support.blosc_samples import sample
-from tests.support.blosc_sources import PLAIN, TABLE, VALUES, numpy_metadata, put, superchunk, whole
+from tests.support.blosc_samples import read_sample
+from tests.support.blosc_sources import PLAIN, TABLE, VALUES, decode_file, make_numpy_metadata, pack_values, put
 from tests.support.shards_in_memory import ROOT, Files
 
 pytestmark = pytest.mark.usefixtures("large_files")
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("large_files")
 @pytest.mark.parametrize("offsets", [True, False])
 def test_checksums_are_verified_on_request(checksum: int, offsets: bool) -> None:
     values = np.random.default_rng(checksum).integers(0, 255, 2500, dtype="u1")
-    data = superchunk(values, 1000, checksum=checksum, offsets=offsets)
-    assert whole(data) == whole(data, verify=True) == values.tobytes()
+    data = pack_values(values, 1000, checksum=checksum, offsets=offsets)
+    assert decode_file(data) == decode_file(data, verify=True) == values.tobytes()
     files = Files({ROOT: data[:-200] + bytes([data[-200] ^ 1]) + data[-199:]})  # a flipped bit in the last frame
     assert files.read(files.open(), "data/2")
     keyspace = files.open(verify=True)
@@ -36,8 +36,8 @@ def test_checksums_are_verified_on_request(checksum: int, offsets: bool) -> None
 
 
 def test_wrong_checksum_is_not_a_missing_chunk(tmp_path: Any) -> None:
-    data = bytearray(sample("nd_crc32.blp").path.read_bytes())
-    frame = sample("nd_crc32.blp").expected["header"]["chunks"][1]
+    data = bytearray(read_sample("nd_crc32.blp").path.read_bytes())
+    frame = read_sample("nd_crc32.blp").expected["header"]["chunks"][1]
     data[frame["offset"] + 300] ^= 4
     (tmp_path / "x.blp").write_bytes(data)
     fs = RefShardFileSystem(fo=str(tmp_path / "x.blp"), verify=True)
@@ -49,13 +49,13 @@ def test_wrong_checksum_is_not_a_missing_chunk(tmp_path: Any) -> None:
 
 
 def test_small_frames_are_read_together() -> None:
-    small = superchunk(np.arange(20_000, dtype="<i2"), 20, offsets=False, checksum=1)
+    small = pack_values(np.arange(20_000, dtype="<i2"), 20, offsets=False, checksum=1)
     files = Files({ROOT: small})
     keyspace = files.open()
     assert blosc.decompress(files.read(keyspace, "data/1999")) == np.arange(19990, 20000, dtype="<i2").tobytes()
     assert len(files.wanted) < 6
     noise = np.random.default_rng(1).integers(0, 2**62, 100_000)
-    large = superchunk(noise, 80_000, offsets=False, checksum=1)
+    large = pack_values(noise, 80_000, offsets=False, checksum=1)
     files = Files({ROOT: large})
     keyspace = files.open()
     files.wanted.clear()
@@ -91,14 +91,14 @@ def test_forged_header_error_names_the_field(position: int, new: bytes, field: s
 @given(st.integers(32, len(PLAIN) * 8 - 1), st.booleans())
 def test_flipped_bit_is_noticed_with_verify(bit: int, has_no_offsets: bool) -> None:
     data = (
-        superchunk(VALUES, 8000, checksum=4, offsets=False, metadata=numpy_metadata(VALUES))
+        pack_values(VALUES, 8000, checksum=4, offsets=False, metadata=make_numpy_metadata(VALUES))
         if has_no_offsets
         else PLAIN
     )
     damaged = bytearray(data)
     damaged[bit // 8 % len(data)] ^= 1 << bit % 8
     try:
-        actual = whole(bytes(damaged), verify=True)
+        actual = decode_file(bytes(damaged), verify=True)
     except (RefShardError, ValueError):
         return
     assert actual == VALUES.tobytes()

@@ -17,13 +17,13 @@ from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.bcolz.blosc import CHECKSUMS
 from refshard_fs.formats.bcolz.bloscpack import OFFSETS_AT_ONCE
 from tests.servers.http import RangeServer
-from tests.support.blosc_samples import Sample, sample, samples
-from tests.support.blosc_sources import PLAIN, TABLE, VALUES, all_chunks, numpy_metadata, put, superchunk
+from tests.support.blosc_samples import Sample, find_samples, read_sample
+from tests.support.blosc_sources import PLAIN, TABLE, VALUES, decode_chunks, make_numpy_metadata, pack_values, put
 from tests.support.shards_in_memory import ROOT, Files
 
 pytestmark = [pytest.mark.usefixtures("large_files"), pytest.mark.case(id="P33")]
 
-EVERY = [s for s in samples() if s.is_file]
+EVERY = [s for s in find_samples() if s.is_file]
 SOUND = [s for s in EVERY if not s.is_refused]
 SAMPLE_IDS = {"ids": lambda s: s.name}
 
@@ -35,7 +35,7 @@ def test_zarr_reads_the_written_values(sample_: Sample, verify: bool) -> None:
     expected = sample_.expected
     for zarr_format in reading.FORMATS:
         group = reading.open_group(RefShardFileSystem(fo=str(sample_.path), zarr_format=zarr_format, verify=verify))
-        actual = reading.values(group["data"])
+        actual = reading.read_values(group["data"])
         reading.check(actual, expected, zarr_format)
         attributes = dict(group["data"].attrs)
         attributes.pop("_ARRAY_DIMENSIONS", None)
@@ -78,7 +78,7 @@ def test_zarr_requests_only_offsets_headers_and_frames(sample_: Sample, options:
     with RangeServer(directory=sample_.path.parent) as server:
         group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{sample_.path.name}", **options))
         server.clear()  # opening reads the first 4 KiB, to recognise the format
-        reading.check(reading.values(group["data"]), sample_.expected, 2)
+        reading.check(reading.read_values(group["data"]), sample_.expected, 2)
         read = {position for request in server.requests() for position in range(request.start, request.stop)}
     header = sample_.expected["header"]
     table = range(header.get("offsets_at", 0), header.get("offsets_at", 0) + 8 * header["nchunks"])
@@ -153,7 +153,7 @@ def test_fields_of_arrays_are_split_in_version_3(
     values = np.zeros(5, [("a", "<i4"), ("b", "<f8", (2, 2)), ("c", inner)])
     values["b"] = np.arange(20).reshape(5, 2, 2)
     metadata = {"dtype": repr(values.dtype.descr), "shape": [5], "order": "C", "container": "numpy"}
-    files = Files({ROOT: superchunk(values, 10 * values.dtype.itemsize, metadata=metadata)})
+    files = Files({ROOT: pack_values(values, 10 * values.dtype.itemsize, metadata=metadata)})
     keyspace = files.open(zarr_format=zarr_format)
     if zarr_format == 3:
         fields = json.loads(files.read(keyspace, "data/zarr.json") or b"")["data_type"]["configuration"]["fields"]
@@ -169,12 +169,12 @@ def test_fields_of_arrays_are_split_in_version_3(
 
 def test_metadata_of_another_array_are_refused() -> None:
     with pytest.raises(ManifestError, match=r"stale.*\[900\].*20000"):
-        RefShardFileSystem(fo=str(sample("app_nd.blp").path)).ls("")
+        RefShardFileSystem(fo=str(read_sample("app_nd.blp").path)).ls("")
     assert [s.name for s in EVERY if s.is_refused] == ["bloscpack-0.16.0/app_nd.blp"]
 
 
 def test_other_versions_are_refused() -> None:
-    data = bytearray(sample("raw_meta.blp").path.read_bytes())
+    data = bytearray(read_sample("raw_meta.blp").path.read_bytes())
     for version, reason in ((2, "never released"), (1, "bcolz carray"), (0, "version is 0"), (4, "version is 4")):
         data[4] = version
         with pytest.raises(ManifestError, match=reason):
@@ -183,7 +183,7 @@ def test_other_versions_are_refused() -> None:
 
 def test_bytes_in_memory_are_a_source() -> None:
     values = np.arange(1000)
-    data = superchunk(values, 1600, checksum=2, metadata=numpy_metadata(values))
+    data = pack_values(values, 1600, checksum=2, metadata=make_numpy_metadata(values))
     for verify in (False, True):
         fs = RefShardFileSystem(fo=data, verify=verify)
         actual = b"".join(blosc.decompress(fs.cat_file(f"data/{number}")) for number in range(5))
@@ -192,7 +192,7 @@ def test_bytes_in_memory_are_a_source() -> None:
 
 def test_requests_are_for_offsets_headers_and_frames(http_server: Any) -> None:
     values = np.random.default_rng(0).integers(0, 2**62, 4000)
-    data = superchunk(values, 8000, checksum=1, spare=3, metadata=numpy_metadata(values))
+    data = pack_values(values, 8000, checksum=1, spare=3, metadata=make_numpy_metadata(values))
     fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
     assert fs.find("data")[-1] == "data/3"
     http_server.clear()
@@ -211,17 +211,17 @@ def test_chunks_have_whole_rows_for_any_frame_size(order: str, frame_size: int) 
     values = np.arange(13 * 10).reshape(13, 10)
     flat = values.T if order == "F" else values
     for offsets in (True, False):
-        data = superchunk(np.ascontiguousarray(flat).ravel(), frame_size, checksum=1, offsets=offsets, gap=5 * offsets,
-                          metadata=numpy_metadata(values, order))  # fmt: skip
+        data = pack_values(np.ascontiguousarray(flat).ravel(), frame_size, checksum=1, offsets=offsets, gap=5 * offsets,
+                          metadata=make_numpy_metadata(values, order))  # fmt: skip
         for zarr_format in reading.FORMATS:
             for verify in (False, True):
                 fs = RefShardFileSystem(fo=data, zarr_format=zarr_format, verify=verify)
-                np.testing.assert_array_equal(reading.values(reading.open_group(fs)["data"]), values)
+                np.testing.assert_array_equal(reading.read_values(reading.open_group(fs)["data"]), values)
 
 
 def test_table_of_offsets_is_read_in_parts() -> None:
     values = np.arange(OFFSETS_AT_ONCE + 100, dtype="<i2")
-    data = superchunk(values, 2, spare=7)
+    data = pack_values(values, 2, spare=7)
     files = Files({ROOT: data})
     keyspace = files.open()
     for number in (0, OFFSETS_AT_ONCE - 1, OFFSETS_AT_ONCE, OFFSETS_AT_ONCE + 99):
@@ -244,7 +244,7 @@ def test_forged_offset_is_refused(offset: int) -> None:
 
 def test_frames_between_gaps_are_read_without_the_gaps(http_server: Any) -> None:
     values = np.arange(700.0).reshape(100, 7)
-    data = superchunk(values.ravel(), 1000, metadata=numpy_metadata(values), gap=5000)
+    data = pack_values(values.ravel(), 1000, metadata=make_numpy_metadata(values), gap=5000)
     fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
     reads = fs.plan(["data/0.0", "data/1.0"])
     assert len(reads) == 3  # the second frame belongs to both chunks
@@ -265,7 +265,7 @@ def test_frames_between_gaps_are_read_without_the_gaps(http_server: Any) -> None
     ],
 )  # fmt: skip
 def test_impossible_metadata_error_names_the_field(metadata: dict[str, Any]) -> None:
-    data = superchunk(VALUES, 8000, metadata={**numpy_metadata(VALUES), **metadata})
+    data = pack_values(VALUES, 8000, metadata={**make_numpy_metadata(VALUES), **metadata})
     with pytest.raises(ManifestError, match=next(iter(metadata))):
         Files({ROOT: data}).open()
 
@@ -281,11 +281,11 @@ def test_truncated_file_gives_an_error_or_all_values() -> None:
     for length in (*range(4, 300), *range(300, len(PLAIN) - 40, 41), *range(len(PLAIN) - 40, len(PLAIN))):
         files = Files({ROOT: PLAIN[:length]})
         with pytest.raises((ManifestError, DamagedIndex)):
-            all_chunks(files, files.open())
+            decode_chunks(files, files.open())
 
 
 def test_other_metadata_become_attributes() -> None:
-    files = Files({ROOT: superchunk(VALUES, 8000, metadata={**numpy_metadata(VALUES), "units": "m"})})
+    files = Files({ROOT: pack_values(VALUES, 8000, metadata={**make_numpy_metadata(VALUES), "units": "m"})})
     attributes = json.loads(files.read(files.open(), "data/.zattrs") or b"")
     assert attributes == {"units": "m", "_ARRAY_DIMENSIONS": ["dim_0"]}
 

@@ -17,7 +17,7 @@ import pytest
 from numcodecs import blosc
 
 from refshard_fs import ManifestError, RefShardError
-from tests.support.blosc_sources import carray_of, numpy_metadata, superchunk, table_of
+from tests.support.blosc_sources import make_carray, make_numpy_metadata, make_table, pack_values
 from tests.support.shards_in_memory import ROOT, Files
 
 ERRORS = (RefShardError, EOFError, ValueError, RuntimeError)  # files in memory raise EOFError beyond their end
@@ -30,24 +30,24 @@ STRUCTS["b"] = RANDOM[:80].reshape(40, 2)
 
 
 def make_bloscpack(values: np.ndarray[Any, Any], frame_size: int, order: str = "C", **options: Any) -> dict[str, bytes]:
-    metadata = numpy_metadata(values, order)
+    metadata = make_numpy_metadata(values, order)
     if values.dtype.names:
         metadata["dtype"] = repr(values.dtype.descr)
     flat = np.ascontiguousarray(values.T if order == "F" else values).ravel()
-    return {ROOT: superchunk(flat, frame_size, metadata=metadata, **options)}
+    return {ROOT: pack_values(flat, frame_size, metadata=metadata, **options)}
 
 
 def make_source(name: str) -> tuple[dict[str, bytes], dict[str, np.ndarray[Any, Any]]]:
     """Make an undamaged source. Return its files and its arrays."""
     match name:
         case "carray":
-            return carray_of(RANDOM, 256), {"data": RANDOM}
+            return make_carray(RANDOM, 256), {"data": RANDOM}
         case "plain carray":
-            return carray_of(np.arange(25), 10), {"data": np.arange(25)}
+            return make_carray(np.arange(25), 10), {"data": np.arange(25)}
         case "rows":
-            return carray_of(MATRIX, 30), {"data": MATRIX}
+            return make_carray(MATRIX, 30), {"data": MATRIX}
         case "table":
-            table = table_of(a=carray_of(np.arange(25), 10), b=carray_of(STRUCTS[:25], 10))
+            table = make_table(a=make_carray(np.arange(25), 10), b=make_carray(STRUCTS[:25], 10))
             return table, {"a": np.arange(25), "b": STRUCTS[:25]}
         case "offsets":
             return make_bloscpack(RANDOM, 2048, checksum=1, spare=3), {"data": RANDOM}
@@ -259,7 +259,7 @@ def test_forged_count_of_a_carray_is_an_error(field: str, numbers: list[Any]) ->
     tracemalloc.start()
     try:
         for number in numbers:
-            files = carray_of(RANDOM, 256, **{field: number})  # nbytes is unchanged
+            files = make_carray(RANDOM, 256, **{field: number})  # nbytes is unchanged
             assert classify(files, expected) == "error", number
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
@@ -279,7 +279,7 @@ def test_missing_file_is_an_error_and_extra_file_is_ignored(name: str) -> None:
 def test_column_of_another_length_is_noticed() -> None:
     files, expected = make_source("table")
     for stale in (24, 26, 20, 30):
-        other_table = table_of(a=carray_of(np.arange(stale), 10), b=carray_of(STRUCTS[:25], 10))
+        other_table = make_table(a=make_carray(np.arange(stale), 10), b=make_carray(STRUCTS[:25], 10))
         assert classify(other_table, expected) == "error"
         mixed = {**files, f"{ROOT}/a/meta/sizes": other_table[f"{ROOT}/a/meta/sizes"]}
         assert classify(mixed, expected) == "error"

@@ -19,13 +19,13 @@ from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, Ref
 from refshard_fs.core.array_group import OBJECTS
 from refshard_fs.errors import DamagedIndex, NotListable
 from tests.servers.http import RangeServer
-from tests.support.blosc_samples import Sample, sample, samples
-from tests.support.blosc_sources import carray_of, table_of
+from tests.support.blosc_samples import Sample, find_samples, read_sample
+from tests.support.blosc_sources import make_carray, make_table
 from tests.support.shards_in_memory import ROOT, Files
 
 pytestmark = pytest.mark.case(id="P33")
 
-ROOTDIRS = [s for s in samples() if not s.is_file]
+ROOTDIRS = [s for s in find_samples() if not s.is_file]
 SOUND = [s for s in ROOTDIRS if not s.is_refused]
 SAMPLE_IDS = {"ids": lambda s: s.name}
 
@@ -46,7 +46,7 @@ def test_zarr_reads_the_written_values(sample_: Sample) -> None:
         assert set(group.array_keys()) == set(sample_.arrays)
         for name, expected in sample_.arrays.items():
             array = group[name]
-            actual = reading.values(array)
+            actual = reading.read_values(array)
             assert list(array.shape) == expected["shape"]
             reading.check(actual, expected, zarr_format)
             attributes = dict(array.attrs)
@@ -84,7 +84,7 @@ def test_full_chunk_is_the_range_of_its_frame(sample_: Sample) -> None:
 )
 def test_unsupported_dtypes_are_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(ManifestError, match=reason):
-        RefShardFileSystem(fo=str(sample(name).path)).ls("")
+        RefShardFileSystem(fo=str(read_sample(name).path)).ls("")
 
 
 def test_samples_with_objects_snappy_or_complex128_are_refused() -> None:
@@ -92,7 +92,7 @@ def test_samples_with_objects_snappy_or_complex128_are_refused() -> None:
 
 
 def test_server_without_listings_is_read_by_names(http_server: Any) -> None:
-    sample_ = sample("i8_leftover")
+    sample_ = read_sample("i8_leftover")
     for path in sample_.path.rglob("*"):
         if path.is_file():
             http_server.put(f"/t/{path.relative_to(sample_.path).as_posix()}", path.read_bytes())
@@ -116,7 +116,7 @@ def test_zarr_requests_each_frame_once_and_nothing_else(sample_: Sample) -> None
     with RangeServer(directory=sample_.path.parent) as server:
         group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{sample_.path.name}"))
         for name, expected in sample_.arrays.items():
-            reading.check(reading.values(group[name]), expected, 2)
+            reading.check(reading.read_values(group[name]), expected, 2)
         requested: dict[str, list[Any]] = {}
         for request in server.requests():
             if "/data/" in request.path:
@@ -132,7 +132,7 @@ def test_zarr_requests_each_frame_once_and_nothing_else(sample_: Sample) -> None
 def test_table_in_an_object_store_is_read(s3_server: Any) -> None:
     options = s3_server.storage_options
     bucket = fsspec.filesystem("s3", **options, skip_instance_cache=True)
-    sample_ = sample("ct")
+    sample_ = read_sample("ct")
     bucket.makedirs("bcolz", exist_ok=True)
     bucket.put(str(sample_.path), "bcolz/ct", recursive=True)
     fs = RefShardFileSystem(fo="s3://bcolz/ct", target_options=options, remote_protocol="s3", remote_options=options)
@@ -143,7 +143,7 @@ def test_table_in_an_object_store_is_read(s3_server: Any) -> None:
 
 def test_column_names_are_quoted_for_http(http_server: Any) -> None:
     values = np.arange(5)
-    for url, data in table_of(**{"50% #1?": carray_of(values, 5)}).items():
+    for url, data in make_table(**{"50% #1?": make_carray(values, 5)}).items():
         http_server.put(url.replace(ROOT, "/t"), data)
     fs = RefShardFileSystem(fo=f"{http_server.url}/t")
     assert np.frombuffer(blosc.decompress(fs.cat_file("50% #1?/0")), "<i8").tolist() == [0, 1, 2, 3, 4]
@@ -151,7 +151,7 @@ def test_column_names_are_quoted_for_http(http_server: Any) -> None:
 
 def test_columns_share_a_dimension_in_xarray() -> None:
     xarray = pytest.importorskip("xarray")
-    fs = RefShardFileSystem(fo=str(next(s for s in samples() if s.name == "bcolz-zipline-1.13.0/ct").path))
+    fs = RefShardFileSystem(fo=str(next(s for s in find_samples() if s.name == "bcolz-zipline-1.13.0/ct").path))
     with xarray.open_dataset(fs.get_mapper(""), engine="zarr", chunks=None) as ds:
         assert dict(ds.sizes) == {"row": 23, "vec_dim_1": 2}
         assert ds["x"].attrs == {"units": "s"}
@@ -161,7 +161,7 @@ def test_columns_share_a_dimension_in_xarray() -> None:
 
 
 def test_written_dimension_names_are_kept() -> None:
-    files = carray_of(np.arange(10), 4)
+    files = make_carray(np.arange(10), 4)
     files[f"{ROOT}/__attrs__"] = b'{"_ARRAY_DIMENSIONS": ["time"], "units": "m"}'
     for zarr_format, key, field in ((2, "data/.zattrs", None), (3, "data/zarr.json", "attributes")):
         memory = Files(files)
@@ -174,7 +174,7 @@ def test_written_dimension_names_are_kept() -> None:
 
 
 def test_fill_value_masks_no_element() -> None:
-    files = Files(carray_of(np.arange(10), 4))
+    files = Files(make_carray(np.arange(10), 4))
     assert json.loads(files.read(files.open(), "data/.zarray") or b"")["fill_value"] is None
     assert json.loads(files.read(files.open(zarr_format=3), "data/zarr.json") or b"")["fill_value"] == 0
 
@@ -185,7 +185,7 @@ def test_zarr_format_is_2_or_3() -> None:
 
 
 def test_missing_file_is_an_error_and_not_filled(tmp_path: Path) -> None:
-    for url, data in carray_of(np.arange(25), 10).items():
+    for url, data in make_carray(np.arange(25), 10).items():
         path = tmp_path / url.removeprefix(ROOT + "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -205,7 +205,7 @@ def test_missing_file_is_an_error_and_not_filled(tmp_path: Path) -> None:
 
 
 def test_files_after_the_last_chunk_are_ignored() -> None:
-    files = carray_of(
+    files = make_carray(
         np.arange(25), 10, shape=[13], nbytes=104
     )  # the array was shortened, and its old files are still there
     assert read_chunk(Files(files), "data/1").tolist()[:3] == [10, 11, 12]
@@ -222,14 +222,14 @@ def list_files(files: dict[str, bytes], directory: str) -> list[str]:
 
 @pytest.mark.parametrize("length", range(32))
 def test_chunk_file_truncated_in_its_header_is_an_error(length: int) -> None:
-    files = carray_of(np.arange(25), 10)
+    files = make_carray(np.arange(25), 10)
     files[f"{ROOT}/data/__1.blp"] = files[f"{ROOT}/data/__1.blp"][:length]
     with pytest.raises(DamagedIndex, match=r"cut short.* Write or copy this object again; `refshard check`"):
         read_chunk(Files(files), "data/1")
 
 
 def test_truncated_frame_is_an_error(tmp_path: Path) -> None:
-    files = carray_of(
+    files = make_carray(
         np.random.default_rng(0).integers(0, 2**62, 25), 10
     )  # random numbers do not compress, so frames are plain
     for number in (1, 2):
@@ -265,7 +265,7 @@ def test_truncated_frame_is_an_error(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_forged_header_error_names_the_field(position: int, new: bytes, field: str) -> None:
-    files = carray_of(np.zeros(25, "<i8"), 10)
+    files = make_carray(np.zeros(25, "<i8"), 10)
     name = f"{ROOT}/data/__0.blp"
     data = files[name]
     if position == 24:
@@ -295,27 +295,27 @@ def test_forged_header_error_names_the_field(position: int, new: bytes, field: s
 )  # fmt: skip
 def test_impossible_document_error_names_the_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ManifestError, match=field):
-        Files(carray_of(np.arange(25), 10, **changes)).open()
+        Files(make_carray(np.arange(25), 10, **changes)).open()
 
 
 @pytest.mark.parametrize("name", ["meta/storage", "meta/sizes", "__attrs__"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"shape": 1' + b"0" * 5000 + b"}"])
 def test_damaged_document_is_named(name: str, content: bytes) -> None:
-    files = carray_of(np.arange(25), 10)
+    files = make_carray(np.arange(25), 10)
     files[f"{ROOT}/{name}"] = content
     with pytest.raises(ManifestError, match=name):
         Files(files).open("bcolz")
 
 
 def test_shape_that_contradicts_the_last_chunk_is_an_error() -> None:
-    files = Files(carray_of(np.arange(25), 10, shape=[26], nbytes=208))
+    files = Files(make_carray(np.arange(25), 10, shape=[26], nbytes=208))
     assert read_chunk(files, "data/1").tolist() == list(range(10, 20))
     with pytest.raises(DamagedIndex, match="nbytes 40: expected 6 rows of 8 bytes"):
         read_chunk(files, "data/2")
 
 
 def test_missing_shape_is_an_error() -> None:
-    files = carray_of(np.arange(25), 10)
+    files = make_carray(np.arange(25), 10)
     del files[f"{ROOT}/meta/sizes"]
     with pytest.raises(ManifestError, match="meta/sizes is missing"):
         Files(files).open()
@@ -324,22 +324,22 @@ def test_missing_shape_is_an_error() -> None:
 @pytest.mark.case(id="P26")
 def test_large_header_numbers_allocate_nothing() -> None:
     rows = 2**27  # a padded chunk would take a gigabyte
-    files = carray_of(np.arange(25), 10, chunklen=rows, shape=[rows + 25], nbytes=(rows + 25) * 8)
+    files = make_carray(np.arange(25), 10, chunklen=rows, shape=[rows + 25], nbytes=(rows + 25) * 8)
     frame = bytearray(files[f"{ROOT}/data/__0.blp"])
-    files[f"{ROOT}/data/__1.blp"] = carray_of(np.arange(25), 25)[f"{ROOT}/data/__0.blp"]
+    files[f"{ROOT}/data/__1.blp"] = make_carray(np.arange(25), 25)[f"{ROOT}/data/__0.blp"]
     with pytest.raises(DamagedIndex, match=r"__0\.blp.*nbytes 80"):
         read_chunk(Files(files), "data/1")
     frame[18:32] = struct.pack("<BBIII", 3, 8, rows * 8, rows * 8, rows * 8 + 16)
     files[f"{ROOT}/data/__0.blp"] = bytes(frame)
     with pytest.raises(DamagedIndex, match=r"__0\.blp.*cut short"):
         read_chunk(Files(files), "data/1")
-    endless = carray_of(np.arange(25), 10, chunklen=1, shape=[2**59], nbytes=2**62)
+    endless = make_carray(np.arange(25), 10, chunklen=1, shape=[2**59], nbytes=2**62)
     with pytest.raises(NotListable, match="too many to list"):
         list_files(endless, "data")
 
 
 def test_two_columns_of_different_lengths_are_refused() -> None:
-    files = table_of(a=carray_of(np.arange(25), 10), b=carray_of(np.arange(24), 10))
+    files = make_table(a=make_carray(np.arange(25), 10), b=make_carray(np.arange(24), 10))
     with pytest.raises(ManifestError, match="'a': 25, 'b': 24"):
         Files(files).open()
 
@@ -348,14 +348,14 @@ def test_two_columns_of_different_lengths_are_refused() -> None:
     "names", [["../a"], ["a/b"], [".."], ["."], [""], ["a", "a"], ["\\a"], [7], [".zarray"], ["zarr.json"], "a", None]
 )
 def test_column_names_that_are_not_names_are_refused(names: Any) -> None:
-    files = table_of(a=carray_of(np.arange(25), 10))
+    files = make_table(a=make_carray(np.arange(25), 10))
     files[f"{ROOT}/__rootdirs__"] = json.dumps({"names": names}).encode()
     with pytest.raises(ManifestError, match="names"):
         Files(files).open()
 
 
 def test_missing_column_is_reported() -> None:
-    files = table_of(a=carray_of(np.arange(25), 10), b=carray_of(np.arange(25), 10))
+    files = make_table(a=make_carray(np.arange(25), 10), b=make_carray(np.arange(25), 10))
     del files[f"{ROOT}/b/meta/storage"]
     keyspace = Files(files).open()
     assert set(keyspace.grids) == {"a"}
@@ -367,13 +367,13 @@ def test_missing_column_is_reported() -> None:
 
 
 def test_column_of_another_length_is_reported() -> None:
-    columns = {name: carray_of(np.arange(25 - (name == "b")), 10) for name in "abc"}
-    keyspace = Files(table_of(**columns)).open()
+    columns = {name: make_carray(np.arange(25 - (name == "b")), 10) for name in "abc"}
+    keyspace = Files(make_table(**columns)).open()
     assert set(keyspace.grids) == {"a", "c"}
     assert keyspace.reports == {"b": "it has 24 rows, but most columns have 25"}
 
 
-COMPRESSED = carray_of(np.arange(25), 10)
+COMPRESSED = make_carray(np.arange(25), 10)
 MEANING = {
     b * 8 + bit for b in (18, 19) for bit in range(8)
 }  # flags and typesize: only the codec can notice wrong bits

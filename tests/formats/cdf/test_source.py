@@ -18,8 +18,8 @@ from tests.support.cdf_writer import (
     TT2000,
     Variable,
     Writer,
-    compressed_whole,
-    real_file,
+    compress_file,
+    read_real_file,
 )
 from tests.support.files_of_arrays import check_commands, check_damage
 from tests.support.shard_writers import IS_ZARR_2
@@ -105,7 +105,7 @@ def test_variables_have_values_and_dimensions(
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_files_written_by_nasas_library_are_read(tmp_path: Path, version: int) -> None:
-    with open_file(tmp_path, real_file(version)) as ds:
+    with open_file(tmp_path, read_real_file(version)) as ds:
         seconds = np.datetime64("2016-12-31T23:59:57") + np.arange(6).astype("m8[s]")
         np.testing.assert_array_equal(ds.Epoch.values, seconds.astype(ds.Epoch.dtype))
         np.testing.assert_array_equal(ds.flux.values, np.arange(72).reshape(6, 3, 4))
@@ -124,12 +124,12 @@ def test_files_before_version_2_6_are_read(tmp_path: Path, release: int) -> None
 
 @pytest.mark.parametrize("compression", [GZIP, RLE])
 def test_small_file_compressed_as_a_whole_is_opened(tmp_path: Path, compression: int) -> None:
-    with open_file(tmp_path, compressed_whole(make_file(), compression)) as ds:
+    with open_file(tmp_path, compress_file(make_file(), compression)) as ds:
         np.testing.assert_array_equal(ds.rate.values, FLUX)
 
 
 def test_unsupported_files_and_variables_are_named() -> None:
-    compressed = bytearray(compressed_whole(make_file()))
+    compressed = bytearray(compress_file(make_file()))
     compressed[28:36] = (1 << 40).to_bytes(8, "big")
     with pytest.raises(ManifestError, match=r"compressed as a whole.*cdfconvert"):
         Files({ROOT: bytes(compressed)}).open()
@@ -170,7 +170,7 @@ def test_requests_of_a_large_file_are_few() -> None:
 
 def test_damage_gives_errors_but_never_wrong_values() -> None:
     check_damage(make_file(), 0, times=60)
-    check_damage(real_file(3), 1, times=60)
+    check_damage(read_real_file(3), 1, times=60)
 
 
 @pytest.mark.parametrize("list_name", ["zVariables", "attributes"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardError, RefShardFileSystem
-from tests.support.chunk_manifests import metadata, opened
+from tests.support.chunk_manifests import make_metadata, open_source
 
 TARGET = bytes(range(64))
 MANIFEST = {
@@ -26,8 +26,8 @@ def make_source(folder: Path, manifest: bytes, document: bytes | None = None) ->
     folder.mkdir(exist_ok=True)
     (folder / "target").write_bytes(TARGET)
     (folder / "manifest.json").write_bytes(manifest)
-    (folder / "zarr.json").write_bytes(json.dumps(metadata((8,), (2,))).encode() if document is None else document)
-    fs = opened(str(folder), retries=0)
+    (folder / "zarr.json").write_bytes(json.dumps(make_metadata((8,), (2,))).encode() if document is None else document)
+    fs = open_source(str(folder), retries=0)
     fs.invalidate_cache()  # the file is written again so soon that its time may not change
     return fs
 
@@ -51,7 +51,7 @@ def test_truncated_manifest_gives_only_errors(step: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
 def test_truncated_inline_manifest_gives_no_chunk(step: int, tmp_path: Path) -> None:
-    whole = json.dumps(metadata((8,), (2,), MANIFEST)).encode()
+    whole = json.dumps(make_metadata((8,), (2,), MANIFEST)).encode()
     assert read(make_source(tmp_path / "a", b"{}", whole), "0") == RIGHT["0"]
     for length in range(1, len(whole), step):
         fs = make_source(tmp_path / "a", b"{}", whole[:length])

@@ -15,11 +15,11 @@ from refshard_fs import ManifestError, ReferenceNotReachable, TargetChanged
 from refshard_fs.core.checksums import crc32c
 from refshard_fs.formats.chunk_manifest.manifest import parse
 from tests.servers.http import RangeServer
-from tests.support.chunk_manifests import GRID, metadata, opened, spelled, write
+from tests.support.chunk_manifests import GRID, encode_manifest, make_metadata, open_source, write
 
 
 def test_coordinates_outside_of_the_grid_are_ignored() -> None:
-    found = parse(spelled({"4.0": {"path": "x"}, "0.3": {}, "3.2": {"path": "z"}}), GRID, "m")
+    found = parse(encode_manifest({"4.0": {"path": "x"}, "0.3": {}, "3.2": {"path": "z"}}), GRID, "m")
     assert len(found) == 1
     assert [found.is_empty(n) for n in range(12)] == [False] * 12
 
@@ -57,7 +57,7 @@ def test_coordinates_outside_of_the_grid_are_ignored() -> None:
 )
 def test_errors_name_the_invalid_entry(manifest: Any, name: str) -> None:
     with pytest.raises(ManifestError, match=r"^m") as caught:
-        parse(spelled(manifest), GRID, "m")
+        parse(encode_manifest(manifest), GRID, "m")
     assert name in str(caught.value)
 
 
@@ -80,7 +80,7 @@ def test_entries_of_every_kind_are_read(tmp_path: Path) -> None:
         "6": {"data": {"a": [1]}},
         "7": {"path": str(tmp_path / "whole.bin")},
     }
-    fs = opened(str(write(tmp_path / "a", manifest, (20,), (2,))))
+    fs = open_source(str(write(tmp_path / "a", manifest, (20,), (2,))))
     chunks = {key: fs.cat_file(f"c/{key}") for key in "01345 67".replace(" ", "")}
     assert chunks == {
         "0": b"45", "1": b"AB", "3": b"xy", "4": b"89", "5": b"01", "6": b'{"a":[1]}', "7": b"AB",
@@ -120,7 +120,7 @@ def test_checksums_are_checked(tmp_path: Path, name: str) -> None:
         "3": {"data": "2345", "checksum": wrong},
         "4": {"path": "raw", "checksum": f"{name}:{SUMS[name](b'0123456789')}"},
     }
-    fs = opened(str(write(tmp_path, manifest, (10,))))
+    fs = open_source(str(write(tmp_path, manifest, (10,))))
     assert fs.cat_file("c/0") == fs.cat_file("c/2") == b"2345"
     assert fs.cat_file("c/0", 1, 3) == b"34"  # the checksum is of the whole chunk
     assert fs.cat_file("c/4", -3, -1) == b"78"
@@ -135,7 +135,7 @@ def test_checksums_are_checked(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("checksum", ["crc99:00", "md5", "md5:00", "crc32c:1", "md5:zz", "shake_128:00", ""])
 def test_unknown_checksums_are_errors(tmp_path: Path, checksum: str) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
-    fs = opened(str(write(tmp_path, {"0": {"path": "raw", "checksum": checksum}})))
+    fs = open_source(str(write(tmp_path, {"0": {"path": "raw", "checksum": checksum}})))
     with pytest.raises(ManifestError, match=r"manifest\.json.*'c/0'"):
         fs.cat_file("c/0")
 
@@ -151,8 +151,8 @@ def test_etags_and_times_are_checked(http_server: RangeServer) -> None:
         "2": {**span, "last_modified": "2020-01-01T00:00:00Z"},
     }
     for key, entry in entries.items():
-        doc = metadata((10,), (2,), {key: entry})
-        fs = opened({"x/zarr.json": json.dumps(doc)})
+        doc = make_metadata((10,), (2,), {key: entry})
+        fs = open_source({"x/zarr.json": json.dumps(doc)})
         if key == "0":
             assert fs.cat_file("x/c/0") == b"01"
         else:

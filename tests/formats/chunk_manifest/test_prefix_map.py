@@ -13,7 +13,7 @@ import zarr
 
 from refshard_fs import ManifestError, NotListable, ReferenceNotReachable, TargetChanged, TargetNotAllowed
 from tests.servers.http import RangeServer
-from tests.support.chunk_manifests import metadata, needs_zarr_3, opened
+from tests.support.chunk_manifests import make_metadata, needs_zarr_3, open_source
 
 GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
@@ -46,12 +46,12 @@ def mapped(tmp_path: Path) -> Path:
         "0.1": {"data": "XX"},
         "1.2": {},
     }
-    write(tmp_path / "x/zarr.json", metadata((6, 6), (2, 2), manifest))
+    write(tmp_path / "x/zarr.json", make_metadata((6, 6), (2, 2), manifest))
     return tmp_path
 
 
 def test_entries_and_the_longest_prefix_take_precedence(mapped: Path) -> None:
-    fs = opened(str(mapped / "x"))
+    fs = open_source(str(mapped / "x"))
     found = {f"{i}/{j}": fs.cat_file(f"c/{i}/{j}") for i in range(3) for j in range(3) if (i, j) != (1, 2)}
     assert found == {
         "0/0": b"a0", "0/1": b"XX", "0/2": b"a2", "1/0": b"b0", "1/1": b"b1", "2/0": b"b0", "2/1": b"r1", "2/2": b"r2",
@@ -63,7 +63,7 @@ def test_entries_and_the_longest_prefix_take_precedence(mapped: Path) -> None:
 
 
 def test_listings_show_chunks_of_all_prefixes(mapped: Path) -> None:
-    fs = opened(str(mapped / "x"))
+    fs = open_source(str(mapped / "x"))
     assert fs.find("c") == ["c/0/0", "c/0/1", "c/0/2", "c/1/0", "c/1/1", "c/2/0", "c/2/1", "c/2/2"]
     assert fs.ls("c", detail=False) == ["c/0", "c/1", "c/2"]
     assert [e["size"] for e in fs.ls("c/0")] == [2, 2, 2]
@@ -73,7 +73,7 @@ def test_listings_show_chunks_of_all_prefixes(mapped: Path) -> None:
 
 def test_missing_object_is_a_missing_chunk(mapped: Path) -> None:
     (mapped / "two/part.1").unlink()
-    fs = opened(str(mapped / "x"))
+    fs = open_source(str(mapped / "x"))
     with pytest.raises(FileNotFoundError):
         fs.cat_file("c/1/1")
     assert fs.find("c/1") == ["c/1/0"]
@@ -85,8 +85,8 @@ def test_coordinates_may_be_directories(tmp_path: Path) -> None:
             write(tmp_path / f"far/c/{i}/{j}", b"%d%d" % (i, j))
     write(tmp_path / "far/c/0/x", b"stray")
     manifest = {"prefix": {"": {"path": f"file://{tmp_path}/far/c/", "separator": "/"}}}
-    write(tmp_path / "x/zarr.json", metadata((4, 6), (2, 2), manifest))
-    fs = opened(str(tmp_path / "x"))
+    write(tmp_path / "x/zarr.json", make_metadata((4, 6), (2, 2), manifest))
+    fs = open_source(str(tmp_path / "x"))
     assert fs.cat_file("c/1/2") == b"12"
     assert fs.find("c") == [f"c/{i}/{j}" for i in range(2) for j in range(3)]
     assert fs.ls("c", detail=False) == ["c/0", "c/1"]
@@ -95,7 +95,7 @@ def test_coordinates_may_be_directories(tmp_path: Path) -> None:
 def test_unlistable_prefix_is_read_by_key(http_server: RangeServer) -> None:
     http_server.put("/far/0", b"ab")
     manifest = {"prefix": {"": {"path": f"{http_server.url}/far/"}}}
-    fs = opened({"x/zarr.json": json.dumps(metadata((4,), (2,), manifest))})
+    fs = open_source({"x/zarr.json": json.dumps(make_metadata((4,), (2,), manifest))})
     assert fs.cat_file("x/c/0") == b"ab"
     with pytest.raises(FileNotFoundError):
         fs.cat_file("x/c/1")
@@ -106,7 +106,7 @@ def test_unlistable_prefix_is_read_by_key(http_server: RangeServer) -> None:
 def write_stores(folder: Path) -> None:
     for name in ("a", "b"):
         write(folder / f"{name}.zarr/zarr.json", GROUP)
-        write(folder / f"{name}.zarr/x/zarr.json", metadata((4,), (2,), None))
+        write(folder / f"{name}.zarr/x/zarr.json", make_metadata((4,), (2,), None))
         write(folder / f"{name}.zarr/x/c/0", name.encode() * 2)
 
 
@@ -120,10 +120,10 @@ def test_many_stores_become_one_group(tmp_path: Path) -> None:
     }
     root = GROUP | {"attributes": {"t": 1}, "storage_transformers": declare(manifest)}
     write(tmp_path / "s.zarr/zarr.json", root)
-    write(tmp_path / "s.zarr/own/zarr.json", metadata((4,), (2,), None))
+    write(tmp_path / "s.zarr/own/zarr.json", make_metadata((4,), (2,), None))
     write(tmp_path / "s.zarr/own/c/0", b"oo")
     write(tmp_path / "s.zarr/a/hidden", b"")
-    fs = opened(str(tmp_path / "s.zarr"))
+    fs = open_source(str(tmp_path / "s.zarr"))
     assert json.loads(fs.cat_file("zarr.json")) == GROUP | {"attributes": {"t": 1}}
     assert fs.cat_file("deep/b/x/c/0") == b"bb"
     assert fs.cat_file("own/c/0") == b"oo"
@@ -147,7 +147,7 @@ def test_longest_prefix_of_a_key_takes_precedence(tmp_path: Path) -> None:
     write_stores(tmp_path)
     manifest = {"prefix": {"": {"path": "../a.zarr"}, "x/": {"path": "../b.zarr/x/"}}}
     write(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declare(manifest)})
-    fs = opened(str(tmp_path / "s"))
+    fs = open_source(str(tmp_path / "s"))
     assert fs.cat_file("x/c/0") == b"bb"
     assert json.loads(fs.cat_file("zarr.json")) == GROUP
     assert fs.find("") == ["x/c/0", "x/zarr.json", "zarr.json"]
@@ -157,39 +157,39 @@ def test_prefix_map_may_be_a_file(tmp_path: Path) -> None:
     write_stores(tmp_path)
     write(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declare("maps/all.json")})
     write(tmp_path / "s/maps/all.json", {"prefix": {"a/": {"path": "../../a.zarr/"}}})
-    assert opened(str(tmp_path / "s")).cat_file("a/x/c/0") == b"aa"
+    assert open_source(str(tmp_path / "s")).cat_file("a/x/c/0") == b"aa"
 
 
 def test_prefix_map_is_opened_as_a_source(tmp_path: Path) -> None:
     write_stores(tmp_path)
     document = declare({"prefix": {"a/": {"path": "a.zarr/"}, "b/": {"path": "b.zarr/"}}})[0]
     write(tmp_path / "all.json", document)
-    fs = opened(str(tmp_path / "all.json"))
+    fs = open_source(str(tmp_path / "all.json"))
     assert fs.ls("", detail=False) == ["a", "b", "zarr.json"]
     assert fs.cat_file("b/x/c/0") == b"bb"
     assert json.loads(fs.cat_file("zarr.json")) == GROUP
-    held = opened(json.dumps(document).encode(), base_url=str(tmp_path))
+    held = open_source(json.dumps(document).encode(), base_url=str(tmp_path))
     assert held.cat_file("a/x/c/0") == b"aa"
     root = declare({"prefix": {"": {"path": "a.zarr/"}}})[0]
     write(tmp_path / "root.json", root)
-    assert opened(str(tmp_path / "root.json")).find("") == ["x/c/0", "x/zarr.json", "zarr.json"]
+    assert open_source(str(tmp_path / "root.json")).find("") == ["x/c/0", "x/zarr.json", "zarr.json"]
 
 
 def test_arrays_of_a_mapped_store_may_have_manifests(tmp_path: Path) -> None:
-    write(tmp_path / "far/x/zarr.json", metadata((4,), (2,)))
+    write(tmp_path / "far/x/zarr.json", make_metadata((4,), (2,)))
     write(tmp_path / "far/x/manifest.json", {"0": {"path": "../raw", "offset": 1, "length": 2}})
     write(tmp_path / "far/raw", b"0123")
     write(tmp_path / "all.json", declare({"prefix": {"a/": {"path": "far"}}})[0])
-    assert opened(str(tmp_path / "all.json")).cat_file("a/x/c/0") == b"12"
+    assert open_source(str(tmp_path / "all.json")).cat_file("a/x/c/0") == b"12"
 
 
 def test_reference_set_may_map_its_keys(tmp_path: Path) -> None:
     refs = {
         "zarr.json": json.dumps(GROUP | {"storage_transformers": declare({"prefix": {"new/": {"path": "old/"}}})}),
-        "old/x/zarr.json": json.dumps(metadata((4,), (2,), None)),
+        "old/x/zarr.json": json.dumps(make_metadata((4,), (2,), None)),
         "old/x/c/0": "ab",
     }
-    fs = opened(refs)
+    fs = open_source(refs)
     assert fs.cat_file("new/x/c/0") == b"ab"
     assert fs.find("new") == ["new/x/c/0", "new/x/zarr.json"]
 
@@ -210,13 +210,13 @@ def test_reference_set_may_map_its_keys(tmp_path: Path) -> None:
 def test_invalid_maps_are_refused(tmp_path: Path, manifest: Any, name: str) -> None:
     write(tmp_path / "zarr.json", GROUP | {"storage_transformers": declare(manifest)})
     with pytest.raises(ManifestError, match=name):
-        opened(str(tmp_path)).cat_file("zarr.json")
+        open_source(str(tmp_path)).cat_file("zarr.json")
 
 
 def test_missing_mapped_store_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "zarr.json", GROUP | {"storage_transformers": declare({"a": {"path": "gone"}})})
     with pytest.raises(ReferenceNotReachable):
-        opened(str(tmp_path)).cat_file("a")
+        open_source(str(tmp_path)).cat_file("a")
 
 
 def test_mapped_keys_are_checked_against_ranges_and_versions(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_mapped_keys_are_checked_against_ranges_and_versions(tmp_path: Path) -> 
         "data": [f"file://{tmp_path}/raw", 0, 4],
         "note": "four",
     }
-    fs = opened(refs)
+    fs = open_source(refs)
     assert fs.cat_file("there") == b"12"
     with pytest.raises(TargetChanged):
         fs.cat_file("changed")
@@ -248,13 +248,13 @@ def test_remote_manifests_cannot_reach_local_files(http_server: RangeServer, tmp
     write(tmp_path / "secret/0", b"ab")
     url = f"file://{tmp_path}/secret/"
     manifest = {"array": {"0": {"path": url + "0"}}, "prefix": {"prefix": {"": {"path": url}}}}.get(where)
-    http_server.put("/s/x/zarr.json", json.dumps(metadata((4,), (2,), manifest)).encode())
+    http_server.put("/s/x/zarr.json", json.dumps(make_metadata((4,), (2,), manifest)).encode())
     keys = {"map": {"key": {"path": url + "0"}}, "mount": {"prefix": {"m/": {"path": url}}}}.get(where, {})
     http_server.put("/s/zarr.json", json.dumps(GROUP | {"storage_transformers": declare(keys)}).encode())
     key = {"map": "key", "mount": "m/0"}.get(where, "x/c/0")
     with pytest.raises(TargetNotAllowed, match="allow="):
-        opened(f"{http_server.url}/s").cat_file(key)
-    assert opened(f"{http_server.url}/s", allow=[url, http_server.url]).cat_file(key) == b"ab"
+        open_source(f"{http_server.url}/s").cat_file(key)
+    assert open_source(f"{http_server.url}/s", allow=[url, http_server.url]).cat_file(key) == b"ab"
 
 
 @needs_zarr_3
@@ -292,7 +292,7 @@ def test_xarray_reads_arrays_of_every_kind_over_http(tmp_path: Path) -> None:
     write(tmp_path / "s.zarr/zarr.json", GROUP | {"consolidated_metadata": inline})
     with RangeServer(directory=tmp_path) as server, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
-        fs = opened(f"{server.url}/s.zarr", asynchronous=True)
+        fs = open_source(f"{server.url}/s.zarr", asynchronous=True)
         store = zarr.storage.FsspecStore(fs, path="")
         with xr.open_zarr(store, consolidated=True) as found:
             assert set(found.data_vars) == set(names)

@@ -11,7 +11,7 @@ import pytest
 from refshard_fs import ManifestError, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.view import read_pending_edits
 from refshard_fs.formats.kerchunk_parquet.source import Layout
-from tests.support.chunk_manifests import metadata, opened, write
+from tests.support.chunk_manifests import make_metadata, open_source, write
 
 
 def make_root(**extension: Any) -> bytes:
@@ -65,20 +65,20 @@ def test_invalid_names_of_partition_files_are_refused(partitions: Any) -> None:
 
 
 def test_metadata_are_shown_without_the_transformer(tmp_path: Path) -> None:
-    fs = opened(str(write(tmp_path, {})))
+    fs = open_source(str(write(tmp_path, {})))
     shown = json.loads(fs.cat_file("zarr.json"))
-    assert shown == json.loads(json.dumps(metadata((4,), (2,), None)))
+    assert shown == json.loads(json.dumps(make_metadata((4,), (2,), None)))
     assert fs.info("zarr.json")["size"] == len(fs.cat_file("zarr.json"))
     assert fs.cat_file("manifest.json") == b"{}"
 
 
 def test_consolidated_metadata_lack_the_transformer(tmp_path: Path) -> None:
-    array = metadata((4,), (2,), {"0": {"data": "ab"}})
+    array = make_metadata((4,), (2,), {"0": {"data": "ab"}})
     inner = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"x": array}}}
     root = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}
     root["consolidated_metadata"] = {"kind": "inline", "metadata": {"g": inner, "g/x": array, "x": array}}
     (tmp_path / "zarr.json").write_text(json.dumps(root))
-    fs = opened(str(tmp_path))
+    fs = open_source(str(tmp_path))
     assert b"storage_transformers" not in fs.cat_file("zarr.json")
     assert json.loads(fs.cat_file("zarr.json"))["attributes"] == {"a": 1}
     assert fs.cat_file("g/x/c/0") == fs.cat_file("x/c/0") == b"ab"
@@ -94,23 +94,23 @@ def test_consolidated_metadata_lack_the_transformer(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_transformers_are_shown_unchanged(tmp_path: Path, transformers: Any) -> None:
-    text = json.dumps(metadata((4,), (2,)) | {"storage_transformers": transformers})
+    text = json.dumps(make_metadata((4,), (2,)) | {"storage_transformers": transformers})
     (tmp_path / "zarr.json").write_text(text)
-    assert opened(str(tmp_path)).cat_file("zarr.json").decode() == text
+    assert open_source(str(tmp_path)).cat_file("zarr.json").decode() == text
 
 
 def test_declaration_without_a_manifest_is_an_error(tmp_path: Path) -> None:
-    doc = metadata((4,), (2,)) | {"storage_transformers": [{"name": "chunk-manifest-json"}]}
+    doc = make_metadata((4,), (2,)) | {"storage_transformers": [{"name": "chunk-manifest-json"}]}
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
     with pytest.raises(ManifestError, match="configuration"):
-        opened(str(tmp_path)).cat_file("c/0")
+        open_source(str(tmp_path)).cat_file("c/0")
 
 
 @pytest.mark.parametrize("other", [{"name": "other"}, {"configuration": {"chunks_per_shard": [2]}}])
 def test_chunks_of_several_transformers_are_errors(tmp_path: Path, other: Any) -> None:
     several = [{"name": "chunk-manifest-json", "configuration": {"manifest": {"0": {"data": "ab"}}}}, other]
-    (tmp_path / "zarr.json").write_text(json.dumps(metadata((4,), (2,)) | {"storage_transformers": several}))
-    fs = opened(str(tmp_path))
+    (tmp_path / "zarr.json").write_text(json.dumps(make_metadata((4,), (2,)) | {"storage_transformers": several}))
+    fs = open_source(str(tmp_path))
     with pytest.raises(ManifestError, match="none are supported"):
         fs.cat_file("c/0")
 
@@ -119,7 +119,7 @@ def test_chunks_beside_a_manifest_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, {"0": {"data": "ab"}})
     (tmp_path / "c").mkdir()
     (tmp_path / "c/1").write_bytes(b"no")
-    fs = opened(str(tmp_path))
+    fs = open_source(str(tmp_path))
     assert not fs.exists("c/1")
     assert fs.find("c") == ["c/0"]
 
@@ -128,9 +128,9 @@ def test_missing_manifest_is_not_a_missing_chunk(tmp_path: Path) -> None:
     write(tmp_path, {})
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(SourceNotReachable, match=r"manifest\.json"):
-        opened(str(tmp_path)).cat_file("c/0")
+        open_source(str(tmp_path)).cat_file("c/0")
 
 
 def test_reference_set_without_manifests_has_no_view() -> None:
-    fs = opened({"a/zarr.json": json.dumps(metadata((4,), (2,), None)), "a/c/0": "ab"})
+    fs = open_source({"a/zarr.json": json.dumps(make_metadata((4,), (2,), None)), "a/c/0": "ab"})
     assert type(fs.source.open()).__name__ == "FlatKeySpace"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import ManifestError
-from tests.support.dmrpp_writer import document
+from tests.support.dmrpp_writer import make_document
 from tests.support.shards_in_memory import ROOT, Files
 
 xr = pytest.importorskip("xarray")
@@ -16,7 +16,7 @@ h5py = pytest.importorskip("h5py")
 
 
 def open_document(body: str, **targets: bytes) -> Any:
-    files = Files({ROOT: document(body), **{f"files://{name}": data for name, data in targets.items()}})
+    files = Files({ROOT: make_document(body), **{f"files://{name}": data for name, data in targets.items()}})
     return files, files.open()
 
 
@@ -31,7 +31,7 @@ OUTSIDE = '<!DOCTYPE x [<!ENTITY secret SYSTEM "file:///etc/passwd">]>'
 )
 @pytest.mark.case(id="P26")
 def test_document_type_declarations_are_refused(declaration: str) -> None:
-    data = document("<Attribute name='x' type='String'><Value>&b;&secret;</Value></Attribute>")
+    data = make_document("<Attribute name='x' type='String'><Value>&b;&secret;</Value></Attribute>")
     start, _, end = data.partition(b"?>")
     files = Files({ROOT: start + b"?>" + declaration.encode() + end})
     with pytest.raises(ManifestError, match="document type declaration"):

@@ -15,21 +15,21 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, TargetNotAllowed
 from tests.servers.http import RangeServer
-from tests.support.files_of_arrays import check_commands, same
-from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.files_of_arrays import check_commands, check_same
+from tests.support.shard_writers import IS_ZARR_2, open_array
 from tests.support.shards_in_memory import ROOT, Files
 
 xr = pytest.importorskip("xarray")
 netcdf4 = pytest.importorskip("netCDF4")
 h5py = pytest.importorskip("h5py")
 
-from tests.support.dmrpp_writer import document, write_dmrpp  # noqa: E402  # h5py may be absent
+from tests.support.dmrpp_writer import make_document, write_dmrpp  # noqa: E402  # h5py may be absent
 
 ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
 
 
 def open_document(body: str, **targets: bytes) -> Any:
-    files = Files({ROOT: document(body), **{f"files://{name}": data for name, data in targets.items()}})
+    files = Files({ROOT: make_document(body), **{f"files://{name}": data for name, data in targets.items()}})
     return files, files.open()
 
 
@@ -77,7 +77,7 @@ def test_values_and_attributes_equal_those_of_the_file(tmp_path: Path, zarr_form
                 continue  # xarray decodes the fill value of texts as a number
             actual = xr.open_dataset(path, group=group, decode_cf=decode, **options).drop_vars("names", errors="ignore")
             expected = xr.open_dataset(path.with_suffix(""), engine="h5netcdf", group=group, decode_cf=decode)
-            same(actual, expected.drop_vars("names", errors="ignore"))
+            check_same(actual, expected.drop_vars("names", errors="ignore"))
     tree = xr.open_datatree(path, engine="refshard")
     file_tree = xr.open_datatree(path.with_suffix(""), engine="refshard")
     assert {node.path for node in tree.subtree} == {"/", "/deep", "/deep/er"}
@@ -134,14 +134,14 @@ def test_opening_reads_the_document_and_a_chunk_one_request(http_server: RangeSe
 def test_described_file_is_at_href_beside_or_at_target(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_file(tmp_path / "air.nc")
     data = path.with_suffix("").read_bytes()
-    expected = array(str(path), "plain")[...]
+    expected = open_array(str(path), "plain")[...]
     url = http_server.put("/elsewhere.nc", data)
     elsewhere = write_dmrpp(path.with_suffix(""), href=url).rename(tmp_path / "moved.xml")
-    assert np.array_equal(array(str(elsewhere), "plain")[...], expected)
+    assert np.array_equal(open_array(str(elsewhere), "plain")[...], expected)
     moved = path.with_suffix("").rename(tmp_path / "other.nc")
     beside = write_dmrpp(moved, href="data/other.nc")
-    assert np.array_equal(array(str(beside), "plain")[...], expected)
-    assert np.array_equal(array(beside.read_bytes(), "plain", target=str(moved))[...], expected)
+    assert np.array_equal(open_array(str(beside), "plain")[...], expected)
+    assert np.array_equal(open_array(beside.read_bytes(), "plain", target=str(moved))[...], expected)
     with pytest.raises(ManifestError, match="target="):
         RefShardFileSystem(fo=beside.read_bytes()).ls("")
 
@@ -239,7 +239,10 @@ def test_structures_and_enumerations_equal_h5py(tmp_path: Path, zarr_format: int
     assert not fs.left_whole
     with h5py.File(tmp_path / "a.h5") as file:
         for name in (member_name for member_name in file if member_name != "group"):
-            actual, expected = np.asarray(array(path, name, zarr_format=zarr_format)[...]), np.asarray(file[name][()])
+            actual, expected = (
+                np.asarray(open_array(path, name, zarr_format=zarr_format)[...]),
+                np.asarray(file[name][()]),
+            )
             little = expected.astype(
                 np.dtype(
                     [(member_name, expected.dtype[member_name]) for member_name in expected.dtype.names or ()]
@@ -247,7 +250,7 @@ def test_structures_and_enumerations_equal_h5py(tmp_path: Path, zarr_format: int
                 ).newbyteorder("<")
             )
             assert actual.tobytes() == little.tobytes(), name
-    flag = array(path, "group/flag", zarr_format=zarr_format)
+    flag = open_array(path, "group/flag", zarr_format=zarr_format)
     assert flag[:].tolist() == [1, 5]
     assert {"flag_values": [1, 5], "flag_meanings": "cloud no_data"}.items() <= dict(flag.attrs).items()
 

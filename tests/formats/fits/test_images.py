@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.fits_files import KINDS, images, write
+from tests.support.fits_files import KINDS, make_images, write
 from tests.support.shard_writers import IS_ZARR_2
 
 xr = pytest.importorskip("xarray")
@@ -20,7 +20,7 @@ ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
 def test_xarray_reads_the_images_that_astropy_reads(tmp_path: Path, zarr_format: int) -> None:
-    path = write(tmp_path / "a.fits", *images(), primary=np.arange(5, dtype="i2"))
+    path = write(tmp_path / "a.fits", *make_images(), primary=np.arange(5, dtype="i2"))
     ds = xr.open_dataset(path, engine="refshard", storage_options={"zarr_format": zarr_format})
     with fits.open(path) as hdus:
         names = ["PRIMARY", "SCI", "SCI_2", "SCALED", "4", *map(str.upper, KINDS)]
@@ -43,7 +43,7 @@ def test_xarray_reads_the_images_that_astropy_reads(tmp_path: Path, zarr_format:
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
 def test_datatree_has_the_values_that_astropy_reads(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.fits", *images(), primary=np.arange(5, dtype="i2"))
+    path = write(tmp_path / "a.fits", *make_images(), primary=np.arange(5, dtype="i2"))
     tree = xr.open_datatree(path, engine="refshard")
     with fits.open(path) as hdus:
         for name, hdu in (("PRIMARY", 0), ("SCI", ("SCI", 1)), ("SCI_2", ("SCI", 2)), ("SCALED", "SCALED"), ("4", 4)):

@@ -10,8 +10,8 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.support.files_of_arrays import check_commands, check_damage, rounds_to_open
-from tests.support.fits_files import SKY, compressed, images, write
+from tests.support.files_of_arrays import check_commands, check_damage, count_rounds_to_open
+from tests.support.fits_files import SKY, make_compressed, make_images, write
 from tests.support.shards_in_memory import ROOT, Files
 
 pytestmark = pytest.mark.case(id="P33")
@@ -25,7 +25,7 @@ def test_hdus_that_cannot_be_shown_are_reported(tmp_path: Path) -> None:
     numbers = [fits.Column("a", "C", array=np.ones(2, "c8"))]
     scaled = fits.BinTableHDU.from_columns(numbers, name="SCALED")
     scaled.header["TSCAL1"] = 2.0
-    masks = compressed("HCOMPRESS_1", "i2", None)
+    masks = make_compressed("HCOMPRESS_1", "i2", None)
     path = write(tmp_path / "a.fits", scaled, masks, fits.ImageHDU(SKY, name="SCI"))
     path.write_bytes(path.read_bytes() + b"\0" * 2880)
     files = Files({ROOT: path.read_bytes()})
@@ -64,7 +64,7 @@ def test_headers_without_data_become_group_attributes(tmp_path: Path) -> None:
 
 
 def test_commands_accept_fits_and_convert_it_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "a.fits", *images(), compressed("RICE_1", "i2", None))
+    path = write(tmp_path / "a.fits", *make_images(), make_compressed("RICE_1", "i2", None))
     refs = check_commands(path, tmp_path, capsys, "SCALED")
     xr.testing.assert_identical(*(xr.open_dataset(fo, engine="refshard").load() for fo in (path, refs)))
 
@@ -80,7 +80,7 @@ def test_opening_takes_few_rounds_and_a_chunk_one_request(
     url = http_server.put("/a.fits", path.read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert "I4" in fs.ls("", detail=False)
-    assert rounds_to_open(path) <= 3
+    assert count_rounds_to_open(path) <= 3
     assert sum(request.sent for request in http_server.requests()) < 1 << 19
     http_server.clear()
     assert fs.cat_file("I3/0.0") == (large + 3).astype(f">{kinds[3]}").tobytes()
@@ -88,10 +88,10 @@ def test_opening_takes_few_rounds_and_a_chunk_one_request(
 
 
 def test_errors_of_damaged_files_name_the_file(tmp_path: Path) -> None:
-    check_damage(write(tmp_path / "a.fits", *images()).read_bytes(), seed=1, times=50)
-    check_damage(write(tmp_path / "b.fits", compressed("RICE_1", "i2", None)).read_bytes(), seed=2, times=8)
-    check_damage(write(tmp_path / "c.fits", compressed("GZIP_2", "i4", (32, 32))).read_bytes(), seed=3, times=8)
-    check_damage(write(tmp_path / "d.fits", compressed("PLIO_1", "i2", (32, 32))).read_bytes(), seed=4, times=8)
+    check_damage(write(tmp_path / "a.fits", *make_images()).read_bytes(), seed=1, times=50)
+    check_damage(write(tmp_path / "b.fits", make_compressed("RICE_1", "i2", None)).read_bytes(), seed=2, times=8)
+    check_damage(write(tmp_path / "c.fits", make_compressed("GZIP_2", "i4", (32, 32))).read_bytes(), seed=3, times=8)
+    check_damage(write(tmp_path / "d.fits", make_compressed("PLIO_1", "i2", (32, 32))).read_bytes(), seed=4, times=8)
 
 
 @pytest.mark.parametrize(

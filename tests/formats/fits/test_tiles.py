@@ -12,8 +12,8 @@ import pytest
 from refshard_fs import RefShardError, RefShardFileSystem
 from refshard_fs.formats.fits.tiles import decode_plio
 from tests.servers.http import RangeServer
-from tests.support.fits_files import RNG, SKY, compressed, write
-from tests.support.shard_writers import array
+from tests.support.fits_files import RNG, SKY, make_compressed, write
+from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
 
 xr = pytest.importorskip("xarray")
@@ -39,8 +39,8 @@ fits = pytest.importorskip("astropy.io.fits")
 def test_tiles_have_the_pixels_that_astropy_decodes(
     tmp_path: Path, tile: tuple[int, ...] | None, kind: str, dtype: str, options: dict[str, Any]
 ) -> None:
-    path = write(tmp_path / "a.fits", compressed(kind, dtype, tile, **options))
-    found = array(str(path), "TILES")
+    path = write(tmp_path / "a.fits", make_compressed(kind, dtype, tile, **options))
+    found = open_array(str(path), "TILES")
     with fits.open(path) as hdus:
         assert np.array_equal(found[...], hdus["TILES"].data)
     assert found.chunks == ((32, 32) if tile == (32, 32) else (90, 70) if tile != (7, 70) else (91, 70))
@@ -55,7 +55,7 @@ def test_unquantized_floats_and_blank_pixels_are_read(tmp_path: Path) -> None:
     for number, hdu in enumerate((fits.CompImageHDU(values), fits.CompImageHDU(values, quantize_level=-0.01))):
         path = write(tmp_path / f"{number}.fits", hdu)
         with fits.open(path) as hdus:
-            np.testing.assert_array_equal(array(str(path), hdus[1].name)[...], hdus[1].data)
+            np.testing.assert_array_equal(open_array(str(path), hdus[1].name)[...], hdus[1].data)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_line_list_with_a_long_header_is_decoded() -> None:
 
 @pytest.mark.usefixtures("large_files")
 def test_chunk_takes_one_request_if_the_table_was_read(http_server: RangeServer, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.fits", compressed("RICE_1", "i2", (32, 32)))
+    path = write(tmp_path / "a.fits", make_compressed("RICE_1", "i2", (32, 32)))
     fs = RefShardFileSystem(http_server.put("/a.fits", path.read_bytes()), skip_instance_cache=True)
     fs.cat_file("TILES/0.0")
     http_server.clear()
@@ -96,7 +96,7 @@ def test_chunk_takes_one_request_if_the_table_was_read(http_server: RangeServer,
 
 
 def test_tiles_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
-    data = write(tmp_path / "a.fits", compressed("RICE_1", "i2", (90, 70))).read_bytes()
+    data = write(tmp_path / "a.fits", make_compressed("RICE_1", "i2", (90, 70))).read_bytes()
     begin = data.index(b"END " + b" " * 76, 2880)
     begin += -begin % 2880
     files = Files({ROOT: data[:begin] + b"\x7f" + data[begin + 1 :]})
@@ -106,7 +106,7 @@ def test_tiles_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.case(id="P26")
 def test_tile_that_decompresses_to_too_many_bytes_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.fits", compressed("GZIP_1", "i2", (90, 70)))
+    path = write(tmp_path / "a.fits", make_compressed("GZIP_1", "i2", (90, 70)))
     files = Files({ROOT: path.read_bytes()})
     entry = files.run(files.open().lookup("TILES/0.0"))
     with pytest.raises(ValueError, match="decompresses to more than"):

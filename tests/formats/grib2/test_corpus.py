@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.support.grib_messages import check_same_as_cfgrib, message
-from tests.support.shard_writers import array
+from tests.support.grib_messages import check_same_as_cfgrib, make_message
+from tests.support.shard_writers import open_array
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 xr = pytest.importorskip("xarray")
@@ -113,7 +113,7 @@ def write_case(case: Case) -> bytes:
         ends = [corner.format(which) for which in ("First", "Last")]
         keys |= dict(zip(ends, [eccodes.codes_get(handle, end) for end in reversed(ends)], strict=True))
     eccodes.codes_release(handle)
-    handle = eccodes.codes_new_from_message(message(values, sample, **keys))
+    handle = eccodes.codes_new_from_message(make_message(values, sample, **keys))
     if case.packing != "grid_simple":
         eccodes.codes_set(handle, "packingType", case.packing)
     data = bytes(eccodes.codes_get_message(handle))
@@ -188,7 +188,7 @@ def test_values_of_all_packings_equal_those_of_eccodes(edition: int, grid: str) 
                 {"alternativeRowScanning": alternates} if alternates else {}
             )
             try:
-                plain = message(values, sample, bitsPerValue=12, **scans)
+                plain = make_message(values, sample, bitsPerValue=12, **scans)
                 handle = eccodes.codes_new_from_message(plain)
                 eccodes.codes_set(handle, "packingType", packing)
                 data = bytes(eccodes.codes_get_message(handle))
@@ -197,7 +197,7 @@ def test_values_of_all_packings_equal_those_of_eccodes(edition: int, grid: str) 
             except (eccodes.CodesInternalError, ValueError):
                 continue  # eccodes does not write it
             name = get_name_by_eccodes(data)
-            found = array(data, name)[...]
+            found = open_array(data, name)[...]
             if by_columns or alternates:
                 want = arrange_in_rows(want, found.shape, by_columns, alternates)
             np.testing.assert_array_equal(found.ravel(), want.ravel(), f"{packing}, {kind}, {by_columns}{alternates}")

@@ -9,9 +9,9 @@ import pytest
 
 from refshard_fs.formats.grib2 import decoding
 from refshard_fs.formats.grib2.decoding import Values
-from tests.support.grib_messages import RNG, message, sections
-from tests.support.memory import taking
-from tests.support.shard_writers import array
+from tests.support.grib_messages import RNG, make_message, split_sections
+from tests.support.memory import check_peak
+from tests.support.shard_writers import open_array
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 xr = pytest.importorskip("xarray")
@@ -32,22 +32,22 @@ xr = pytest.importorskip("xarray")
 @pytest.mark.parametrize("bits", [8, 11, 16, 24])
 def test_values_of_every_packing_equal_those_of_eccodes(packing: str, bits: int) -> None:
     try:
-        data = message(packingType=packing, bitsPerValue=bits)
+        data = make_message(packingType=packing, bitsPerValue=bits)
     except eccodes.CodesInternalError as e:
         pytest.skip(f"this eccodes does not write it: {e}")
     handle = eccodes.codes_new_from_message(data)
     want = eccodes.codes_get_values(handle).astype("f4")
     eccodes.codes_release(handle)
-    np.testing.assert_allclose(array(data, "t")[...].ravel(), want, rtol=1e-6)
+    np.testing.assert_allclose(open_array(data, "t")[...].ravel(), want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bits", [33, 48, 56])
 def test_numbers_of_more_than_32_bits_equal_those_of_eccodes(bits: int) -> None:
-    data = message(packingType="grid_simple", bitsPerValue=bits)
+    data = make_message(packingType="grid_simple", bitsPerValue=bits)
     handle = eccodes.codes_new_from_message(data)
     want = eccodes.codes_get_values(handle).astype("f4")
     eccodes.codes_release(handle)
-    np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
+    np.testing.assert_array_equal(open_array(data, "t")[...].ravel(), want)
 
 
 @pytest.mark.parametrize("truncation", [20, 63])
@@ -60,12 +60,12 @@ def test_spectral_coefficients_equal_those_of_eccodes(sample: str, packing: str,
     values = RNG.normal(size=(len(m), 2)) / (1 + n[:, None]) ** 1.5
     values[m == 0, 1] = 0
     keys = dict.fromkeys("JKM", truncation)
-    data = message(values.ravel(), sample=sample, **keys, packingType=packing)
+    data = make_message(values.ravel(), sample=sample, **keys, packingType=packing)
     handle = eccodes.codes_new_from_message(data)
     want = eccodes.codes_get_values(handle).astype("f4")
     name = eccodes.codes_get(handle, "cfVarName")
     eccodes.codes_release(handle)
-    found = array(data, name)
+    found = open_array(data, name)
     np.testing.assert_array_equal(found[...].ravel(), want)
     assert {key: found.attrs[key] for key in ("GRIB_gridType", "GRIB_J")} == {
         "GRIB_gridType": "sh",
@@ -75,20 +75,20 @@ def test_spectral_coefficients_equal_those_of_eccodes(sample: str, packing: str,
 
 @pytest.mark.parametrize("power", [2_000_000_000, 0x80000000 + 2_000_000_000], ids=["large", "small"])
 def test_extreme_spectral_power_is_an_error(power: int) -> None:
-    data = message(np.linspace(-1, 1, 506), sample="sh_ml_grib2", J=21, K=21, M=21, packingType="spectral_complex")
+    data = make_message(np.linspace(-1, 1, 506), sample="sh_ml_grib2", J=21, K=21, M=21, packingType="spectral_complex")
     at = data.index(b"\x05", data.index((35).to_bytes(4) + b"\x05")) - 4  # section 5 has 35 bytes
     changed = data[: at + 20] + power.to_bytes(4) + data[at + 24 :]
     with pytest.raises(Exception, match="cannot be scaled by the power"):
-        array(changed, "t")[...]
+        open_array(changed, "t")[...]
 
 
 @pytest.mark.parametrize("precision", [1, 2])
 def test_ieee_numbers_are_read_unchanged(precision: int) -> None:
-    data = message(packingType="grid_ieee", precision=precision)
+    data = make_message(packingType="grid_ieee", precision=precision)
     handle = eccodes.codes_new_from_message(data)
     want = eccodes.codes_get_values(handle).astype("f4")
     eccodes.codes_release(handle)
-    np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
+    np.testing.assert_array_equal(open_array(data, "t")[...].ravel(), want)
 
 
 def test_run_lengths_are_decoded_to_levels_and_missing_values() -> None:
@@ -113,8 +113,8 @@ def test_run_lengths_are_decoded_to_levels_and_missing_values() -> None:
 @pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_complex_spatial_differencing", "grid_ccsds"])
 def test_points_without_a_value_are_nan(packing: str) -> None:
     values = np.where(RNG.random(496) > 0.7, np.nan, RNG.normal(size=496))
-    data = message(values, packingType=packing, bitsPerValue=16)
-    found = array(data, "t")[...].ravel()
+    data = make_message(values, packingType=packing, bitsPerValue=16)
+    found = open_array(data, "t")[...].ravel()
     np.testing.assert_array_equal(np.isnan(found), np.isnan(values))
     np.testing.assert_allclose(found, values, atol=1e-3)
 
@@ -142,9 +142,9 @@ def write_groups(order: int, missing: int, widest: int) -> bytes:
     data += int(text[: len(text) // 8 * 8], 2).to_bytes(len(text) // 8)
     head = struct.pack(">IHfHHBBBBff", 496, 3 if order else 2, 1.25, 1, 1, 11, 0, 1, missing, 9999.0, 8888.0)
     head += struct.pack(">IBBIBIB", 30, 0, 5, 0, 1, lengths[-1], 9) + (bytes([order, 4]) if order else b"")
-    plain = message()
+    plain = make_message()
     parts = [
-        *sections(plain)[:-3],
+        *split_sections(plain)[:-3],
         *(struct.pack(">IB", len(body) + 5, n) + body for n, body in ((5, head), (6, b"\xff"), (7, data))),
     ]
     return plain[:8] + (20 + sum(map(len, parts))).to_bytes(8) + b"".join(parts) + b"7777"
@@ -165,7 +165,7 @@ def test_groups_of_any_width_and_length_are_decoded(
         want = eccodes.codes_get_values(handle)
         eccodes.codes_release(handle)
         found = np.frombuffer(
-            Values(496, tuple(map(len, sections(data)[-3:]))).make(b"".join(sections(data)[-3:])), "f4"
+            Values(496, tuple(map(len, split_sections(data)[-3:]))).make(b"".join(split_sections(data)[-3:])), "f4"
         )
         np.testing.assert_array_equal(found, np.where(want == 1e300, np.nan, want).astype("f4"))
 
@@ -175,8 +175,8 @@ def test_groups_of_any_width_and_length_are_decoded(
 def test_constant_and_empty_fields_equal_those_of_eccodes(packing: str, points: int) -> None:
     values = np.where(np.arange(496) < points, 4.0, np.nan)
     for keys in ({}, {"decimalScaleFactor": 2}, {"bitsPerValue": 0, "decimalPrecision": 1}):
-        data = message(values, packingType=packing, **keys)
-        np.testing.assert_array_equal(array(data, "t")[...].ravel(), values)
+        data = make_message(values, packingType=packing, **keys)
+        np.testing.assert_array_equal(open_array(data, "t")[...].ravel(), values)
 
 
 @pytest.mark.parametrize(("bits", "points", "most"), [(0, 1 << 22, 40 << 20), (12, 1 << 20, 40 << 20)])
@@ -184,7 +184,7 @@ def test_decoding_memory_is_a_small_multiple_of_the_field(bits: int, points: int
     packing = struct.pack(">IBIHfHHBB", 21, 5, points, 0, 1.5, 0, 0, bits, 0)
     data = bytes([0, 0x10, 0x02] * (points * bits // 24))  # 1, 2, 1, 2, ... in 12 bits each
     raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5 + len(data), 7) + data
-    with taking(most):
+    with check_peak(most):
         values = np.frombuffer(Values(points, (21, 6, 5 + len(data))).make(raw), "<f4")
     assert values[-2:].tolist() == ([2.5, 3.5] if bits else [1.5, 1.5])
 

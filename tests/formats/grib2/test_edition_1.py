@@ -12,8 +12,8 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardError
 from refshard_fs.formats.grib2.decoding import decode_ibm_floats
-from tests.support.grib_messages import RNG, check_same_as_cfgrib, message
-from tests.support.shard_writers import array
+from tests.support.grib_messages import RNG, check_same_as_cfgrib, make_message
+from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
@@ -34,7 +34,7 @@ GRIDS = [
 
 def write_message(values: Any = None, sample: str = SAMPLE, **keys: Any) -> bytes:
     """Return a message of edition 1."""
-    return message(values, sample, **({"shortName": "t"} if sample == SAMPLE else {}) | keys)
+    return make_message(values, sample, **({"shortName": "t"} if sample == SAMPLE else {}) | keys)
 
 
 def patch_section_1(data: bytes, octets: dict[int, int]) -> bytes:
@@ -51,7 +51,7 @@ def test_length_that_includes_the_next_message_is_reported() -> None:
     damaged = first[:4] + (len(first) + len(second)).to_bytes(3) + first[7:]
     keyspace = Files({ROOT: damaged + second + third}).open()
     assert list(keyspace.reports) == [f"the message at byte {len(first) - 4}"]
-    assert array(damaged + second + third, "t").shape[0] == 2
+    assert open_array(damaged + second + third, "t").shape[0] == 2
 
 
 @pytest.mark.parametrize("sample", GRIDS)
@@ -95,7 +95,7 @@ def test_coordinates_of_mercator_equal_those_of_eccodes() -> None:
     handle = eccodes.codes_new_from_message(MERCATOR)
     for key in ("latitude", "longitude"):
         want = eccodes.codes_get_array(handle, f"{key}s")
-        found = array(MERCATOR, key)[...]
+        found = open_array(MERCATOR, key)[...]
         assert found.shape == (31, 16)
         np.testing.assert_array_equal(found.ravel(), want)
     eccodes.codes_release(handle)
@@ -110,7 +110,7 @@ def test_more_values_than_points_are_an_error() -> None:
     data = bytearray(write_grid(1))
     data[8 + int.from_bytes(data[8:11]) + 9] = 30  # rows
     with pytest.raises(RefShardError, match="expected 480 values of 24 bits"):
-        array(bytes(data), "t")[...]
+        open_array(bytes(data), "t")[...]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_values_equal_those_of_eccodes_bit_for_bit(scale: float, holes: float) -
     eccodes.codes_release(handle)
     with np.errstate(over="ignore"):
         want = np.where(want == 1e300, np.nan, want).astype("f4")
-    np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
+    np.testing.assert_array_equal(open_array(data, "t")[...].ravel(), want)
 
 
 def change_packing(data: bytes, packing: str) -> bytes:
@@ -171,7 +171,7 @@ def test_second_order_packing_equals_eccodes_bit_for_bit(order: str, holes: floa
     want = eccodes.codes_get_values(handle)
     eccodes.codes_release(handle)
     want = np.where(want == 1e300, np.nan, want).astype("f4")
-    np.testing.assert_array_equal(array(bytes(data), "t")[...].ravel(), want)
+    np.testing.assert_array_equal(open_array(bytes(data), "t")[...].ravel(), want)
 
 
 def test_ibm_numbers_are_exact() -> None:
@@ -262,7 +262,7 @@ def test_large_messages_are_read(side: int, has_holes: bool) -> None:
     assert large[4] & 0x80
     data = large + write_message()
     assert {"u", "t"} <= Files({ROOT: data}).open().grids.keys()
-    np.testing.assert_allclose(array(data, "u")[...].ravel(), values, rtol=1e-5)
+    np.testing.assert_allclose(open_array(data, "u")[...].ravel(), values, rtol=1e-5)
 
 
 def test_unsupported_fields_are_reported() -> None:
@@ -277,7 +277,7 @@ def test_unsupported_fields_are_reported() -> None:
         "the message at byte 0": "its harmonics are rotated (grid 60), which is not supported",
     }
     with pytest.raises(RefShardError, match="second-order packing has flags 0x0: only the general extended one"):
-        array(bytes(second), "t")[...]
+        open_array(bytes(second), "t")[...]
 
 
 def test_truncated_file_is_an_error() -> None:

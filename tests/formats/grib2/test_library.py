@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from refshard_fs.formats.grib2.library import Points
-from tests.support.grib_messages import check_same_as_cfgrib, message, on_level
-from tests.support.shard_writers import array
+from tests.support.grib_messages import check_same_as_cfgrib, make_message, make_message_on_level
+from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
@@ -21,7 +21,7 @@ def test_names_depend_on_the_production_status(tmp_path: Path) -> None:
     surface = {"typeOfFirstFixedSurface": 103, "scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2}
     statistic = {"typeOfStatisticalProcessing": 0, "stepRange": "0-24"}
     for status in (0, 6):
-        data = message(productionStatusOfProcessedData=status, **keys, **surface, **statistic)
+        data = make_message(productionStatusOfProcessedData=status, **keys, **surface, **statistic)
         handle = eccodes.codes_new_from_message(data)
         name = eccodes.codes_get(handle, "cfVarName")
         eccodes.codes_release(handle)
@@ -32,13 +32,13 @@ def test_names_depend_on_the_relation_to_a_reference_dataset() -> None:
     """An anomaly and the field itself differ only in this relation, and are two variables."""
     keys = {"tablesVersion": 34, "productDefinitionTemplateNumber": 107, "typeOfFirstFixedSurface": 103}
     keys |= {"scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2, "typeOfStatisticalProcessing": 2}
-    plain, anomaly = (message(**keys, typeOfRelationToReferenceDataset=relation) for relation in (20, 0))
+    plain, anomaly = (make_message(**keys, typeOfRelationToReferenceDataset=relation) for relation in (20, 0))
     opened = Files({ROOT: plain + anomaly}).open()
     assert {"mx2t", "t2a"} <= opened.grids.keys()
 
 
 def test_unknown_disciplines_and_centres_do_not_reach_eccodes() -> None:
-    data = on_level(500, shortName="t")
+    data = make_message_on_level(500, shortName="t")
     unknown = data[:6] + b"\xb3" + data[7:]  # no discipline has this number; eccodes takes minutes for some of these
     assert set(Files({ROOT: unknown}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
         "parameter_179_0_0",
@@ -51,7 +51,7 @@ def test_unknown_disciplines_and_centres_do_not_reach_eccodes() -> None:
 
 def test_names_without_eccodes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter that is read without eccodes has numbers as its name, until eccodes is installed."""
-    data = on_level(437, shortName="sst")
+    data = make_message_on_level(437, shortName="sst")
     with monkeypatch.context() as without_eccodes:
         without_eccodes.setitem(sys.modules, "eccodes", None)
         assert any(name.startswith("parameter_") for name in Files({ROOT: data}).open().grids)
@@ -66,7 +66,7 @@ def test_names_of_chemistry_depend_on_the_class(project: str, tables: int, quant
     local = {"setLocalDefinition": 1, "localDefinitionNumber": 1, "class": project}
     chemical = {"productDefinitionTemplateNumber": 40, "parameterCategory": 20, "parameterNumber": quantity}
     surface = {"typeOfFirstFixedSurface": 1, "typeOfSecondFixedSurface": 8} if quantity == 1 else {}
-    data = message(centre="ecmf", tablesVersion=tables, **chemical, constituentType=4, **surface, **local)
+    data = make_message(centre="ecmf", tablesVersion=tables, **chemical, constituentType=4, **surface, **local)
     handle = eccodes.codes_new_from_message(data)
     name = eccodes.codes_get(handle, "cfVarName")
     eccodes.codes_release(handle)
@@ -75,14 +75,17 @@ def test_names_of_chemistry_depend_on_the_class(project: str, tables: int, quant
 
 def test_levels_of_icon_are_named() -> None:
     for second, name in ((255, "generalVertical"), (150, "generalVerticalLayer")):
-        assert name in Files({ROOT: message(typeOfFirstFixedSurface=150, typeOfSecondFixedSurface=second)}).open().grids
+        assert (
+            name
+            in Files({ROOT: make_message(typeOfFirstFixedSurface=150, typeOfSecondFixedSurface=second)}).open().grids
+        )
 
 
 def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:
     """A transverse Mercator projection; cfgrib shows it without latitudes and longitudes, too."""
     keys = {"gridDefinitionTemplateNumber": 12, "Nx": 4, "Ny": 3, "numberOfDataPoints": 12}
-    data = message(np.arange(12.0), **keys)
-    assert array(data, "t")[...].tolist() == np.arange(12.0).reshape(3, 4).tolist()
+    data = make_message(np.arange(12.0), **keys)
+    assert open_array(data, "t")[...].tolist() == np.arange(12.0).reshape(3, 4).tolist()
     assert not {"latitude", "longitude"} & Files({ROOT: data}).open().grids.keys()
 
 
@@ -136,8 +139,8 @@ def test_areas_of_reduced_grids_equal_those_of_cfgrib(tmp_path: Path, sample: st
 
 def test_corners_in_large_units_do_not_reach_eccodes() -> None:
     """From an angle of many degrees, eccodes subtracts 360 degrees again and again, which may take hours."""
-    data = bytearray(message(sample="rotated_ll_sfc_grib2"))
+    data = bytearray(make_message(sample="rotated_ll_sfc_grib2"))
     at = data.index(b"\0\0\0\x54\3")
     data[at + 38 : at + 46] = b"GRIB\0\0\x6c\1"
     with pytest.raises(Exception, match="its corners are multiples of 1196575042/27649 degrees"):
-        array(bytes(data), "latitude")[...]
+        open_array(bytes(data), "latitude")[...]

@@ -14,8 +14,15 @@ from refshard_fs.core.format import IN_MEMORY, OpenOptions, Probe
 from refshard_fs.core.model import Facts, Span
 from refshard_fs.formats.grib2 import messages, source
 from tests.servers.http import RangeServer
-from tests.support.grib_messages import POINTS, many, message, offsets_of, on_level, sidecar
-from tests.support.shard_writers import array
+from tests.support.grib_messages import (
+    POINTS,
+    find_offsets,
+    make_many_messages,
+    make_message,
+    make_message_on_level,
+    make_sidecar,
+)
+from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
@@ -33,7 +40,7 @@ def pad(data: bytes) -> bytes:
 
 def write_edition_1() -> bytes:
     """Return a message of edition 1 whose variable is `t2m`."""
-    return message(sample="regular_ll_sfc_grib1")
+    return make_message(sample="regular_ll_sfc_grib1")
 
 
 # How messages are joined to a file, and whether some of these messages have edition 1.
@@ -57,13 +64,13 @@ FRAMINGS = {
 
 @pytest.mark.parametrize("framing", FRAMINGS)
 def test_messages_are_found_in_every_framing(framing: str) -> None:
-    fields = [on_level(level, shortName="t") for level in (1000, 850, 700, 500)]
+    fields = [make_message_on_level(level, shortName="t") for level in (1000, 850, 700, 500)]
     join, has_edition_1 = FRAMINGS[framing]
     data = join(fields)
     keyspace = Files({ROOT: data}).open()
     assert len(keyspace.reports) == (2 if framing == "edition 1 between" else 0), "three messages of one field"
     assert ("t2m" in keyspace.grids) == has_edition_1
-    np.testing.assert_array_equal(array(data, "t")[...], array(b"".join(fields), "t")[...])
+    np.testing.assert_array_equal(open_array(data, "t")[...], open_array(b"".join(fields), "t")[...])
     index = "".join(f"{n}:{data.index(field)}:d\n" for n, field in enumerate(fields, 1)).encode()
     files = Files({ROOT: data, ROOT + ".idx": index})
     assert files.open().grids.keys() == keyspace.grids.keys()
@@ -71,7 +78,7 @@ def test_messages_are_found_in_every_framing(framing: str) -> None:
 
 
 def test_damaged_messages_between_others_are_reported() -> None:
-    fields = [on_level(level, shortName="t") for level in (1000, 850, 500)]
+    fields = [make_message_on_level(level, shortName="t") for level in (1000, 850, 500)]
     report = f"the message at byte {len(fields[0])}"
     damaged = b"GRIX" + fields[1][4:]
     assert list(Files({ROOT: fields[0] + damaged + fields[2]}).open().reports) == [report]
@@ -83,7 +90,7 @@ def test_damaged_messages_between_others_are_reported() -> None:
 @pytest.mark.parametrize("number", range(7))
 def test_unexpected_section_number_is_reported(number: int) -> None:
     """Section 7 has another number, or a message has no sections."""
-    fields = [on_level(level, shortName="t") for level in (1000, 850)]
+    fields = [make_message_on_level(level, shortName="t") for level in (1000, 850)]
     at = fields[0].index(b"\6\6\xff") + 7  # a section 6 without a bitmap has 6 bytes, and the next length has 4
     assert fields[0][at] == 7
     damaged = fields[0][:at] + bytes([number]) + fields[0][at + 1 :]
@@ -94,7 +101,7 @@ def test_unexpected_section_number_is_reported(number: int) -> None:
 
 def test_damaged_message_of_ascii_bytes_is_reported() -> None:
     """It is not mistaken for a text between messages, although it does not begin with GRIB."""
-    fields = [on_level(level, shortName="t") for level in (1000, 850)]
+    fields = [make_message_on_level(level, shortName="t") for level in (1000, 850)]
     damaged = b"GRIX" + bytes(60) + b"7777"
     reports = Files({ROOT: fields[0] + damaged + fields[1]}).open().reports
     assert list(reports) == [f"the message at byte {len(fields[0])}"]
@@ -102,7 +109,7 @@ def test_damaged_message_of_ascii_bytes_is_reported() -> None:
 
 def test_padded_messages_take_few_rounds() -> None:
     values = np.arange(90000) % 255 + 0.0
-    fields = (on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))
+    fields = (make_message_on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))
     files = Files({ROOT: b"".join(map(pad, fields))})
     files.open()
     assert files.rounds <= 12
@@ -112,8 +119,11 @@ def test_padded_messages_take_few_rounds() -> None:
 def test_messages_of_various_lengths_take_few_rounds(pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
     keys = {"shortName": "t", "Nj": 300, "bitsPerValue": 8}
-    wide = [on_level(500, Ni=points, values=np.resize(POINTS, 300 * points), **keys) for points in range(300, 324)]
-    data = many() if pitch == 4_000 else b"".join(wide)
+    wide = [
+        make_message_on_level(500, Ni=points, values=np.resize(POINTS, 300 * points), **keys)
+        for points in range(300, 324)
+    ]
+    data = make_many_messages() if pitch == 4_000 else b"".join(wide)
     files = Files({ROOT: data})
     keys = files.open().grids.keys()
     assert (
@@ -126,7 +136,7 @@ def test_messages_of_various_lengths_take_few_rounds(pitch: int, monkeypatch: py
 
 def test_only_headers_of_large_messages_are_read() -> None:
     keys = {"shortName": "t", "Ni": 700, "Nj": 700, "values": np.resize(POINTS, 490_000)}
-    data = b"".join(on_level(500, bitsPerValue=8 + step % 3, step=step, **keys) for step in range(6))
+    data = b"".join(make_message_on_level(500, bitsPerValue=8 + step % 3, step=step, **keys) for step in range(6))
     files = Files({ROOT: data})
     assert files.open().grids
     assert sum(stop - start for _, start, stop in files.wanted) < len(data) / 25
@@ -136,19 +146,19 @@ def test_only_headers_of_large_messages_are_read() -> None:
 def test_sidecar_replaces_the_scan_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((source, "WHOLE"), (messages, "EVEN"), (messages, "UNEVEN")):
         monkeypatch.setattr(module, name, 0)
-    data = many()
+    data = make_many_messages()
     (tmp_path / "a.grib2").write_bytes(data)
     alone = Files({ROOT: data})
     keys = alone.open().grids.keys()
     assert 20 < alone.rounds < 40, "a round for each message after the first bytes of the file"
     for kind in (".idx", ".index"):
-        with_sidecar = Files({ROOT: data, ROOT + kind: sidecar(data, kind)})
+        with_sidecar = Files({ROOT: data, ROOT + kind: make_sidecar(data, kind)})
         assert with_sidecar.open().grids.keys() == keys
         assert with_sidecar.rounds == 3, "the head of the file, sidecars, and a window of each message"
     with RangeServer(directory=tmp_path) as server:
         for name in ("a.grib2.idx", "a.grib2.index", "a.index", "a.idx"):
             path = tmp_path / name
-            path.write_bytes(sidecar(data, path.suffix))
+            path.write_bytes(make_sidecar(data, path.suffix))
             server.clear()
             fs = RefShardFileSystem(f"{server.url}/a.grib2", skip_instance_cache=True)
             assert fs.ls("t")
@@ -163,7 +173,7 @@ def test_sidecar_replaces_the_scan_of_the_file(tmp_path: Path, monkeypatch: pyte
 def test_messages_of_equal_length_take_few_rounds() -> None:
     values = np.arange(90000) % 255
     keys = {"Ni": 300, "Nj": 300, "bitsPerValue": 8}
-    files = Files({ROOT: b"".join(on_level(500, values=values + 0.0, **keys, step=n) for n in range(60))})
+    files = Files({ROOT: b"".join(make_message_on_level(500, values=values + 0.0, **keys, step=n) for n in range(60))})
     files.open()
     assert files.rounds <= 12
     assert sum(stop - start for _, start, stop in files.wanted) < len(files.files[ROOT]) / 25
@@ -173,14 +183,14 @@ def find_messages(data: bytes) -> Files:
     """Find the messages of ``data``, of which the first 64 KiB are in memory; the result counts the requests."""
     files = Files({ROOT: data})
     begins = files.run(messages.Grib(ROOT, Span(ROOT, 0, len(data)), len(data), data[: 64 << 10]).find_messages())
-    assert [at for at, _ in begins] == offsets_of(data)
+    assert [at for at, _ in begins] == find_offsets(data)
     return files
 
 
 def write_message(points: int, step: int) -> bytes:
     """Return a message of 100 rows of ``points`` values, each of a byte."""
     keys = {"Ni": points, "Nj": 100, "bitsPerValue": 8, "values": np.resize(POINTS, 100 * points)}
-    return on_level(500, step=step, **keys)
+    return make_message_on_level(500, step=step, **keys)
 
 
 def test_windows_of_messages_of_equal_length_are_read_together() -> None:
@@ -218,7 +228,7 @@ def test_message_of_another_length_costs_few_requests() -> None:
 
 def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
-    data = many()
+    data = make_many_messages()
     for text, reason in (
         (b"1:0:d\n2:5:d\n", "expected a message at byte 5"),
         (b"1:0:d\nnonsense", "has no offset of a message"),
@@ -233,7 +243,7 @@ def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("is_small", [True, False])
 def test_subset_with_the_first_byte_of_a_message_is_read(is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", (2 << 20) * is_small)
-    whole = on_level(500, shortName="t") * 2
+    whole = make_message_on_level(500, shortName="t") * 2
     keyspace = Files({ROOT: whole + b"G"}).open()
     assert "t" in keyspace.grids
     assert "ends with the first byte of a message" in keyspace.reports[f"the message at byte {len(whole)}"]
@@ -249,7 +259,7 @@ def test_subset_with_the_first_byte_of_a_message_is_read(is_small: bool, monkeyp
     ],
 )
 def test_file_that_ends_within_a_message_header_is_an_error(before: bytes, left: int) -> None:
-    whole = on_level(500, shortName="t")
+    whole = make_message_on_level(500, shortName="t")
     with pytest.raises(ManifestError, match=f"byte {len(whole + before)} has only {left} bytes: the file is cut short"):
         Files({ROOT: whole + before + whole[:left]}).open()
 
@@ -318,11 +328,11 @@ def test_product_properties_become_dimensions(template: int, keys: dict[str, lis
     base = {"tablesVersion": 34, "parameterCategory": 220, "parameterNumber": 200}  # a parameter without a name
     for places in itertools.product(*keys.values()):
         merged = {key: value for place in places for key, value in place.items()}
-        found[tuple(map(repr, places))] = message(productDefinitionTemplateNumber=template, **base, **merged)
+        found[tuple(map(repr, places))] = make_message(productDefinitionTemplateNumber=template, **base, **merged)
     group = Files({ROOT: b"".join(found.values())}).open()
     assert group.reports == {}
     (name,) = (name for name in group.grids if name.startswith("parameter"))
-    fields = array(b"".join(found.values()), name)
+    fields = open_array(b"".join(found.values()), name)
     assert fields.shape[:-2] == tuple(len(places) for places in keys.values() if len(places) > 1)
     for field, data in zip(fields[...].reshape(-1, *fields.shape[-2:]), found.values(), strict=True):
         handle = eccodes.codes_new_from_message(data)
@@ -333,12 +343,12 @@ def test_product_properties_become_dimensions(template: int, keys: dict[str, lis
         values = [value for place in places for key, value in place.items() if key != "NB" and "Factor" not in key]
         factor = next((value for key, value in places[0].items() if "Factor" in key), 0)
         data = b"".join(found.values())
-        np.testing.assert_allclose(array(data, axis)[...], np.squeeze(values) / 10.0**factor)
+        np.testing.assert_allclose(open_array(data, axis)[...], np.squeeze(values) / 10.0**factor)
 
 
 def test_two_types_of_probability_are_two_variables() -> None:
     keys = {"productDefinitionTemplateNumber": 5, "typeOfLevel": "surface"}
-    data = b"".join(message(**keys, probabilityType=kind) for kind in (0, 1))
+    data = b"".join(make_message(**keys, probabilityType=kind) for kind in (0, 1))
     group = Files({ROOT: data}).open()
     names = [name for name in group.grids if name.startswith("t_")]
-    assert [array(data, name).attrs["GRIB_probabilityType"] for name in names] == [0, 1]
+    assert [open_array(data, name).attrs["GRIB_probabilityType"] for name in names] == [0, 1]

@@ -17,14 +17,14 @@ import refshard_fs
 from refshard_fs import ManifestError, NotYetThere, ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
 from refshard_fs.formats.grib2.rule import Rule, parse_lines
 from tests.servers.http import RangeServer
-from tests.support.forecast_archive import ARCHIVES, Published, fill, publish, section_3
-from tests.support.grib_messages import message
+from tests.support.forecast_archive import ARCHIVES, Published, fill, find_section_3, publish
+from tests.support.grib_messages import make_message
 
 xr = pytest.importorskip("xarray")
 
 RULES = Path(__file__).parents[3] / "examples" / "rules"
 START = datetime(2026, 11, 1, tzinfo=UTC)
-GRID = base64.b64encode(section_3(message())).decode()
+GRID = base64.b64encode(find_section_3(make_message())).decode()
 PARAMETERS = {"2t": [0, 0, 0], "t": [0, 0, 0], "gh": [0, 3, 5], "tp": [0, 1, 193]}
 VARIABLE = {"line": {}, "message": {"parameter": [0, 0, 0]}, "level": "x", "levels": [1]}
 
@@ -180,8 +180,10 @@ STALE = {
         "expected time 1793491200, found 1793577600",
     ),
     "of another grid": (
-        lambda data, lines: (message(np.zeros(496), shortName="2t", jScansPositively=1) + data, [
-            lines[0], f"2:{len(message(np.zeros(496), shortName='2t', jScansPositively=1))}:d=2026110100:A:b:anl:\n"]),
+        lambda data, lines: (make_message(np.zeros(496), shortName="2t", jScansPositively=1) + data, [
+            lines[0],
+            f"2:{len(make_message(np.zeros(496), shortName='2t', jScansPositively=1))}:d=2026110100:A:b:anl:\n",
+        ]),
         "expected time|expected grid",
     ),
     "no sidecar": (lambda data, lines: (data, ["<html>\n"]), "expected a line of wgrib2"),

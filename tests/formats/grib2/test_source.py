@@ -23,17 +23,17 @@ from tests.support.grib_messages import (
     POINTS,
     RNG,
     check_same_as_cfgrib,
-    many,
-    message,
-    offsets_of,
-    on_level,
+    find_offsets,
+    make_many_messages,
+    make_message,
+    make_message_on_level,
+    make_sidecar,
     open_cfgrib,
-    sections,
-    sidecar,
+    split_sections,
 )
-from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.shard_writers import IS_ZARR_2, open_array
 from tests.support.shards_in_memory import ROOT, Files
-from tests.support.threads import settle
+from tests.support.threads import wait_for_writes
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 xr = pytest.importorskip("xarray")
@@ -43,13 +43,13 @@ ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
 
 def write_file() -> bytes:
     """Return a file with temperatures, a geopotential, winds, sums of rain, and a field with missing values."""
-    fields = [on_level(level, shortName="t", step=step) for step in (0, 6) for level in (1000, 850, 500)]
-    fields += [on_level(500, shortName="z", step=6)]
-    fields += [message(shortName="10u", typeOfLevel="heightAboveGround", level=10, step=step) for step in (0, 6)]
+    fields = [make_message_on_level(level, shortName="t", step=step) for step in (0, 6) for level in (1000, 850, 500)]
+    fields += [make_message_on_level(500, shortName="z", step=6)]
+    fields += [make_message(shortName="10u", typeOfLevel="heightAboveGround", level=10, step=step) for step in (0, 6)]
     rain = {"productDefinitionTemplateNumber": 8, "shortName": "tp", "stepType": "accum"}
-    fields += [message(**rain, stepRange=range_) for range_ in ("0-6", "0-12")]
+    fields += [make_message(**rain, stepRange=range_) for range_ in ("0-6", "0-12")]
     with_holes = np.where(RNG.random(496) > 0.5, np.nan, 3.5)
-    return b"".join([*fields, message(with_holes, shortName="sst")])
+    return b"".join([*fields, make_message(with_holes, shortName="sst")])
 
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
@@ -84,7 +84,7 @@ def test_missing_fields_of_members_are_nan(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
     keys = {"productDefinitionTemplateNumber": 1, "shortName": "t"}
     fields = {
-        (number, step): on_level(500, **keys, number=number, step=step)
+        (number, step): make_message_on_level(500, **keys, number=number, step=step)
         for number, step in itertools.product((1, 2, 3), (0, 3))
         if (number, step) != (2, 3)
     }
@@ -109,29 +109,35 @@ def test_missing_fields_of_members_are_nan(tmp_path: Path) -> None:
 )
 def test_datasets_of_all_grids_equal_those_of_cfgrib(tmp_path: Path, sample: str) -> None:
     path = tmp_path / "a.grib2"
-    path.write_bytes(message(sample=sample))
+    path.write_bytes(make_message(sample=sample))
     check_same_as_cfgrib(path)
 
 
 def test_valid_time_has_the_dimensions_of_time_and_step(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
-    fields = {(day, step): on_level(500, dataDate=20240100 + day, step=step) for day in (1, 2) for step in (0, 6, 12)}
+    fields = {
+        (day, step): make_message_on_level(500, dataDate=20240100 + day, step=step)
+        for day in (1, 2)
+        for step in (0, 6, 12)
+    }
     path.write_bytes(b"".join(fields.values()))
     assert check_same_as_cfgrib(path)["valid_time"].dims == ("time", "step")
     path.write_bytes(fields[1, 0] + fields[1, 6])
     assert check_same_as_cfgrib(path)["valid_time"].dims == ("step",)
     path.write_bytes(fields[1, 0] + fields[2, 0])
     assert check_same_as_cfgrib(path)["valid_time"].dims == ("time",)
-    diagonal = [on_level(500, dataDate=20240101 + day, step=day) for day in range(20)]
+    diagonal = [make_message_on_level(500, dataDate=20240101 + day, step=day) for day in range(20)]
     path.write_bytes(b"".join(diagonal))
     assert "valid_time" not in xr.open_dataset(path, engine="refshard"), "400 sums for 20 fields"
 
 
 def test_single_member_and_levels_in_pascal_equal_cfgrib(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
-    path.write_bytes(on_level(500, productDefinitionTemplateNumber=1, number=0))
+    path.write_bytes(make_message_on_level(500, productDefinitionTemplateNumber=1, number=0))
     assert check_same_as_cfgrib(path)["number"].item() == 0
-    path.write_bytes(b"".join(message(shortName="t", typeOfLevel="isobaricInPa", level=level) for level in (10, 50)))
+    path.write_bytes(
+        b"".join(make_message(shortName="t", typeOfLevel="isobaricInPa", level=level) for level in (10, 50))
+    )
     assert check_same_as_cfgrib(path)["isobaricInPa"].values.tolist() == [50, 10]
 
 
@@ -143,11 +149,11 @@ def test_coordinates_follow_the_scan_directions(sample: str, north: float, south
     upwards = {"latitudeOfFirstGridPointInDegrees": south, "latitudeOfLastGridPointInDegrees": north}
     westwards = {"longitudeOfFirstGridPointInDegrees": east, "longitudeOfLastGridPointInDegrees": 0}
     for keys in ({"jScansPositively": 1, **upwards}, {"iScansNegatively": 1, **westwards}):
-        data = message(sample=sample, **keys)
+        data = make_message(sample=sample, **keys)
         handle = eccodes.codes_new_from_message(data)
         want = [eccodes.codes_get_array(handle, key) for key in ("latitudes", "longitudes")]
         eccodes.codes_release(handle)
-        found = np.meshgrid(array(data, "latitude")[...], array(data, "longitude")[...], indexing="ij")
+        found = np.meshgrid(open_array(data, "latitude")[...], open_array(data, "longitude")[...], indexing="ij")
         for coordinates, expected in zip(found, want, strict=True):
             np.testing.assert_allclose(coordinates.ravel(), expected, atol=1e-6)
 
@@ -155,31 +161,31 @@ def test_coordinates_follow_the_scan_directions(sample: str, north: float, south
 @pytest.mark.parametrize("sample", ["regular_ll_sfc_grib2", "regular_gg_ml_grib2", "polar_stereographic_pl_grib2"])
 @pytest.mark.parametrize("flags", [0x10, 0x20, 0x30])
 def test_column_and_alternating_scans_become_rows(sample: str, flags: int) -> None:
-    plain = message(sample=sample)
+    plain = make_message(sample=sample)
     keys = [f"{key}itude" for key in ("lat", "long")]
-    rows, *want = (array(plain, key)[...] for key in ("t", *keys))
+    rows, *want = (open_array(plain, key)[...] for key in ("t", *keys))
     scanned = rows.T.copy() if flags & 0x20 else rows.copy()
     if flags & 0x10:
         scanned[1::2] = scanned[1::2, ::-1].copy()
     directions = {"jPointsAreConsecutive": flags >> 5, "alternativeRowScanning": flags >> 4 & 1}
-    data = message(scanned.ravel(), sample=sample, **directions, bitsPerValue=24)
-    np.testing.assert_allclose(array(data, "t")[...], rows, rtol=1e-5)
+    data = make_message(scanned.ravel(), sample=sample, **directions, bitsPerValue=24)
+    np.testing.assert_allclose(open_array(data, "t")[...], rows, rtol=1e-5)
     for key, coordinates in zip(keys, want, strict=True):
-        np.testing.assert_array_equal(array(data, key)[...], coordinates)
+        np.testing.assert_array_equal(open_array(data, key)[...], coordinates)
 
 
 def test_potential_vorticity_levels_equal_cfgrib(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
-    path.write_bytes(message(typeOfLevel="potentialVorticity", level=2000))
+    path.write_bytes(make_message(typeOfLevel="potentialVorticity", level=2000))
     assert check_same_as_cfgrib(path)["potentialVorticity"].item() == 2000
 
 
 def test_two_grids_of_a_file_have_separate_coordinates(tmp_path: Path) -> None:
     """Two grids that differ only in their longitudes have separate coordinates, too."""
     path = tmp_path / "a.grib2"
-    moved = message(shortName="u", longitudeOfFirstGridPointInDegrees=10, longitudeOfLastGridPointInDegrees=40)
-    polar = message(shortName="v", sample="polar_stereographic_sfc_grib2")
-    path.write_bytes(message(shortName="t") + polar + moved)
+    moved = make_message(shortName="u", longitudeOfFirstGridPointInDegrees=10, longitudeOfLastGridPointInDegrees=40)
+    polar = make_message(shortName="v", sample="polar_stereographic_sfc_grib2")
+    path.write_bytes(make_message(shortName="t") + polar + moved)
     got = xr.open_dataset(path, engine="refshard")
     for name in ("t", "u", "v"):
         want = open_cfgrib(path, shortName=name)
@@ -189,7 +195,7 @@ def test_two_grids_of_a_file_have_separate_coordinates(tmp_path: Path) -> None:
 
 
 def test_too_fine_gaussian_grid_is_an_error() -> None:
-    data = message(sample="regular_gg_pl_grib2")
+    data = make_message(sample="regular_gg_pl_grib2")
     at = data.index(b"\0\0\0\x48\3") + 67
     assert data[at : at + 4] == (32).to_bytes(4)
     with pytest.raises(ManifestError, match="its Gaussian grid has N=1000000: expected at most 8192"):
@@ -197,17 +203,20 @@ def test_too_fine_gaussian_grid_is_an_error() -> None:
 
 
 def test_all_fields_of_a_message_are_shown() -> None:
-    first, second = sections(on_level(500, shortName="u")), sections(on_level(500, shortName="v"))
+    first, second = (
+        split_sections(make_message_on_level(500, shortName="u")),
+        split_sections(make_message_on_level(500, shortName="v")),
+    )
     body = b"".join([*first, *second[2:]])
     data = b"GRIB\0\0\0\2" + (len(body) + 20).to_bytes(8) + body + b"7777"
     for name, field in (("u", first), ("v", second)):
         alone = b"GRIB\0\0\0\2" + (len(b"".join(field)) + 20).to_bytes(8) + b"".join(field) + b"7777"
-        np.testing.assert_array_equal(array(data, name)[...], array(alone, name)[...])
+        np.testing.assert_array_equal(open_array(data, name)[...], open_array(alone, name)[...])
 
 
 def test_unsupported_fields_are_reported() -> None:
-    clustered = on_level(500, productDefinitionTemplateNumber=3)
-    keyspace = Files({ROOT: clustered + on_level(500, shortName="t")}).open()
+    clustered = make_message_on_level(500, productDefinitionTemplateNumber=3)
+    keyspace = Files({ROOT: clustered + make_message_on_level(500, shortName="t")}).open()
     assert keyspace.reports == {"the message at byte 0": "its product has template 3, which is not supported"}
     with pytest.raises(
         ManifestError, match="none of its arrays can be shown. the message at byte 0: its product has template 3"
@@ -216,28 +225,28 @@ def test_unsupported_fields_are_reported() -> None:
 
 
 def test_unstructured_grid_has_one_dimension_and_a_uuid() -> None:
-    data = on_level(500, shortName="t")
+    data = make_message_on_level(500, shortName="t")
     grid = (
         struct.pack(">IBBIBBH", 35, 3, 0, 496, 0, 0, 101) + struct.pack(">B3sB", 6, b"\0\0\x1a", 1) + bytes(range(16))
     )
-    identification, _, *others = sections(data)
+    identification, _, *others = split_sections(data)
     body = b"".join([identification, grid, *others])
     icon = b"GRIB\0\0\0\2" + (len(body) + 20).to_bytes(8) + body + b"7777"
-    found = array(icon, "t")
-    np.testing.assert_array_equal(found[...], array(data, "t")[...].ravel())
+    found = open_array(icon, "t")
+    np.testing.assert_array_equal(found[...], open_array(data, "t")[...].ravel())
     assert found.attrs["GRIB_uuidOfHGrid"] == bytes(range(16)).hex()
     assert found.attrs["GRIB_numberOfGridUsed"] == 26
 
 
 def test_grids_of_unsupported_fields_are_not_counted() -> None:
-    refused = message(np.zeros(200_000), shortName="u", Ni=200_000, Nj=1)
-    grids = Files({ROOT: refused + on_level(500, shortName="t")}).open().grids
+    refused = make_message(np.zeros(200_000), shortName="u", Ni=200_000, Nj=1)
+    grids = Files({ROOT: refused + make_message_on_level(500, shortName="t")}).open().grids
     assert {"latitude", "longitude"} <= grids.keys()
     assert not {name for name in grids if name.endswith("_1")}
 
 
 def test_small_file_takes_two_requests() -> None:
-    files = Files({ROOT: many()})
+    files = Files({ROOT: make_many_messages()})
     assert files.open().grids
     assert files.rounds == 2, "the head of the file, and the rest"
     assert sum(stop - start for _, start, stop in files.wanted) == len(files.files[ROOT]) - HEAD
@@ -248,7 +257,10 @@ def test_concat_takes_two_requests_for_each_file() -> None:
     keys = {"shortName": "t", "Ni": 150, "Nj": 150, "bitsPerValue": 16, "values": np.resize(POINTS, 22_500)}
     with RangeServer() as server:
         urls = [
-            server.put(f"{step}.grib2", b"".join(on_level(level, step=step, **keys) for level in (1000, 850, 500, 300)))
+            server.put(
+                f"{step}.grib2",
+                b"".join(make_message_on_level(level, step=step, **keys) for level in (1000, 850, 500, 300)),
+            )
             for step in range(3)
         ]
         server.clear()
@@ -268,14 +280,16 @@ def test_scan_is_cached_for_the_next_process(tmp_path: Path, size: str, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     if size != "small":
         monkeypatch.setattr(source, "WHOLE", 0)
-    data = many() * 2
+    data = make_many_messages() * 2
     assert len(data) > 1 << 18, "the scan of such a file is cached by default"
-    replacement = b"".join(on_level(level, shortName="t", Ni=60, Nj=60, values=POINTS + 1) for level in (850, 500))
+    replacement = b"".join(
+        make_message_on_level(level, shortName="t", Ni=60, Nj=60, values=POINTS + 1) for level in (850, 500)
+    )
     with RangeServer() as server:
         urls = [server.put(f"{step}.grib2", data) for step in range(2)]
         if size == "sidecar":
             for url in urls:
-                server.put(url.rpartition("/")[2] + ".idx", sidecar(data, ".idx"))
+                server.put(url.rpartition("/")[2] + ".idx", make_sidecar(data, ".idx"))
         first = read_all(urls[0])
         assert read_all(urls[1]) == first
         server.clear()
@@ -298,7 +312,7 @@ def read_all(url: str, *, with_values: bool = True, **options: Any) -> dict[str,
     INDEXES.clear()
     fs = RefShardFileSystem(url, skip_instance_cache=True, **options)
     values = {key: fs.cat_file(key) if with_values else b"" for key in fs.find("")}
-    settle()
+    wait_for_writes()
     return values
 
 
@@ -306,12 +320,14 @@ def test_scans_of_cube_parts_are_cached(tmp_path: Path) -> None:
     keys = {"shortName": "t", "Ni": 150, "Nj": 150, "bitsPerValue": 16, "values": np.resize(POINTS, 22_500)}
     with RangeServer() as server:
         urls = [
-            server.put(f"{step}.grib2", b"".join(on_level(level, step=step, **keys) for level in (1000, 850, 500)))
+            server.put(
+                f"{step}.grib2", b"".join(make_message_on_level(level, step=step, **keys) for level in (1000, 850, 500))
+            )
             for step in range(3)
         ]
         options = {"allow": [server.url], "index_cache": str(tmp_path / "cache")}
         refshard_fs.concat(urls, "step", lazy=True, **options).save(str(tmp_path / "cube.refshard"))
-        settle()
+        wait_for_writes()
         INDEXES.clear()
         server.clear()
         with xr.open_dataset(tmp_path / "cube.refshard", engine="refshard", storage_options=options) as ds:
@@ -342,12 +358,12 @@ def test_commands_accept_grib2_files(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = tmp_path / "a.grib2"
     path.write_bytes(write_file())
     refs = check_commands(path, tmp_path, capsys, "t")
-    np.testing.assert_array_equal(array(refs, "t")[...], array(path, "t")[...])
+    np.testing.assert_array_equal(open_array(refs, "t")[...], open_array(path, "t")[...])
 
 
 def test_error_for_a_truncated_file_names_the_file() -> None:
     data = write_file()
-    ends = {*offsets_of(data)[1:], len(data)}
+    ends = {*find_offsets(data)[1:], len(data)}
     for cut in {*RNG.integers(1, len(data), 60).tolist(), *(end - 1 for end in ends)} - ends:
         with pytest.raises(RefShardError, match="files://x"):
             Files({ROOT: data[:cut]}).open("grib2")
@@ -373,7 +389,7 @@ def test_cube_joins_files_along_time_step_and_member(edition: int, tmp_path: Pat
         keys = {"dataDate": 20240100 + day, "step": step} | dict.fromkeys(member, number)
         product = {"productDefinitionTemplateNumber": 1} if member else {}
         fields = [
-            message(np.full(496, 100 * day + step + number / 8 + level / 1e4), sample, **product, shortName="t",
+            make_message(np.full(496, 100 * day + step + number / 8 + level / 1e4), sample, **product, shortName="t",
                     typeOfLevel="isobaricInhPa", level=level, **keys)
             for level in (850, 500)
         ]  # fmt: skip

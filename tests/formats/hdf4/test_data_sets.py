@@ -8,12 +8,12 @@ import struct
 import pytest
 
 from refshard_fs.errors import ManifestError
-from tests.support.hdf4_files import hdf4_file
+from tests.support.hdf4_files import read_hdf4_file
 from tests.support.shards_in_memory import ROOT, Files
 
 
 def test_damaged_data_set_leaves_the_others() -> None:
-    data = hdf4_file("layouts")
+    data = read_hdf4_file("layouts")
     number_type = bytes([1, 6, 64, 1])  # 6 is the type of "doubles" only
     assert data.count(number_type) == 1
     keyspace = Files({ROOT: data.replace(number_type, bytes([1, 99, 64, 1]))}).open()
@@ -23,7 +23,7 @@ def test_damaged_data_set_leaves_the_others() -> None:
 
 def test_each_damaged_descriptor_is_an_error_or_a_report() -> None:
     """A damaged descriptor once hid a data set, a scale or a dimension without a report."""
-    data = hdf4_file("layouts")
+    data = read_hdf4_file("layouts")
     whole = Files({ROOT: data}).open()
     descriptors = [
         match.start() for match in re.finditer(b"\7[\xaa\xad]..\0{2}..\0{2}", data, re.DOTALL)
@@ -40,7 +40,7 @@ def test_each_damaged_descriptor_is_an_error_or_a_report() -> None:
 
 def test_damaged_tag_of_a_member_is_reported() -> None:
     """A damaged tag once hid a data set, or the values of one, without a report."""
-    data = hdf4_file("layouts")
+    data = read_hdf4_file("layouts")
     files = Files({ROOT: data})
     whole = files.open()
     descriptors = {match.start() for match in re.finditer(rb"[\0\2\7]...\0{2}..\0{2}", data, re.DOTALL)}
@@ -63,7 +63,7 @@ def test_damaged_tag_of_a_member_is_reported() -> None:
 
 
 def test_dimensions_beyond_the_end_are_an_error() -> None:
-    data = bytearray(hdf4_file("old"))
+    data = bytearray(read_hdf4_file("old"))
     start = data.index((701).to_bytes(2, "big"), 10)  # the descriptor of the dimensions
     data[start + 4 : start + 8] = (2**31 - 1).to_bytes(4, "big")
     with pytest.raises(ManifestError, match="cut short"):
@@ -72,32 +72,32 @@ def test_dimensions_beyond_the_end_are_an_error() -> None:
 
 def test_compressed_values_never_written_are_fill() -> None:
     header = struct.pack(">HHi", 3, 0, 480)  # 480 bytes: 120 numbers of four bytes
-    data = hdf4_file("layouts")
+    data = read_hdf4_file("layouts")
     assert data.count(header) == 1
     files = Files({ROOT: data.replace(header, struct.pack(">HHi", 3, 0, 0))})
     assert files.read(files.open(), "deflated/0.0") == struct.pack(">i", -2147483647) * 120
 
 
 def test_range_of_texts_is_left_out() -> None:
-    keyspace = Files({ROOT: hdf4_file("old").replace(bytes([1, 22, 16, 1]), bytes([1, 4, 8, 1]))}).open()
+    keyspace = Files({ROOT: read_hdf4_file("old").replace(bytes([1, 22, 16, 1]), bytes([1, 4, 8, 1]))}).open()
     assert "Data-Set-2" in keyspace.grids
 
 
 def test_truncated_scales_are_left_out() -> None:
-    data = hdf4_file("old")
+    data = read_hdf4_file("old")
     start = data.index((703).to_bytes(2, "big"), 10)  # the descriptor of the scales
     keyspace = Files({ROOT: data[: start + 8] + (1).to_bytes(4, "big") + data[start + 12 :]}).open()
     assert list(keyspace.grids) == ["Data-Set-2"]
 
 
 def test_data_sets_of_equal_names_get_unique_names() -> None:
-    data = hdf4_file("layouts")
+    data = read_hdf4_file("layouts")
     keyspace = Files({ROOT: data.replace(b"\0\4runs", b"\0\4last")}).open()
     assert {"last", "last_2"} <= set(keyspace.grids)
 
 
 def test_attribute_beyond_the_end_leaves_other_data_sets() -> None:
-    data = bytearray(hdf4_file("layouts"))
+    data = bytearray(read_hdf4_file("layouts"))
     row = re.search(b"\x07\xab.{6}\0\0\0\x01", data, re.DOTALL)  # the values of an attribute of one letter: the units
     assert row is not None
     data[row.start() + 4 : row.start() + 8] = (1 << 30).to_bytes(4, "big")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from refshard_fs.formats.hdf4.eos import parse_odl, parse_structures
-from tests.support.hdf4_files import hdf4_file
+from tests.support.hdf4_files import read_hdf4_file
 from tests.support.shards_in_memory import ROOT, Files
 
 GRID = """GROUP=SwathStructure
@@ -97,7 +97,7 @@ def test_damage_in_a_text_is_reported_or_changes_numbers_only(name: str) -> None
         ]
         return documents, dict(keyspace.reports)
 
-    data = hdf4_file(name)
+    data = read_hdf4_file(name)
     start = data.rindex(b"GROUP=SwathStructure")
     positions = range(start, data.index(b"\nEND\n", start), 5)
     expected = read_all(data)

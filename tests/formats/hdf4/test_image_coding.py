@@ -10,8 +10,8 @@ import pytest
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf4.image_coding import ImageCoding
-from tests.support.hdf4_files import hdf4_of
-from tests.support.shard_writers import array
+from tests.support.hdf4_files import make_hdf4_file
+from tests.support.shard_writers import open_array
 
 codecs = pytest.importorskip("imagecodecs")
 
@@ -23,18 +23,20 @@ def write_image(path: Path, compression: int, data: bytes, rows: int, columns: i
     """Write an image as the interface of HDF 3 does: a group (306) names its shape (300) and its bytes (303)."""
     shape = struct.pack(">iiHHhhHH", columns, rows, 106, 1, bands, 0, compression, 2)
     members = struct.pack(">4H", 300, 2, 303, 2)
-    path.write_bytes(hdf4_of({(106, 1): bytes([1, 21, 8, 0]), (306, 2): members, (300, 2): shape, (303, 2): data}))
+    path.write_bytes(
+        make_hdf4_file({(106, 1): bytes([1, 21, 8, 0]), (306, 2): members, (300, 2): shape, (303, 2): data})
+    )
     return path
 
 
 def test_runs_of_each_row_are_decoded(tmp_path: Path) -> None:
-    np.testing.assert_array_equal(array(write_image(tmp_path / "a.hdf", 11, RUNS, 4, 8), "image 2")[...], PIXELS)
+    np.testing.assert_array_equal(open_array(write_image(tmp_path / "a.hdf", 11, RUNS, 4, 8), "image 2")[...], PIXELS)
 
 
 def test_blocks_have_two_colours(tmp_path: Path) -> None:
     # A block has a bit for each of 16 pixels, the value of a set bit, and the value of an unset bit.
     blocks = bytes([0b10100101, 0xFF, 7, 4, 0xF0, 0x0F, 1, 2])
-    pixels = array(write_image(tmp_path / "a.hdf", 12, blocks, 4, 8), "image 2")[...]
+    pixels = open_array(write_image(tmp_path / "a.hdf", 12, blocks, 4, 8), "image 2")[...]
     first_block = [[7, 4, 7, 4], [4, 7, 4, 7], [7] * 4, [7] * 4]
     np.testing.assert_array_equal(pixels, np.hstack([first_block, [[1] * 4, [2] * 4, [2] * 4, [1] * 4]]))
 
@@ -43,7 +45,7 @@ def test_blocks_have_two_colours(tmp_path: Path) -> None:
 def test_jpeg_is_decoded_with_its_bands(tmp_path: Path, bands: int) -> None:
     values = np.random.default_rng(2).integers(0, 255, (16, 24, 3)[: 2 + (bands > 1)], "u1")
     data = codecs.jpeg_encode(values, level=95)
-    image = array(write_image(tmp_path / "a.hdf", 16 if bands == 1 else 15, data, 16, 24, bands), "image 2")
+    image = open_array(write_image(tmp_path / "a.hdf", 16 if bands == 1 else 15, data, 16, 24, bands), "image 2")
     assert image.attrs["_ARRAY_DIMENSIONS"] == ["y", "x", "band"][: values.ndim]
     np.testing.assert_array_equal(image[...], codecs.jpeg_decode(data))
 

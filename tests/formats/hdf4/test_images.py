@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.hdf4_files import hdf4_of, vdata_of
-from tests.support.shard_writers import array
+from tests.support.hdf4_files import make_hdf4_file, make_vdata
+from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
 
 VALUES = np.arange(3 * 4 * 5, dtype="u1").reshape(4, 5, 3)  # y, x, band
@@ -29,7 +29,7 @@ def make_group(name: str, members: list[tuple[int, int]]) -> bytes:
 
 def write_file(elements: dict[tuple[int, int], bytes], tmp_path: Any) -> Any:
     path = tmp_path / "a.hdf"
-    path.write_bytes(hdf4_of({(106, 1): bytes([1, 21, 8, 0]), **elements}))
+    path.write_bytes(make_hdf4_file({(106, 1): bytes([1, 21, 8, 0]), **elements}))
     return path
 
 
@@ -40,8 +40,8 @@ def test_bands_follow_the_interlace_of_the_image(tmp_path: Any, interlace: int, 
     path = write_file(
         {(306, 2): members, (300, 2): make_dimensions(3, interlace), (302, 2): values.tobytes()}, tmp_path
     )
-    np.testing.assert_array_equal(array(path, "image 2")[...], values)
-    assert array(path, "image 2").attrs["_ARRAY_DIMENSIONS"] == order.split()
+    np.testing.assert_array_equal(open_array(path, "image 2")[...], values)
+    assert open_array(path, "image 2").attrs["_ARRAY_DIMENSIONS"] == order.split()
 
 
 def test_image_has_name_attributes_colours_and_fill_value(tmp_path: Any) -> None:
@@ -52,12 +52,12 @@ def test_image_has_name_attributes_colours_and_fill_value(tmp_path: Any) -> None
         (300, 2): make_dimensions(1),
         (302, 2): VALUES[..., 0].tobytes(),
         (301, 2): bytes(range(6)),
-        (1962, 3): vdata_of("RIATTR0.0N", fill_dtype, 1, "RIATTR0.0C"),
+        (1962, 3): make_vdata("RIATTR0.0N", fill_dtype, 1, "RIATTR0.0C"),
         (1963, 3): bytes([7]),
-        (1962, 4): vdata_of("RIATTR0.0N", note_dtype, 1, "RIATTR0.0C"),
+        (1962, 4): make_vdata("RIATTR0.0N", note_dtype, 1, "RIATTR0.0C"),
         (1963, 4): b"abc",
     }
-    image = array(write_file(elements, tmp_path), "a picture")
+    image = open_array(write_file(elements, tmp_path), "a picture")
     np.testing.assert_array_equal(image[...], VALUES[..., 0])
     assert image.fill_value == 7
     assert dict(image.attrs) == {
@@ -84,7 +84,7 @@ def test_unsupported_images_are_reported() -> None:
         (302, 3): bytes(20),
         (302, 5): bytes(19),
     }
-    keyspace: Any = Files({ROOT: hdf4_of(elements)}).open()
+    keyspace: Any = Files({ROOT: make_hdf4_file(elements)}).open()
     assert list(keyspace.grids) == ["plain"]
     assert "compression 13" in keyspace.reports["jpeg"]
     assert "has 4 rows and 5 columns" in keyspace.reports["blocks"]

@@ -14,8 +14,8 @@ import pytest
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.formats.hdf4.elements import SMALL_FILE
 from tests.servers.http import RangeServer
-from tests.support.files_of_arrays import check_commands, check_damage, rounds_to_open
-from tests.support.hdf4_files import elements_of, hdf4_file, hdf4_of, spread, values_of
+from tests.support.files_of_arrays import check_commands, check_damage, count_rounds_to_open
+from tests.support.hdf4_files import make_hdf4_file, make_values, read_elements, read_hdf4_file, spread_elements
 from tests.support.shard_writers import IS_ZARR_2
 from tests.support.shards_in_memory import ROOT, Files
 
@@ -37,7 +37,7 @@ SHOWN = {
 
 def write_file(tmp_path: Path, name: str) -> Path:
     path = tmp_path / f"{name}.hdf"
-    path.write_bytes(hdf4_file(name))
+    path.write_bytes(read_hdf4_file(name))
     return path
 
 
@@ -50,14 +50,14 @@ def test_data_sets_have_the_values_of_every_layout(tmp_path: Path) -> None:
         ) as actual:
             for name, (dtype, shape) in SHOWN.items():
                 assert actual[name].dtype.newbyteorder("=") == np.dtype(dtype), name
-                np.testing.assert_array_equal(actual[name].values, values_of(dtype, shape), name)
-            assert "".join(text.decode() for text in actual.texts.values) == b"".join(values_of("S1", (24,))).decode()
+                np.testing.assert_array_equal(actual[name].values, make_values(dtype, shape), name)
+            assert "".join(text.decode() for text in actual.texts.values) == b"".join(make_values("S1", (24,))).decode()
             assert actual.records.dims[0] == "time"
             sparse = np.full((8, 8), -9, "i2")
-            sparse[:4, 4:] = values_of("i2", (8, 8))[:4, 4:]
+            sparse[:4, 4:] = make_values("i2", (8, 8))[:4, 4:]
             np.testing.assert_array_equal(actual.sparse.values, sparse)
             without_fill = actual.sparse_without_fill.values
-            np.testing.assert_array_equal(without_fill[:4, 4:], values_of("f4", (8, 8))[:4, 4:])
+            np.testing.assert_array_equal(without_fill[:4, 4:], make_values("f4", (8, 8))[:4, 4:])
             assert set(without_fill[4:].ravel().tolist()) == {9.969209968386869e36}
             assert set(actual.never.values.ravel().tolist()) == {-32767}
 
@@ -75,7 +75,7 @@ def test_attributes_and_scales_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 def test_unsupported_data_sets_are_reported() -> None:
-    files = Files({ROOT: hdf4_file("layouts")})
+    files = Files({ROOT: read_hdf4_file("layouts")})
     keyspace = files.open()
     assert "skipping Huffman" in keyspace.reports["huffman"]
     assert "another file, 'outside.dat'" in keyspace.reports["outside"]
@@ -87,7 +87,7 @@ def test_unsupported_data_sets_are_reported() -> None:
 def test_grid_has_coordinates_and_a_crs(tmp_path: Path) -> None:
     with xr.open_dataset(write_file(tmp_path, "grid"), engine="refshard", mask_and_scale=False) as grid:
         assert grid.NDVI.dims == ("YDim", "XDim")
-        np.testing.assert_array_equal(grid.NDVI.values, values_of("i2", (30, 40)))
+        np.testing.assert_array_equal(grid.NDVI.values, make_values("i2", (30, 40)))
         step = 1111950.519667 / 40
         np.testing.assert_allclose(grid.XDim.values[[0, -1]], [-1111950.519667 + step / 2, -step / 2])
         assert grid.YDim.values[0] > grid.YDim.values[-1]
@@ -98,7 +98,7 @@ def test_grid_has_coordinates_and_a_crs(tmp_path: Path) -> None:
 
 
 def test_coders_that_zarr_lacks_are_named_for_info() -> None:
-    keyspace = Files({ROOT: hdf4_file("layouts")}).open()
+    keyspace = Files({ROOT: read_hdf4_file("layouts")}).open()
     coders = {path: codecs for path, codecs in keyspace.file_codecs.items() if not path.startswith("image")}
     assert set(coders.values()) == {("rle",), ("nbit",)}
     assert "deflated_chunks" not in coders
@@ -121,18 +121,18 @@ def test_swath_has_its_coordinates(tmp_path: Path) -> None:
         assert swath.t.dims == ("along",)
         assert swath.Pressure.dims == ("band",)
         assert swath.Pressure.values.tolist() == [0, 1]
-    keyspace = Files({ROOT: hdf4_file("swath")}).open()
+    keyspace = Files({ROOT: read_hdf4_file("swath")}).open()
     assert keyspace.reports == {}
     assert any(path.startswith("Notes/") for path in keyspace.grids)
 
 
 def test_swath_field_in_linked_blocks_is_read(tmp_path: Path) -> None:
-    elements = elements_of(hdf4_file("swath"))
+    elements = read_elements(read_hdf4_file("swath"))
     ref = next(ref for (tag, ref), data in elements.items() if tag == 1962 and b"Pressure" in data)
     values = elements.pop((1963, ref))
     elements |= {(20, 900): struct.pack(">HHHH", 0, 901, 902, 0), (20, 901): values[:4], (20, 902): values[4:]}
     elements[1963 | 0x4000, ref] = struct.pack(">HiiiH", 1, len(values), 4, 2, 900)
-    (tmp_path / "linked.hdf").write_bytes(hdf4_of(elements))
+    (tmp_path / "linked.hdf").write_bytes(make_hdf4_file(elements))
     with (
         xr.open_dataset(tmp_path / "linked.hdf", engine="refshard") as actual,
         xr.open_dataset(write_file(tmp_path, "swath"), engine="refshard") as expected,
@@ -143,7 +143,7 @@ def test_swath_field_in_linked_blocks_is_read(tmp_path: Path) -> None:
 def test_files_of_older_libraries_are_read(tmp_path: Path) -> None:
     with xr.open_dataset(write_file(tmp_path, "old"), engine="refshard", mask_and_scale=False) as dataset:
         data = dataset["Data-Set-2"]
-        np.testing.assert_array_equal(data.values, values_of("i2", (3, 4)))
+        np.testing.assert_array_equal(data.values, make_values("i2", (3, 4)))
         assert dataset.fakeDim1.values.tolist() == [1, 2, 3, 4]
         assert data.attrs["long_name"] == "label"
         assert (data.attrs["valid_max"], data.attrs["valid_min"]) == (90, 3)
@@ -161,36 +161,36 @@ def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsy
 
 def test_opening_takes_few_rounds_and_a_chunk_one_request(http_server: RangeServer, tmp_path: Path) -> None:
     path = tmp_path / "a.hdf"
-    path.write_bytes(spread(hdf4_file("grids"), 50_000))
+    path.write_bytes(spread_elements(read_hdf4_file("grids"), 50_000))
     assert path.stat().st_size > SMALL_FILE
-    assert rounds_to_open(path) <= 4
+    assert count_rounds_to_open(path) <= 4
     url = http_server.put("/a.hdf", path.read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     fs.ls("")
     http_server.clear()
     chunk = zlib.decompress(fs.cat_file("Fine/refl/2.0"))
     assert len(http_server.requests()) == 1
-    assert chunk == values_of(">i2", (6, 8))[2:3].tobytes()
+    assert chunk == make_values(">i2", (6, 8))[2:3].tobytes()
 
 
 def test_small_file_takes_one_request(tmp_path: Path) -> None:
     path = tmp_path / "a.hdf"
-    path.write_bytes(spread(hdf4_file("layouts"), 5_000))
-    assert rounds_to_open(path) == 2
+    path.write_bytes(spread_elements(read_hdf4_file("layouts"), 5_000))
+    assert count_rounds_to_open(path) == 2
 
 
 def test_chunks_far_from_their_headers_are_found() -> None:
-    data = hdf4_file("layouts")
-    files, moved = Files({ROOT: data}), Files({ROOT: spread(data, 10, also_headers=True)})
+    data = read_hdf4_file("layouts")
+    files, moved = Files({ROOT: data}), Files({ROOT: spread_elements(data, 10, also_headers=True)})
     keys = ("deflated_chunks/1.1", "chunks_of_runs/2.0", "bits/0.0", "sparse/0.1", "records/0.0", "chunks/1.1")
     for key in keys:
         assert moved.read(moved.open(), key) == files.read(files.open(), key) is not None
 
 
 def test_damage_errors_name_the_file() -> None:
-    check_damage(hdf4_file("layouts"), seed=1, header=34_000, times=60)
-    check_damage(hdf4_file("old"), seed=2, times=60)
-    check_damage(hdf4_file("swath"), seed=3, times=20)
+    check_damage(read_hdf4_file("layouts"), seed=1, header=34_000, times=60)
+    check_damage(read_hdf4_file("old"), seed=2, times=60)
+    check_damage(read_hdf4_file("swath"), seed=3, times=20)
 
 
 def test_file_without_data_sets_is_refused() -> None:
@@ -209,7 +209,7 @@ def test_data_sets_equal_pyhdf(tmp_path: Path, kind: str) -> None:
         data = file.create(f"v{number}", getattr(sdc, kind), shape)
         if number == 1:
             data.setcompress(sdc.COMP_DEFLATE, 5)
-        data[:] = values_of(dtype, shape)
+        data[:] = make_values(dtype, shape)
         data.units = "K"
         data.endaccess()
     file.end()

@@ -12,7 +12,7 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.formats.hdf4.tables import FieldRecipe
 from tests.support.files_of_arrays import check_commands, check_damage
-from tests.support.hdf4_files import hdf4_of, vdata_of
+from tests.support.hdf4_files import make_hdf4_file, make_vdata
 from tests.support.shards_in_memory import ROOT, Files
 
 xr = pytest.importorskip("xarray")
@@ -31,7 +31,7 @@ def join_fields(rows: Any) -> bytes:
 
 def make_table_file(interlace: int = 0) -> bytes:
     values = join_fields(ROWS) if interlace else ROWS.tobytes()
-    return hdf4_of({(1962, 3): vdata_of("Soundings", KIND, 40, "Point", interlace), (1963, 3): values})
+    return make_hdf4_file({(1962, 3): make_vdata("Soundings", KIND, 40, "Point", interlace), (1963, 3): values})
 
 
 @pytest.mark.parametrize("interlace", [0, 1])
@@ -52,27 +52,27 @@ def test_fields_in_linked_blocks_are_joined(tmp_path: Path) -> None:
     data, half = ROWS.tobytes(), 333
     blocks = {(20, 5): struct.pack(">HHHH", 0, 6, 7, 0), (20, 6): data[:half], (20, 7): data[half:]}
     header = struct.pack(">HiiiH", 1, len(data), len(data), 3, 5)
-    elements = {(1962, 3): vdata_of("T", KIND, 40), (1963 | 0x4000, 3): header, **blocks}
+    elements = {(1962, 3): make_vdata("T", KIND, 40), (1963 | 0x4000, 3): header, **blocks}
     path = tmp_path / "a.hdf"
-    path.write_bytes(hdf4_of(elements))
+    path.write_bytes(make_hdf4_file(elements))
     with xr.open_dataset(path, engine="refshard", group="T") as group:
         np.testing.assert_array_equal(group.counts.values, ROWS["counts"])
 
 
 def test_unsupported_tables_are_reported() -> None:
     dtype = np.dtype([("x", ">i4")])
-    unknown = vdata_of("unknown", dtype, 2)
+    unknown = make_vdata("unknown", dtype, 2)
     outside = struct.pack(">Hiii", 2, 8, 0, 4) + b"file"
     elements = {
         (1962, 2): unknown.replace(struct.pack(">H", 24), struct.pack(">H", 99), 1),
-        (1962, 3): vdata_of("outside", dtype, 2),
+        (1962, 3): make_vdata("outside", dtype, 2),
         (1963, 2): bytes(8),
         (1963 | 0x4000, 3): outside,
-        (1962, 4): vdata_of("lost", dtype, 2),
-        (1962, 5): vdata_of("here", dtype, 2),
+        (1962, 4): make_vdata("lost", dtype, 2),
+        (1962, 5): make_vdata("here", dtype, 2),
         (1963, 5): bytes(8),
     }
-    reports = Files({ROOT: hdf4_of(elements)}).open().reports
+    reports = Files({ROOT: make_hdf4_file(elements)}).open().reports
     assert sorted(reports) == ["lost", "outside", "unknown"]
     assert "a field of its Vdata has an unknown type" in reports["unknown"]
     assert "external" in reports["outside"]
@@ -81,8 +81,8 @@ def test_unsupported_tables_are_reported() -> None:
 
 def test_tables_of_one_name_get_numbers() -> None:
     dtype = np.dtype([("x", ">i4")])
-    elements = {(1962, ref): vdata_of("T", dtype, 1) for ref in (2, 3)} | {(1963, ref): bytes(4) for ref in (2, 3)}
-    keyspace: Any = Files({ROOT: hdf4_of(elements)}).open()
+    elements = {(1962, ref): make_vdata("T", dtype, 1) for ref in (2, 3)} | {(1963, ref): bytes(4) for ref in (2, 3)}
+    keyspace: Any = Files({ROOT: make_hdf4_file(elements)}).open()
     assert sorted(keyspace.grids) == ["T/x", "T_2/x"]
 
 

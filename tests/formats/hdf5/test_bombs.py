@@ -13,8 +13,8 @@ from refshard_fs.core.array_group import UNWRITTEN
 from refshard_fs.errors import NotListable
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.tools.info import summarise
-from tests.support.hdf5_messages import file_of
-from tests.support.memory import taking
+from tests.support.hdf5_messages import make_file
+from tests.support.memory import check_peak
 
 pytestmark = pytest.mark.case(id="P32")
 
@@ -28,9 +28,9 @@ def test_millions_of_unwritten_chunks_are_not_listed(tmp_path: Path) -> None:
         file.create_dataset("sparse", (count,), "i4", chunks=(1,), fillvalue=7)[3] = 5
 
     path = tmp_path / "sparse.h5"
-    path.write_bytes(file_of(fill))
+    path.write_bytes(make_file(fill))
     fs = RefShardFileSystem(str(path))
-    with taking(8 << 20):
+    with check_peak(8 << 20):
         counts = {array.name: (array.present, array.possible) for array in summarise(fs).arrays}
     assert counts == {"plain": (1, 1), "sparse": (None, count)}
     assert fs.cat("sparse/3") == struct.pack("<i", 5)

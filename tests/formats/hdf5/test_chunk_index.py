@@ -17,7 +17,7 @@ from refshard_fs.formats.hdf5.chunk_index import ChunkSpace, make_index
 from refshard_fs.formats.hdf5.file import MetadataFile, Sizes
 from refshard_fs.source.collect import collect_steps
 from tests.servers.http import RangeServer
-from tests.support.hdf5_files import STEPS, bytes_seen
+from tests.support.hdf5_files import STEPS, count_sent_bytes
 from tests.support.shards_in_memory import Files
 
 xr = pytest.importorskip("xarray")
@@ -126,7 +126,7 @@ def test_every_node_of_the_index_is_read_once(served: str, http_server: RangeSer
 
 def test_whole_index_is_read_in_few_rounds(served: str, http_server: RangeServer, steps: Path, tmp_path: Path) -> None:
     RefShardFileSystem(served).save(str(tmp_path / "refs.json"))
-    assert bytes_seen(http_server) < steps.stat().st_size / 30
+    assert count_sent_bytes(http_server) < steps.stat().st_size / 30
     files = Files.of(steps)
     files.run(collect_steps(files.open()))
     assert files.rounds <= 8

@@ -11,7 +11,7 @@ import pytest
 
 from refshard_fs.formats.hdf5 import datatypes
 from refshard_fs.formats.hdf5.datatypes import Datatype, parse_datatype
-from tests.support.hdf5_messages import DATATYPE, in_memory, messages
+from tests.support.hdf5_messages import DATATYPE, open_in_memory, read_messages
 
 PLAIN = [
     f"{order}{code}"
@@ -26,8 +26,8 @@ GAPS = np.dtype({"names": ["a", "b"], "formats": ["<i2", ">f4"], "offsets": [3, 
 
 def make_message(tid: h5py.h5t.TypeID, libver: str = "earliest") -> bytes:
     """Return the datatype message of a dataset of this type."""
-    with in_memory(libver) as file:
-        return messages(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create(h5py.h5s.SCALAR)))[DATATYPE]
+    with open_in_memory(libver) as file:
+        return read_messages(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create(h5py.h5s.SCALAR)))[DATATYPE]
 
 
 def parse(dtype: Any) -> Datatype:

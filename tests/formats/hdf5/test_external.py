@@ -14,7 +14,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.formats.hdf5 import external
 from tests.servers.http import RangeServer
-from tests.support.hdf5_comparison import check_file, opened
+from tests.support.hdf5_comparison import check_file, open_arrays
 
 VALUES = np.arange(30.0).reshape(5, 6)
 
@@ -118,7 +118,7 @@ def test_raw_files_have_the_values_of_h5py(tmp_path: Path, monkeypatch: pytest.M
         file.create_dataset("three", (5,), "S3", external=[("a.bin", 0, 4), ("a.bin", 500, 1), ("sub/b.bin", 0, 10)])
         file.create_dataset("short", (60, 5), "<f4", external=[("a.bin", 0, 1200)])
     assert os.path.getsize("a.bin") == 1000
-    fs, datasets = opened(tmp_path / "a.h5")
+    fs, datasets = open_arrays(tmp_path / "a.h5")
     assert not fs.left_whole
     with h5py.File("a.h5") as file:
         for name in ("one", "offset", "two", "three"):
@@ -134,7 +134,7 @@ def test_raw_part_longer_than_its_file_is_read_to_the_end(tmp_path: Path, monkey
     (tmp_path / "b.bin").write_bytes(values.tobytes()[5_000_000:])
     with h5py.File("a.h5", "w") as file:
         file.create_dataset("d", values.shape, "<f8", external=[("a.bin", 0, 5_000_000), ("b.bin", 0, 1 << 30)])
-    _, datasets = opened(tmp_path / "a.h5")
+    _, datasets = open_arrays(tmp_path / "a.h5")
     assert (datasets["d"][...] == values).all()
 
 

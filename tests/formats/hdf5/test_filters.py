@@ -15,8 +15,8 @@ from refshard_fs import ManifestError
 from refshard_fs.formats.hdf5 import filters
 from refshard_fs.formats.hdf5.datatypes import Datatype, parse_datatype
 from refshard_fs.formats.hdf5.filters import Codecs, Filter, parse_pipeline
-from tests.support.hdf5_messages import DATATYPE, PIPELINE, in_memory, messages
-from tests.support.memory import taking
+from tests.support.hdf5_messages import DATATYPE, PIPELINE, open_in_memory, read_messages
+from tests.support.memory import check_peak
 
 ZFP: dict[str, dict[str, Any]] = {
     "rate": {"rate": 9},
@@ -62,7 +62,7 @@ def make_sample(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 def describe(dataset: h5py.Dataset) -> tuple[Datatype, tuple[Filter, ...]]:
-    body_by_type = messages(dataset.id)
+    body_by_type = read_messages(dataset.id)
     return parse_datatype(body_by_type[DATATYPE]), parse_pipeline(
         body_by_type[PIPELINE]
     ) if PIPELINE in body_by_type else ()
@@ -101,7 +101,7 @@ def read_by_codecs(dataset: h5py.Dataset) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("name", PLUGINS)
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_decoded_chunks_equal_h5py(name: str, libver: str) -> None:
-    with in_memory(libver) as file:
+    with open_in_memory(libver) as file:
         for dtype in DTYPES:
             for shape, chunks in SHAPES:
                 values = make_sample(dtype, shape)
@@ -112,7 +112,7 @@ def test_decoded_chunks_equal_h5py(name: str, libver: str) -> None:
 @pytest.mark.parametrize("mode", ZFP)
 @pytest.mark.parametrize("dtype", ["<i4", "<i8", "<f4", "<f8"])
 def test_zfp_values_equal_h5py(mode: str, dtype: str) -> None:
-    with in_memory() as file:
+    with open_in_memory() as file:
         for shape, chunks in SHAPES:
             options = hdf5plugin.Zfp(**ZFP[mode])
             dataset = file.create_dataset(str(shape), data=make_sample(dtype, shape), chunks=chunks, **options)
@@ -124,7 +124,7 @@ def test_zfp_values_equal_h5py(mode: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["deflate", "lzf", "blosc2", "blosc lz4 1", "bitshuffle, lz4", "lz4", "zstd"])
 def test_chunks_of_noise_and_of_one_value_are_read(name: str) -> None:
-    with in_memory() as file:
+    with open_in_memory() as file:
         noise = np.random.default_rng(1).integers(0, 1 << 63, 3000).astype("<u8")
         for number, values in enumerate([noise, np.full(3000, 7, "<u8"), noise[:5], noise[:1]]):
             chunks = (min(1000, len(values)),)
@@ -135,7 +135,7 @@ def test_chunks_of_noise_and_of_one_value_are_read(name: str) -> None:
 @pytest.mark.parametrize("mask", range(8))
 def test_skipped_filters_are_not_decoded(mask: int) -> None:
     values = np.arange(100, dtype="<i4")
-    with in_memory() as file:
+    with open_in_memory() as file:
         dataset = file.create_dataset(
             "a", (100,), "<i4", chunks=(50,), shuffle=True, compression="gzip", fletcher32=True
         )
@@ -150,7 +150,7 @@ def test_skipped_filters_are_not_decoded(mask: int) -> None:
 
 
 def test_filter_masks_apply_to_chunks_decoded_here() -> None:
-    with in_memory() as file:
+    with open_in_memory() as file:
         dataset = file.create_dataset("a", (50,), "<i4", chunks=(50,), shuffle=True, compression="lzf")
         values = np.arange(50, dtype="<i4")
         dataset.id.write_direct_chunk((0,), bytes(get_codec({"id": "shuffle", "elementsize": 4}).encode(values)), 2)
@@ -175,7 +175,7 @@ def test_scale_offset_values_equal_h5py(dtype: str, factor: int, fill: Any) -> N
         samples.append(np.r_[np.iinfo(dtype).min, np.iinfo(dtype).max, np.zeros(88, dtype)].astype(dtype))
     else:
         samples += [rng.normal(0, 1, 90).astype(dtype), np.r_[rng.normal(0, 1e6, 45), np.zeros(45)].astype(dtype)]
-    with in_memory() as file:
+    with open_in_memory() as file:
         for number, values in enumerate(samples):
             if fill is not None:
                 values[3:7] = fill
@@ -226,7 +226,7 @@ def test_nbit_values_equal_h5py(name: str) -> None:
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((7,))
     create.set_filter(filters.NBIT, 0, ())
-    with in_memory() as file:
+    with open_in_memory() as file:
         dataset_id = h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple((20,)), create)
         dataset = h5py.Dataset(dataset_id)
         if name == "a compound":
@@ -254,14 +254,14 @@ def test_string_padding_is_removed_from_unfiltered_chunks() -> None:
     tid.set_size(4)
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((3,))
-    with in_memory() as file:
+    with open_in_memory() as file:
         dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple((3,)), create))
         dataset.id.write_direct_chunk((0,), b"ab\0xabc\0\0yyy")
         assert read_by_codecs(dataset).tolist() == dataset[:].tolist() == [b"ab", b"abc", b""]
 
 
 def test_equivalent_filters_become_zarr_codecs() -> None:
-    with in_memory() as file:
+    with open_in_memory() as file:
         options = {"chunks": (5,), "shuffle": True, "compression": "gzip", "fletcher32": True}
         datatype, pipeline = describe(file.create_dataset("a", (10,), "<f4", **options))
         codecs = filters.make_codecs(pipeline, datatype, (5,))
@@ -293,7 +293,7 @@ def test_huge_decoded_chunks_are_refused() -> None:
 def test_damaged_chunks_are_errors_or_other_values(name: str) -> None:
     options: Any = hdf5plugin.Zfp(**ZFP[name]) if name in ZFP else PLUGINS.get(name, {"scaleoffset": 2})
     rng = np.random.default_rng(4)
-    with in_memory() as file:
+    with open_in_memory() as file:
         dataset = file.create_dataset("a", data=make_sample("<i4", (200,)), chunks=(100,), **options)
         datatype, pipeline = describe(dataset)
         raw = dataset.id.read_direct_chunk((0,))[1]
@@ -318,28 +318,28 @@ def test_unpacking_memory_is_a_small_multiple_of_the_chunk(name: str) -> None:
         create.set_filter(filters.NBIT, 0, ())
     else:
         create.set_scaleoffset(h5py.h5z.SO_INT, 0)
-    with in_memory() as file:
+    with open_in_memory() as file:
         dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple(values.shape), create))
         dataset[:] = values
         datatype, pipeline = describe(dataset)
         raw = dataset.id.read_direct_chunk((0,))[1]
     recipe = filters.make_codecs(pipeline, datatype, values.shape).make_recipe(0)
     assert recipe is not None
-    with taking(8 * values.nbytes):
+    with check_peak(8 * values.nbytes):
         decoded = recipe.make(raw)
     assert np.array_equal(np.frombuffer(decoded, "<u2"), values)
 
 
 def test_bitshuffle_memory_is_a_small_multiple_of_the_chunk() -> None:
     values = np.arange(1 << 20, dtype="<u2")
-    with in_memory() as file:
+    with open_in_memory() as file:
         options = hdf5plugin.Bitshuffle(nelems=len(values), cname="none")
         dataset = file.create_dataset("a", data=values, chunks=values.shape, **options)
         datatype, pipeline = describe(dataset)
         raw = dataset.id.read_direct_chunk((0,))[1]
     recipe = filters.make_codecs(pipeline, datatype, values.shape).make_recipe(0)
     assert recipe is not None
-    with taking(6 * values.nbytes):
+    with check_peak(6 * values.nbytes):
         decoded = recipe.make(raw)
     assert np.array_equal(np.frombuffer(decoded, "<u2"), values)
 
@@ -351,7 +351,7 @@ def test_incomplete_szip_pixels_are_an_error(dtype: str) -> None:
     create.set_chunk((16,))
     create.set_scaleoffset(h5py.h5z.SO_INT, 0)
     create.set_szip(4, 4)
-    with in_memory() as file:
+    with open_in_memory() as file:
         tid, space = h5py.h5t.py_create(np.dtype(dtype)), h5py.h5s.create_simple((16,))
         dataset_id = h5py.h5d.create(file.id, b"a", tid, space, create)
         dataset = h5py.Dataset(dataset_id)
@@ -361,10 +361,10 @@ def test_incomplete_szip_pixels_are_an_error(dtype: str) -> None:
 
 
 def test_truncated_pipeline_messages_raise_value_error() -> None:
-    with in_memory() as file, in_memory("latest") as latest:
+    with open_in_memory() as file, open_in_memory("latest") as latest:
         for target in (file, latest):
             dataset = target.create_dataset("a", (10,), "<f4", chunks=(5,), shuffle=True, **hdf5plugin.Blosc())
-            body = messages(dataset.id)[PIPELINE]
+            body = read_messages(dataset.id)[PIPELINE]
             parse_pipeline(body)
             for end in range(len(body) - 8):
                 with pytest.raises(ValueError, match="pipeline"):
@@ -379,7 +379,7 @@ def test_lossy_rounding_filters_need_no_decoder(number: int) -> None:
     create.set_filter(number, h5py.h5z.FLAG_OPTIONAL, (3, 0, 4, 0, 0))
     create.set_shuffle()
     create.set_deflate(1)
-    with in_memory() as file:
+    with open_in_memory() as file:
         space = h5py.h5s.create_simple((32,))
         dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", h5py.h5t.IEEE_F32LE, space, create))
         datatype, pipeline = describe(dataset)

@@ -11,8 +11,9 @@ from numcodecs.checksum32 import jenkins_lookup3
 from refshard_fs import RefShardFileSystem
 from refshard_fs.formats.hdf5.source import open_
 from tests.fuzz.array_files import open_file
-from tests.support.files_of_arrays import all_bytes
-from tests.support.hdf5_files import WRITERS, file_of
+from tests.support.files_of_arrays import read_all_bytes
+from tests.support.hdf5_files import WRITERS
+from tests.support.hdf5_messages import make_file
 
 
 def test_overlapping_names_in_a_local_heap_are_refused() -> None:
@@ -22,7 +23,7 @@ def test_overlapping_names_in_a_local_heap_are_refused() -> None:
         for number in range(8):
             file[f"{number}" + "n" * 1000] = h5py.SoftLink("x")
 
-    data = bytearray(file_of(fill))
+    data = bytearray(make_file(fill))
     for position in [position for position in range(len(data)) if data.startswith(b"SNOD", position)]:
         (count,) = struct.unpack_from("<H", data, position + 6)
         for entry in range(count):
@@ -37,7 +38,7 @@ def test_b_tree_node_without_children_is_an_empty_group(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     node = data.index(b"TREE\0")
     data[node + 5 : node + 8] = b"\1\0\0"  # a node of level 1 with no entries
-    assert all_bytes(bytes(data)) == {}
+    assert read_all_bytes(bytes(data)) == {}
 
 
 def test_b_tree_records_of_a_wrong_size_are_damage(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from refshard_fs.core.format import HEAD, OpenOptions, Probe
 from refshard_fs.core.model import Facts, Inline
 from refshard_fs.formats.hdf5.source import open_
 from tests.fuzz.array_files import open_file
-from tests.support.hdf5_files import file_of
-from tests.support.hdf5_messages import in_memory
-from tests.support.memory import taking
+from tests.support.hdf5_messages import make_file, open_in_memory
+from tests.support.memory import check_peak
 from tests.support.shards_in_memory import ROOT, Files
 
 h5py = pytest.importorskip("h5py")
@@ -73,7 +72,7 @@ def test_links_within_the_file_are_followed(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_damaged_object_leaves_the_others(libver: str) -> None:
     """If a byte of an object's header is wrong, a report names the lost object, and its keys raise errors."""
-    with in_memory(libver=libver) as file:
+    with open_in_memory(libver=libver) as file:
         file["a"] = np.arange(3, dtype="<i4")
         dataset = file.create_dataset("odd", data=np.arange(4.0), chunks=(2,), compression="gzip", maxshape=(None,))
         dataset.attrs["note"] = "text"
@@ -101,7 +100,7 @@ def test_damaged_object_leaves_the_others(libver: str) -> None:
 
 
 def test_unreadable_links_of_a_group_are_named() -> None:
-    with in_memory() as file:
+    with open_in_memory() as file:
         file["good"] = 1
         file.create_group("group")["inner"] = np.arange(5)
         file.flush()
@@ -123,8 +122,8 @@ def test_too_long_paths_are_reported_without_copies() -> None:
         for number in range(100):
             group[f"d{number}"] = h5py.SoftLink("/x")
 
-    data = file_of(fill)
-    with taking(4 << 20):
+    data = make_file(fill)
+    with check_peak(4 << 20):
         result = open_file(open_, data)
     assert result is not None
     assert list(map(len, result[1].reports)) == [4096]
@@ -137,7 +136,7 @@ def test_many_groups_with_shared_links_are_refused() -> None:
         for number in range(150):
             file.create_group(f"g{number:03}")
 
-    data = bytearray(file_of(fill))
+    data = bytearray(make_file(fill))
     tables = [
         position
         for position in range(0, len(data), 8)

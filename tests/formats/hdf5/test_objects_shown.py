@@ -15,7 +15,7 @@ import zarr
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import RefShardError
-from tests.support.hdf5_comparison import opened
+from tests.support.hdf5_comparison import open_arrays
 
 IS_ZARR_2 = zarr_major() == 2
 LOW = ["earliest", "v110"]
@@ -74,7 +74,7 @@ def convert_expected(file: h5py.File, column: Any, dtype: np.dtype[Any]) -> Any:
 @pytest.mark.parametrize("seed", range(20))
 def test_objects_equal_h5py(seed: int, low: str, tmp_path: Path) -> None:
     write_random(tmp_path / "a.h5", np.random.default_rng(seed), low)
-    fs, arrays = opened(tmp_path / "a.h5")
+    fs, arrays = open_arrays(tmp_path / "a.h5")
     assert not fs.left_whole
     with h5py.File(tmp_path / "a.h5") as file:
         for number in range(4):
@@ -116,7 +116,7 @@ def test_compounds_within_compounds_are_groups(low: str, tmp_path: Path) -> None
         dataset = file.create_dataset("d", (3,), dtype, chunks=(2,), compression="gzip")
         dataset[0] = np.array((7, (("é", 1.5), file.ref), (1, b"ab")), dtype)
         dataset.attrs.update({"encoding-type": "rec-array", "note": "n"})
-    fs, arrays = opened(tmp_path / "a.h5")
+    fs, arrays = open_arrays(tmp_path / "a.h5")
     assert not fs.left_whole
     values = {name: array[...].tolist() for name, array in arrays.items()}
     assert values["d/in/deep/q"] == ["é", "", ""]
@@ -195,7 +195,7 @@ def test_datasets_without_a_dataspace_keep_attributes(tmp_path: Path) -> None:
         for name, dtype in {"number": np.dtype("<f4"), "text": TEXT}.items():
             file[name] = h5py.Empty(dtype)
             file[name].attrs["encoding-type"] = "null"
-    fs, arrays = opened(tmp_path / "a.h5")
+    fs, arrays = open_arrays(tmp_path / "a.h5")
     assert {name: array[...].shape for name, array in arrays.items()} == {"number": (0,), "text": (0,)}
     assert json.loads(fs.cat("text/.zattrs"))["encoding-type"] == "null"
 

@@ -13,7 +13,7 @@ from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
 from tests.servers.http import RangeServer
 from tests.support.files_of_arrays import check_commands
-from tests.support.hdf5_files import STEPS, bytes_seen
+from tests.support.hdf5_files import STEPS, count_sent_bytes
 from tests.support.shards_in_memory import Files
 
 h5py = pytest.importorskip("h5py")
@@ -53,7 +53,7 @@ def served(http_server: RangeServer, steps: Path) -> str:
 def test_one_step_is_read_in_few_rounds_and_few_bytes(served: str, http_server: RangeServer, steps: Path) -> None:
     with xr.open_dataset(served, engine="refshard") as actual:
         values = actual["c"][150].values
-    assert bytes_seen(http_server) < 150_000
+    assert count_sent_bytes(http_server) < 150_000
     with xr.open_dataset(steps, engine="h5netcdf") as expected:
         assert (values == expected["c"][150].values).all()
     files = Files.of(steps)

@@ -13,9 +13,9 @@ import pytest
 
 from refshard_fs import RefShardFileSystem, check
 from refshard_fs.formats.hdf5 import heaps
-from tests.support.hdf5_comparison import check_attributes, opened
-from tests.support.hdf5_messages import in_memory, sharing_messages
-from tests.support.memory import taking
+from tests.support.hdf5_comparison import check_attributes, open_arrays
+from tests.support.hdf5_messages import make_file_of_shared_messages, open_in_memory
+from tests.support.memory import check_peak
 from tests.support.shards_in_memory import ROOT, Files
 
 h5py = pytest.importorskip("h5py")
@@ -84,7 +84,7 @@ def test_shared_datatypes_are_read_without_a_warning(tmp_path: Path) -> None:
 def test_shared_messages_are_read(types: list[int], low: str, tmp_path: Path) -> None:
     """Objects share dataspaces, datatypes, fill values, filters and attributes, in and outside of headers."""
     path = tmp_path / "table.h5"
-    with sharing_messages(types, low) as file:
+    with make_file_of_shared_messages(types, low) as file:
         for number in range(60):
             options = {"chunks": (2, 5), "compression": "gzip", "shuffle": True, "fillvalue": 2.5}
             made = file.create_dataset(f"d{number}", (4, 5), "f8", **options)
@@ -94,7 +94,7 @@ def test_shared_messages_are_read(types: list[int], low: str, tmp_path: Path) ->
             made.attrs[f"many{number}"] = np.arange(9) + number
         file.flush()
         path.write_bytes(file.id.get_file_image())
-    fs, arrays = opened(path)
+    fs, arrays = open_arrays(path)
     assert not fs.left_whole
     with h5py.File(path) as file:
         for name, dataset in file.items():
@@ -122,7 +122,7 @@ def test_attribute_of_millions_of_empty_rows_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file.attrs.create("none", np.empty((1 << 26, 0)))
-    with taking(4 << 20):
+    with check_peak(4 << 20):
         assert json.loads(RefShardFileSystem(str(path)).cat_file(".zattrs")) == {"none": []}
 
 
@@ -131,14 +131,14 @@ def test_datasets_of_huge_elements_are_reported(tmp_path: Path) -> None:
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("large", (1,), h5py.string_dtype(length=1 << 29), chunks=(1,))
         file["small"] = 1
-    with taking(4 << 20):
+    with check_peak(4 << 20):
         fs = RefShardFileSystem(str(path))
         assert fs.exists("small/.zarray")
         assert f"have {1 << 29} bytes" in fs.left_whole["large"]
 
 
 def test_unreadable_attribute_is_reported() -> None:
-    with in_memory() as file:
+    with open_in_memory() as file:
         for name in ("note", "scale_factor"):
             file.create_dataset(f"d_{name}", data=np.arange(3)).attrs[name] = 2.5
             file.create_group(f"g_{name}").attrs[name] = 2.5

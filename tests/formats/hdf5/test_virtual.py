@@ -10,8 +10,8 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.support.files_of_arrays import all_bytes
-from tests.support.hdf5_comparison import arrays
+from tests.support.files_of_arrays import read_all_bytes
+from tests.support.hdf5_comparison import find_arrays
 
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
@@ -55,7 +55,7 @@ def write_files(folder: Path, libver: str, kind: str, name: str = "whole.h5") ->
 
 def compare_arrays(fs: RefShardFileSystem, path: Path) -> int:
     """Compare the values of all arrays with those of h5py. Return the number of arrays."""
-    actual = arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
+    actual = find_arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
     with h5py.File(path) as expected:
         for name, array in actual.items():
             np.testing.assert_array_equal(np.asarray(array[...]), expected[name][...], name)
@@ -130,6 +130,6 @@ def test_damaged_mappings_raise_refshard_errors(tmp_path: Path) -> None:
         changed = bytearray(data)
         changed[position - 16 + int(rng.integers(0, 200))] ^= int(rng.integers(1, 256))
         try:
-            all_bytes(bytes(changed))
+            read_all_bytes(bytes(changed))
         except Exception as e:
             assert type(e).__module__.startswith("refshard_fs"), e

@@ -10,7 +10,7 @@ import pytest
 
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.jp2.codestream import Size, parse_header
-from tests.support.jp2_files import code_stream, encode, smooth
+from tests.support.jp2_files import encode, encode_tiles, make_smooth_values
 from tests.support.shards_in_memory import ROOT, Files
 
 ONE = b"\x07\x01\x01"
@@ -39,7 +39,7 @@ def test_tiles_have_places_and_sizes_at_every_resolution() -> None:
     ],
 )
 def test_header_with_impossible_numbers_is_refused(old: bytes, new: bytes, reason: str) -> None:
-    data = code_stream(smooth(200, 300))
+    data = encode_tiles(make_smooth_values(200, 300))
     assert old in data
     with pytest.raises(RefShardError, match=reason):
         Files({ROOT: data.replace(old, new, 1)}).open()
@@ -62,7 +62,7 @@ def test_tile_that_takes_too_much_memory_is_refused() -> None:
 
 
 def test_other_progression_orders_need_a_skipping_decoder() -> None:
-    data = encode(smooth(64, 64), levels=3)
+    data = encode(make_smooth_values(64, 64), levels=3)
     at = data.index(b"\xff\x52")
     for order, layers, levels in ((0, 1, 3), (1, 5, 3), (2, 5, 3), (0, 2, 0), (3, 1, 0), (4, 1, 0)):
         header = parse_header(data[: at + 5] + struct.pack(">BH", order, layers) + data[at + 8 :], 0)
@@ -74,7 +74,7 @@ def test_other_progression_orders_need_a_skipping_decoder() -> None:
 
 
 def test_lower_resolutions_of_tiles_with_odd_sides_are_not_shown() -> None:
-    header = parse_header(encode(smooth(64, 64), levels=3), 0)
+    header = parse_header(encode(make_smooth_values(64, 64), levels=3), 0)
     one, several = header.size._replace(stop=(5, 5), tile=(5, 5)), header.size._replace(stop=(20, 20), tile=(3, 3))
     assert msgspec.structs.replace(header, size=one).count_levels(has_skipping_decoder=True) == (3, "")
     levels, reason = msgspec.structs.replace(header, size=several).count_levels(has_skipping_decoder=True)
@@ -82,6 +82,6 @@ def test_lower_resolutions_of_tiles_with_odd_sides_are_not_shown() -> None:
 
 
 def test_marker_without_a_segment_is_skipped() -> None:
-    data = encode(smooth(64, 64))
+    data = encode(make_smooth_values(64, 64))
     at = data.index(b"\xff\x52")
     assert parse_header(data[:at] + b"\xff\x30" + data[at:], 0).segments == parse_header(data, 0).segments

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from refshard_fs.formats.jp2.gml import locate_by_gml
-from tests.support.jp2_files import gml
+from tests.support.jp2_files import make_gml_box
 
 
 def locate(origin: str, first: str, second: str, srs: str = "urn:ogc:def:crs:EPSG::32632"):  # type: ignore[no-untyped-def]
-    data = gml(origin, first, second, srs)
+    data = make_gml_box(origin, first, second, srs)
     return locate_by_gml(data[data.index(b"<gml:Fea") :].decode(), 20, 30)
 
 
@@ -26,7 +26,7 @@ def test_image_with_north_up_has_axes_in_any_order(origin: str, first: str, seco
 
 
 def test_nul_between_elements_is_ignored() -> None:
-    data = gml("600005 4999990", "10 0", "0 -20", "")
+    data = make_gml_box("600005 4999990", "10 0", "0 -20", "")
     text = data[data.index(b"<gml:Fea") :].decode().replace("><", ">\0<")
     assert "\0" in text
     found = locate_by_gml(text, 20, 30)

@@ -10,7 +10,7 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.support.jp2_files import smooth
+from tests.support.jp2_files import make_smooth_values
 
 BANDS = {"B02": 10, "TCI": 10, "B05": 20, "B11": 20, "B01": 60}  # resolutions in metres
 IMAGES = "GRANULE/L1C_T32TQM_A045/IMG_DATA"
@@ -28,7 +28,9 @@ def make_product(folder: Path, *, is_level_2: bool = False) -> dict[str, Path]:
             name = f"{IMAGES}/R{step}m/T32TQM_20240101T101411_{band}_{step}m.jp2"
         path, count, size = folder / name, 3 if band == "TCI" else 1, 1200 // step
         path.parent.mkdir(parents=True, exist_ok=True)
-        values = np.moveaxis(smooth(size, size, count, dtype="u1" if count > 1 else "u2") + np.uint8(step), 2, 0)
+        values = np.moveaxis(
+            make_smooth_values(size, size, count, dtype="u1" if count > 1 else "u2") + np.uint8(step), 2, 0
+        )
         place = rasterio.Affine(step, 0, 600_000, 0, -step, 5_000_000)
         profile = {"count": count, "height": size, "width": size, "dtype": values.dtype, "crs": "EPSG:32632"}
         with rasterio.open(folder / "a.tif", "w", driver="GTiff", transform=place, **profile) as file:

@@ -11,9 +11,9 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.support.files_of_arrays import check_commands, check_damage, rounds_to_open
-from tests.support.jp2_files import box, code_stream, encode, gml, jp2_file, smooth
-from tests.support.shard_writers import array
+from tests.support.files_of_arrays import check_commands, check_damage, count_rounds_to_open
+from tests.support.jp2_files import encode, encode_tiles, make_box, make_gml_box, make_jp2_file, make_smooth_values
+from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
 
 pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # raised within rasterio
@@ -38,7 +38,9 @@ def write(path: Path, shape: tuple[int, int, int], dtype: str, crs: str = "EPSG:
     from rasterio.shutil import copy
 
     bands, rows, columns = shape
-    values = np.moveaxis(smooth(rows, columns, bands, dtype=dtype) // (100 if "NBITS" in options else 1), 2, 0)
+    values = np.moveaxis(
+        make_smooth_values(rows, columns, bands, dtype=dtype) // (100 if "NBITS" in options else 1), 2, 0
+    )
     place = rasterio.Affine(10, 0, 600_000, 0, -10, 5_000_000)
     profile = {"driver": "GTiff", "count": bands, "height": rows, "width": columns, "dtype": np.dtype(dtype).name}
     with rasterio.open(path.with_suffix(".tif"), "w", **profile, crs=crs, transform=place) as file:
@@ -72,19 +74,19 @@ def test_xarray_dataset_equals_gdals(tmp_path: Path, kind: str) -> None:
 
 
 def test_bare_code_stream_is_read(tmp_path: Path) -> None:
-    values = smooth(200, 300)
-    (tmp_path / "a.j2k").write_bytes(code_stream(values))
-    (tmp_path / "b.jp2").write_bytes(jp2_file(code_stream(values, is_open=True)))
+    values = make_smooth_values(200, 300)
+    (tmp_path / "a.j2k").write_bytes(encode_tiles(values))
+    (tmp_path / "b.jp2").write_bytes(make_jp2_file(encode_tiles(values, is_open=True)))
     for name in ("a.j2k", "b.jp2"):
-        np.testing.assert_array_equal(array(tmp_path / name, "0")[...], values)
-        assert array(tmp_path / name, "1").shape == (100, 150)
+        np.testing.assert_array_equal(open_array(tmp_path / name, "0")[...], values)
+        assert open_array(tmp_path / name, "1").shape == (100, 150)
 
 
 def test_commands_accept_jpeg_2000_and_convert_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     xr = pytest.importorskip("xarray")
     path = tmp_path / "a.jp2"
-    place = gml("5000 2000", "0 10", "-10 0", "urn:ogc:def:crs:EPSG::4326")
-    path.write_bytes(jp2_file(code_stream(smooth(200, 300), tlm=0x50), place))
+    place = make_gml_box("5000 2000", "0 10", "-10 0", "urn:ogc:def:crs:EPSG::4326")
+    path.write_bytes(make_jp2_file(encode_tiles(make_smooth_values(200, 300), tlm=0x50), place))
     refs = check_commands(path, tmp_path, capsys, "0")
     shown = xr.open_dataset(path, engine="refshard").load()
     xr.testing.assert_identical(shown, xr.open_dataset(refs, engine="refshard").load())
@@ -93,9 +95,9 @@ def test_commands_accept_jpeg_2000_and_convert_it(tmp_path: Path, capsys: pytest
 
 def test_files_are_joined_by_a_pattern_of_names(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
-    images = {f"s_2024010{day}.jp2": smooth(150, 140 + day)[:, day:] for day in (1, 2)}
+    images = {f"s_2024010{day}.jp2": make_smooth_values(150, 140 + day)[:, day:] for day in (1, 2)}
     for name, values in images.items():
-        (tmp_path / name).write_bytes(jp2_file(encode(values)))
+        (tmp_path / name).write_bytes(make_jp2_file(encode(values)))
     fs = refshard_fs.concat(str(tmp_path / "s_{time:%Y%m%d}.jp2"), lazy=True)
     fs.save(str(tmp_path / "cube.json"))
     ds = xr.open_dataset(tmp_path / "cube.json", engine="refshard")
@@ -107,7 +109,7 @@ def test_files_are_joined_by_a_pattern_of_names(tmp_path: Path) -> None:
 def test_opening_and_a_tile_take_one_request_each(http_server: RangeServer, tmp_path: Path, tlm: int | None) -> None:
     rng = np.random.default_rng(0)
     values = rng.integers(0, 60_000, (700, 700), "u2")
-    (tmp_path / "a.jp2").write_bytes(jp2_file(code_stream(values, tlm=tlm)))
+    (tmp_path / "a.jp2").write_bytes(make_jp2_file(encode_tiles(values, tlm=tlm)))
     url = http_server.put("/a.jp2", (tmp_path / "a.jp2").read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert "0" in fs.ls("", detail=False)
@@ -122,16 +124,18 @@ def test_opening_and_a_tile_take_one_request_each(http_server: RangeServer, tmp_
 
 
 def test_palette_becomes_an_attribute() -> None:
-    colours = box(b"pclr", b"\0\2\3\7\7\7" + bytes([0, 0, 0, 255, 128, 1]))
-    files = Files({ROOT: jp2_file(encode(smooth(20, 30, dtype="u1")), box(b"jp2h", colours))})
+    colours = make_box(b"pclr", b"\0\2\3\7\7\7" + bytes([0, 0, 0, 255, 128, 1]))
+    files = Files({ROOT: make_jp2_file(encode(make_smooth_values(20, 30, dtype="u1")), make_box(b"jp2h", colours))})
     keyspace = files.open()
     assert b'"color_map":["#000000","#ff8001"]' in (files.read(keyspace, "0/.zattrs") or b"")
-    files = Files({ROOT: jp2_file(encode(smooth(20, 30, dtype="u1")), box(b"jp2h", colours[:-9] + b"\0"))})
+    files = Files(
+        {ROOT: make_jp2_file(encode(make_smooth_values(20, 30, dtype="u1")), make_box(b"jp2h", colours[:-9] + b"\0"))}
+    )
     assert "box b'pclr'" in files.open().reports["palette"]
 
 
 def test_unsupported_components_are_refused() -> None:
-    stream = encode(smooth(64, 64, 3, dtype="u1"))
+    stream = encode(make_smooth_values(64, 64, 3, dtype="u1"))
     at = stream.index(b"\x07\x01\x01")
     for components, reason in (
         (b"\x07\x01\x01\x07\x04\x04\x07\x04\x04", "differ in sampling, and its components are not YCbCr"),
@@ -144,17 +148,17 @@ def test_unsupported_components_are_refused() -> None:
 
 
 def test_damaged_file_is_an_error_or_has_the_same_values(tmp_path: Path) -> None:
-    check_damage(jp2_file(code_stream(smooth(200, 150), tlm=0x40)), 1, header=300, times=30)
-    check_damage(code_stream(smooth(200, 150)), 2, header=300, times=30)
+    check_damage(make_jp2_file(encode_tiles(make_smooth_values(200, 150), tlm=0x40)), 1, header=300, times=30)
+    check_damage(encode_tiles(make_smooth_values(200, 150)), 2, header=300, times=30)
 
 
 def test_small_file_opens_in_one_round(tmp_path: Path) -> None:
-    (tmp_path / "a.jp2").write_bytes(jp2_file(code_stream(smooth(200, 300))))
-    assert rounds_to_open(tmp_path / "a.jp2") == 1
+    (tmp_path / "a.jp2").write_bytes(make_jp2_file(encode_tiles(make_smooth_values(200, 300))))
+    assert count_rounds_to_open(tmp_path / "a.jp2") == 1
 
 
 def test_only_the_first_of_several_code_streams_is_shown() -> None:
-    first, second = (encode(smooth(20, size)) for size in (30, 40))
-    keyspace = Files({ROOT: jp2_file(second, box(b"jp2c", first))}).open()
+    first, second = (encode(make_smooth_values(20, size)) for size in (30, 40))
+    keyspace = Files({ROOT: make_jp2_file(second, make_box(b"jp2c", first))}).open()
     assert "2 code streams" in keyspace.reports["other images"]
     assert keyspace.file_codecs["0"] == ("jpeg2000",)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from refshard_fs.errors import DamagedIndex
-from tests.support.jp2_files import code_stream, encode, join_components, jp2_file, smooth
+from tests.support.jp2_files import encode, encode_tiles, join_components, make_jp2_file, make_smooth_values
 from tests.support.shards_in_memory import ROOT, Files
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i2"])
 @pytest.mark.parametrize("bands", [1, 2])
 def test_edge_tiles_are_padded(dtype: str, bands: int) -> None:
-    values = smooth(200, 150, bands, dtype=dtype)
-    files = Files({ROOT: code_stream(values if bands > 1 else values[..., 0])})
+    values = make_smooth_values(200, 150, bands, dtype=dtype)
+    files = Files({ROOT: encode_tiles(values if bands > 1 else values[..., 0])})
     keyspace = files.open()
     key = "0/0.1.1" if bands > 1 else "0/1.1"
     tile = np.frombuffer(files.read(keyspace, key) or b"", f"<{dtype}").reshape(bands, 128, 128)
@@ -26,7 +26,7 @@ def test_edge_tiles_are_padded(dtype: str, bands: int) -> None:
 
 
 def test_tile_part_of_another_tile_is_an_error() -> None:
-    data = code_stream(smooth(200, 300), tlm=0x60)
+    data = encode_tiles(make_smooth_values(200, 300), tlm=0x60)
     at = data.index(b"\xff\x90\x00\x0a\x00\x01")
     for place, number, reason in ((5, 3, "tile 3"), (10, 1, "found part 1"), (11, 2, "part 0 of tile 1, which has 2")):
         changed = bytearray(data)
@@ -39,9 +39,9 @@ def test_tile_part_of_another_tile_is_an_error() -> None:
 
 
 def test_tile_without_a_tile_part_is_an_error() -> None:
-    data = code_stream(smooth(200, 300))
+    data = encode_tiles(make_smooth_values(200, 300))
     at = data.index(b"\xff\x90\x00\x0a\x00\x05")
-    files = Files({ROOT: jp2_file(data[:at] + b"\xff\xd9")})
+    files = Files({ROOT: make_jp2_file(data[:at] + b"\xff\xd9")})
     keyspace = files.open()
     assert files.read(keyspace, "0/1.1")
     with pytest.raises(DamagedIndex, match="tile 5 has no tile part"):
@@ -49,7 +49,7 @@ def test_tile_without_a_tile_part_is_an_error() -> None:
 
 
 def test_tile_whose_coding_takes_too_much_memory_is_refused() -> None:
-    data = code_stream(smooth(100, 100))
+    data = encode_tiles(make_smooth_values(100, 100))
     at = data.index(b"\xff\x90\x00\x0a")
     style = data[data.index(b"\xff\x52") :][:14]
     style = style[:3] + b"\x0e\x01" + style[5:6] + b"\xff\xff" + style[8:] + b"\0\x11"
@@ -61,18 +61,18 @@ def test_tile_whose_coding_takes_too_much_memory_is_refused() -> None:
 
 
 def test_tile_with_more_tile_parts_than_stated_is_read() -> None:
-    data = code_stream(smooth(100, 100))
+    data = encode_tiles(make_smooth_values(100, 100))
     more = (
         struct.pack(">HHHIBB", 0xFF90, 10, 0, 14, 1, 1) + b"\xff\x93"
     )  # the first header states one part, as an old encoder does
     files = Files({ROOT: data[:-2] + more + data[-2:]})
     tile = np.frombuffer(files.read(files.open(), "0/0.0") or b"", "<u2").reshape(100, 100)
-    np.testing.assert_array_equal(tile, smooth(100, 100))
+    np.testing.assert_array_equal(tile, make_smooth_values(100, 100))
 
 
 def test_coding_in_a_tile_part_overrides_the_main_header() -> None:
-    values = smooth(100, 100)
-    data = code_stream(values)
+    values = make_smooth_values(100, 100)
+    data = encode_tiles(values)
     at = data.index(b"\xff\x90\x00\x0a")
     style = data[data.index(b"\xff\x52") :][:14]
     component = b"\xff\x53\x00\x09\x00\x00" + style[9:]
@@ -108,7 +108,7 @@ def test_components_with_and_without_signs_are_read() -> None:
 
 @pytest.mark.parametrize("steps", [(2, 1), (4, 4), (13, 3)])
 def test_images_with_wide_steps_between_samples_are_read(steps: tuple[int, int]) -> None:
-    values = smooth(45, 38)
+    values = make_smooth_values(45, 38)
     data = encode(values, 2)
     at = data.index(b"\xff\x51") + 6
     across, down = 38 * steps[0], 45 * steps[1]

@@ -18,7 +18,7 @@ from numcodecs.zstd import Zstd
 from refshard_fs import DivisionByZero, ManifestError, RefShardFileSystem
 from refshard_fs.formats.kerchunk_json.source import parse_document
 from refshard_fs.references.reference_set import References
-from tests.support.json_values import TARGET, v1
+from tests.support.json_values import TARGET, make_version_1
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def target(tmp_path: Path) -> str:
 def test_templates_gen_and_overrides_expand(tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"f_{i}").write_bytes(bytes([i]) * 3000)
-    document = v1(
+    document = make_version_1(
         {"plain": ["{{u}}/f_0", 0, 2], "spaced": ["{{ u }}/f_1", 0, 2], "call": ["{{f(i=2)}}", 0, 2]},
         templates={"u": str(tmp_path / "nowhere"), "f": "{{u}}/f_{{i}}"},
         gen=[
@@ -55,13 +55,13 @@ def test_templates_gen_and_overrides_expand(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, Zstd().encode])
 def test_compression_is_recognised_by_the_first_bytes(pack: Any, tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
-    path.write_bytes(bytes(pack(json.dumps(v1({"k": "data"})).encode())))
+    path.write_bytes(bytes(pack(json.dumps(make_version_1({"k": "data"})).encode())))
     assert RefShardFileSystem(fo=path).cat_file("k") == b"data"
 
 
 @pytest.mark.parametrize("make", [bytes, bytearray, io.BytesIO])
 def test_bytes_and_binary_files_are_sources(make: Any) -> None:
-    fs = RefShardFileSystem(fo=make(json.dumps(v1({"a/b": "data"})).encode()))
+    fs = RefShardFileSystem(fo=make(json.dumps(make_version_1({"a/b": "data"})).encode()))
     assert fs.find("") == ["a/b"]
     assert fs.cat_file("a/b") == b"data"
 
@@ -81,7 +81,7 @@ def test_nan_and_infinity_in_metadata_are_accepted(tmp_path: Path) -> None:
 
 def test_literal_brace_in_a_url_is_not_a_template(tmp_path: Path) -> None:
     (tmp_path / "a{b}.bin").write_bytes(b"brace")
-    fs = RefShardFileSystem(fo=v1({"k": [str(tmp_path / "a{b}.bin")]}, templates={"b": "no"}))
+    fs = RefShardFileSystem(fo=make_version_1({"k": [str(tmp_path / "a{b}.bin")]}, templates={"b": "no"}))
     assert fs.cat_file("k") == b"brace"
 
 
@@ -176,7 +176,7 @@ def test_references_equal_the_expanded_document(tmp_path: Path) -> None:
         "c": ["{{u}}.bin"],
         **{f"a/{i}": ["{{u}}.bin", i, 1] for i in (3, 0, 1)},
     }
-    fs = RefShardFileSystem(fo=v1(refs, templates={"u": "http://h/x"}))
+    fs = RefShardFileSystem(fo=make_version_1(refs, templates={"u": "http://h/x"}))
     expanded = {k: [v[0].replace("{{u}}", "http://h/x"), *v[1:]] if isinstance(v, list) else v for k, v in refs.items()}
     assert fs.references == expanded | {".zattrs": '{"x":1}'}
     assert len(fs.references) == len(refs)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
-from tests.support.parquet_values import values
+from tests.support.parquet_values import make_rows
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -50,54 +50,57 @@ RAW = [None, None, None, b"raw", None]
     "raw", [pa.array(RAW), pa.array(RAW, pa.large_binary()), pa.array([None, None, None, "raw", None])]
 )
 def test_paths_and_data_of_every_type_are_read(path: Any, raw: Any) -> None:
-    assert values(write_table(path=path, offset=OFFSET, size=SIZE, raw=raw), 5) == EXPECTED
+    assert make_rows(write_table(path=path, offset=OFFSET, size=SIZE, raw=raw), 5) == EXPECTED
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.uint64(), pa.uint8()])
 def test_numbers_of_every_integer_type_are_read(kind: Any) -> None:
     data = write_table(path=PATH, offset=pa.array(OFFSET, kind), size=pa.array(SIZE, kind), raw=pa.array(RAW))
-    assert values(data, 5) == EXPECTED
+    assert make_rows(data, 5) == EXPECTED
 
 
 @pytest.mark.parametrize("nothing", [[None, None], [NAN, NAN], [NAN, None]])
 def test_columns_of_none_and_nan_are_like_missing_columns(nothing: list[float | None]) -> None:
     raw = pa.array([b"x", b"y"])
-    assert values(write_table(path=pa.array(nothing), offset=[0, 0], size=[0, 0], raw=raw), 2) == [b"x", b"y"]
-    assert values(write_table(path=["u", "v"], offset=[1, 2], size=[3, 4], raw=pa.array(nothing)), 2) == [
+    assert make_rows(write_table(path=pa.array(nothing), offset=[0, 0], size=[0, 0], raw=raw), 2) == [b"x", b"y"]
+    assert make_rows(write_table(path=["u", "v"], offset=[1, 2], size=[3, 4], raw=pa.array(nothing)), 2) == [
         ["u", 1, 3],
         ["v", 2, 4],
     ]
-    assert values(write_table(path=["u", "v"], offset=pa.array(nothing), size=pa.array(nothing)), 2) == [["u"], ["v"]]
-    assert values(write_table(path=pa.array(nothing), raw=pa.array(nothing)), 2) == [None, None]
+    assert make_rows(write_table(path=["u", "v"], offset=pa.array(nothing), size=pa.array(nothing)), 2) == [
+        ["u"],
+        ["v"],
+    ]
+    assert make_rows(write_table(path=pa.array(nothing), raw=pa.array(nothing)), 2) == [None, None]
 
 
 def test_columns_may_be_missing() -> None:
-    assert values(write_table(raw=[b"x", None]), 2) == [b"x", None]
-    assert values(write_table(path=["u", None]), 2) == [["u"], None]
-    assert values(write_table(path=["u", "v"], size=[3, 0], other=["x", "y"]), 2) == [["u", 0, 3], ["v"]]
+    assert make_rows(write_table(raw=[b"x", None]), 2) == [b"x", None]
+    assert make_rows(write_table(path=["u", None]), 2) == [["u"], None]
+    assert make_rows(write_table(path=["u", "v"], size=[3, 0], other=["x", "y"]), 2) == [["u", 0, 3], ["v"]]
 
 
 def test_row_with_data_and_a_path_has_the_data() -> None:
-    assert values(write_table(path=["u"], offset=[0], size=[0], raw=[b""]), 1) == [b""]
+    assert make_rows(write_table(path=["u"], offset=[0], size=[0], raw=[b""]), 1) == [b""]
 
 
 def test_base64_is_decoded_in_text_and_not_in_bytes() -> None:
-    assert values(write_table(raw=["base64:AAE="]), 1) == [b"\0\1"]
-    assert values(write_table(raw=[b"base64:AAE="]), 1) == [b"base64:AAE="]
+    assert make_rows(write_table(raw=["base64:AAE="]), 1) == [b"\0\1"]
+    assert make_rows(write_table(raw=[b"base64:AAE="]), 1) == [b"base64:AAE="]
     with pytest.raises(ValueError, match="row 0: its base64 text is damaged"):
         PartitionIndex(1, 1).decode(write_table(raw=["base64:A"]))
 
 
 def test_padding_rows_are_ignored() -> None:
     data = write_table(path=["u", "v", "w"], offset=[1, 2, -9], size=[1, 1, 1])
-    assert values(data, 2, record_size=3) == [["u", 1, 1], ["v", 2, 1]]
+    assert make_rows(data, 2, record_size=3) == [["u", 1, 1], ["v", 2, 1]]
 
 
 def test_several_row_groups_are_one_partition() -> None:
     out = io.BytesIO()
     paths = [f"u{i // 3}" for i in range(10)]
     parquet.write_table(pa.table({"path": paths, "offset": range(10), "size": [1] * 10}), out, row_group_size=4)
-    assert values(out.getvalue(), 10) == [[p, i, 1] for i, p in enumerate(paths)]
+    assert make_rows(out.getvalue(), 10) == [[p, i, 1] for i, p in enumerate(paths)]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_files_with_all_options_of_writers_are_read(options: dict[str, Any]) -> 
         data if data is not None else None if url is None else [url, offset, length]
         for url, offset, length, data in zip(urls, offsets, lengths, raw, strict=True)
     ]
-    assert values(out.getvalue(), 2000) == expected
+    assert make_rows(out.getvalue(), 2000) == expected
 
 
 @pytest.mark.parametrize("distinct", [1, 2, 257, 70_000])
@@ -176,7 +179,7 @@ def test_dictionaries_of_every_size_are_read(distinct: int) -> None:
     order = np.random.default_rng(1).permutation(np.arange(rows) % distinct)
     data = write_table(path=pa.array([f"u{n}" for n in order]), offset=order, size=np.sort(order) + 1)
     expected = [[f"u{n}", n, size] for n, size in zip(order.tolist(), (np.sort(order) + 1).tolist(), strict=True)]
-    assert values(data, rows) == expected
+    assert make_rows(data, rows) == expected
 
 
 SCAN = """

@@ -27,7 +27,17 @@ from refshard_fs import (
 )
 from refshard_fs.formats.kerchunk_parquet import source as kerchunk_parquet
 from tests.servers.http import RangeServer
-from tests.support.parquet_sets import DATA, ENCODINGS, fetched, files, partition, served, store, v2_array, v3_array
+from tests.support.parquet_sets import (
+    DATA,
+    ENCODINGS,
+    list_fetched,
+    make_files,
+    make_partition,
+    make_v2_array,
+    make_v3_array,
+    serve_set,
+    store,
+)
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -43,10 +53,10 @@ def target(tmp_path: Path) -> str:
 def test_set_on_this_machine_is_read_without_an_event_loop(
     tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata = {"v/.zarray": v2_array([4], [2])}
+    metadata = {"v/.zarray": make_v2_array([4], [2])}
     (tmp_path / "v").mkdir()
     (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": 2}))
-    (tmp_path / "v/refs.0.parq").write_bytes(partition([[target, 3, 2], [target, 5, 2]]))
+    (tmp_path / "v/refs.0.parq").write_bytes(make_partition([[target, 3, 2], [target, 5, 2]]))
     fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
     assert fs.exists("v"), "opens the set"
     for name, module in list(sys.modules.items()):
@@ -63,7 +73,7 @@ def test_inline_data_are_read_without_column_statistics(tmp_path: Path) -> None:
             out = io.BytesIO()
             parquet.write_table(pa.table(columns), out, write_statistics=statistics)
             (tmp_path / "v").mkdir(exist_ok=True)
-            metadata = {"v/.zarray": v2_array([4], [2])}
+            metadata = {"v/.zarray": make_v2_array([4], [2])}
             (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": 2}))
             (tmp_path / "v/refs.0.parq").write_bytes(out.getvalue())
             fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
@@ -86,8 +96,8 @@ def test_parquet_sets_equal_their_json_form(name: str, shared_data: Path) -> Non
 
 
 def test_directory_name_of_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
-    meta = {"a/.zarray": {**v2_array([2, 2], [1, 1]), "dimension_separator": "/"}}
-    fs = RefShardFileSystem(store(tmp_path, files(meta, 4, {"a/refs.0.parq": [["u", 0, 1]] * 4})))
+    meta = {"a/.zarray": {**make_v2_array([2, 2], [1, 1]), "dimension_separator": "/"}}
+    fs = RefShardFileSystem(store(tmp_path, make_files(meta, 4, {"a/refs.0.parq": [["u", 0, 1]] * 4})))
     assert fs.ls("a/1", detail=False) == ["a/1/0", "a/1/1"]
     with pytest.raises(FileNotFoundError):
         fs.ls("a/" + "9" * 5000)
@@ -116,9 +126,9 @@ def test_sets_written_by_fsspec_are_read(engine: str, threshold: int, tmp_path: 
     refs: dict[str, Any] = {
         ".zgroup": {"zarr_format": 2},
         "g/.zgroup": {"zarr_format": 2},
-        "g/a/.zarray": v2_array([3, 3], [1, 1]),
+        "g/a/.zarray": make_v2_array([3, 3], [1, 1]),
         "g/a/.zattrs": {"x": 1},
-        "s/.zarray": v2_array([], []),
+        "s/.zarray": make_v2_array([], []),
     }
     for key, value in refs.items():
         out[key] = json.dumps(value)
@@ -151,7 +161,7 @@ def test_keys_follow_the_arrays_own_metadata(
     }
     if record_size == 1:
         del partitions[f"{stem}refs.1.parq"]  # a missing partition is like a row without a reference
-    fs = RefShardFileSystem(store(tmp_path / "set", files({stem + name: meta}, record_size, partitions)))
+    fs = RefShardFileSystem(store(tmp_path / "set", make_files({stem + name: meta}, record_size, partitions)))
     places = itertools.product(range(2), range(3))
     expected = {stem + tail.format(*at): row for at, row in zip(places, rows, strict=True) if row is not None}
     assert {k: v for k, v in fs.references.items() if not k.endswith((".zmetadata", name))} == expected
@@ -175,26 +185,31 @@ def test_keys_follow_the_arrays_own_metadata(
 @pytest.mark.parametrize(
     ("meta", "name", "tail"),
     [
-        (v2_array([], []), ".zarray", "0"),
-        (v3_array([], [], {"name": "default"}), "zarr.json", "c"),
-        (v3_array([], [], {"name": "v2"}), "zarr.json", "0"),
+        (make_v2_array([], []), ".zarray", "0"),
+        (make_v3_array([], [], {"name": "default"}), "zarr.json", "c"),
+        (make_v3_array([], [], {"name": "v2"}), "zarr.json", "0"),
     ],
 )
 def test_array_without_dimensions_has_one_row(meta: dict[str, Any], name: str, tail: str, tmp_path: Path) -> None:
-    fs = RefShardFileSystem(store(tmp_path / "set", files({f"s/{name}": meta}, 3, {"s/refs.0.parq": [b"x"]})))
+    fs = RefShardFileSystem(store(tmp_path / "set", make_files({f"s/{name}": meta}, 3, {"s/refs.0.parq": [b"x"]})))
     assert fs.cat_file(f"s/{tail}") == b"x"
     assert fs.ls("s", detail=False) == sorted([f"s/{name}", f"s/{tail}"])
 
 
 def test_empty_arrays_have_no_chunks(tmp_path: Path) -> None:
-    metadata = {"e/.zarray": v2_array([0, 3], [2, 2]), "z/.zarray": v2_array([0], [0], dimension_separator="/")}
-    fs = RefShardFileSystem(store(tmp_path / "set", files(metadata, 3, {})))
+    metadata = {
+        "e/.zarray": make_v2_array([0, 3], [2, 2]),
+        "z/.zarray": make_v2_array([0], [0], dimension_separator="/"),
+    }
+    fs = RefShardFileSystem(store(tmp_path / "set", make_files(metadata, 3, {})))
     assert fs.find("") == [".zmetadata", "e/.zarray", "z/.zarray"]
     assert not fs.exists("e/0.0")
 
 
 def test_missing_partition_file_means_no_chunks(tmp_path: Path, target: str) -> None:
-    content = files({"a/.zarray": v2_array([9], [1])}, 3, {"a/refs.1.parq": [[target, i, 1] for i in range(3)]})
+    content = make_files(
+        {"a/.zarray": make_v2_array([9], [1])}, 3, {"a/refs.1.parq": [[target, i, 1] for i in range(3)]}
+    )
     fs = RefShardFileSystem(store(tmp_path / "set", content))
     assert fs.ls("a", detail=False) == ["a/.zarray", "a/3", "a/4", "a/5"]
     for key in ("a/2", "a/6", "a/8", "a/9"):
@@ -206,7 +221,8 @@ def test_missing_partition_file_means_no_chunks(tmp_path: Path, target: str) -> 
 def test_relative_urls_are_relative_to_the_set(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(DATA)
     root = store(
-        tmp_path / "set", files({"a/.zarray": v2_array([2], [1])}, 2, {"a/refs.0.parq": [["x.bin"], ["x.bin", 1, 2]]})
+        tmp_path / "set",
+        make_files({"a/.zarray": make_v2_array([2], [1])}, 2, {"a/refs.0.parq": [["x.bin"], ["x.bin", 1, 2]]}),
     )
     assert RefShardFileSystem(root + "/").cat_file("a/1") == DATA[1:3]
     (tmp_path / "elsewhere").mkdir()
@@ -217,46 +233,48 @@ def test_relative_urls_are_relative_to_the_set(tmp_path: Path) -> None:
 
 def test_remote_options_apply_to_the_protocol_of_the_first_url(tmp_path: Path, http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
-    root = store(tmp_path / "set", files({"a/.zarray": v2_array([4], [1])}, 2, {"a/refs.1.parq": [None, [url, 1, 2]]}))
+    root = store(
+        tmp_path / "set", make_files({"a/.zarray": make_v2_array([4], [1])}, 2, {"a/refs.1.parq": [None, [url, 1, 2]]})
+    )
     fs = RefShardFileSystem(root, remote_options={"headers": {"x-who": "me"}})
     assert fs.cat_file("a/3") == DATA[1:3]
     assert {r.headers.get("x-who") for r in http_server.requests("/x")} == {"me"}
 
 
 def test_lookup_loads_one_partition(http_server: RangeServer) -> None:
-    fs = RefShardFileSystem(served(http_server))
-    assert fetched(http_server) == []
+    fs = RefShardFileSystem(serve_set(http_server))
+    assert list_fetched(http_server) == []
     assert fs.cat_file("a/120") == DATA[120:124]
-    assert fetched(http_server) == ["/set/a/refs.2.parq"]
+    assert list_fetched(http_server) == ["/set/a/refs.2.parq"]
     assert fs.cat_file("a/149") == DATA[149:153]
     assert "a/101" in fs.references
-    assert fetched(http_server) == ["/set/a/refs.2.parq"]
+    assert list_fetched(http_server) == ["/set/a/refs.2.parq"]
 
 
 def test_many_lookups_load_each_partition_once(http_server: RangeServer) -> None:
-    fs = RefShardFileSystem(served(http_server))
+    fs = RefShardFileSystem(serve_set(http_server))
     rng = random.Random(3)
     numbers = [rng.randrange(1000) for _ in range(1000)]
     got = fs.cat_ranges([f"a/{n}" for n in numbers], None, None)
     assert got == [DATA[n % 900 : n % 900 + 4] for n in numbers]
     for n in numbers:
         assert fs.references[f"a/{n}"][1] == n % 900
-    paths = fetched(http_server)
+    paths = list_fetched(http_server)
     assert len(paths) == len(set(paths)) == 20
 
 
 def test_concurrent_readers_load_a_partition_once(http_server: RangeServer) -> None:
-    fs = RefShardFileSystem(served(http_server), asynchronous=True)
+    fs = RefShardFileSystem(serve_set(http_server), asynchronous=True)
 
     async def read() -> list[bytes]:
         return await asyncio.gather(*(fs._cat_file(f"a/{n}") for n in range(50)))
 
     assert asyncio.run(read()) == [DATA[n : n + 4] for n in range(50)]
-    assert fetched(http_server).count("/set/a/refs.0.parq") == 1
+    assert list_fetched(http_server).count("/set/a/refs.0.parq") == 1
 
 
 def test_missing_partition_is_requested_once(http_server: RangeServer) -> None:
-    url = served(http_server)
+    url = serve_set(http_server)
     http_server.delete("/set/a/refs.3.parq")
     fs = RefShardFileSystem(url)
     for n in range(150, 200):
@@ -265,23 +283,23 @@ def test_missing_partition_is_requested_once(http_server: RangeServer) -> None:
 
 
 def test_cache_size_limits_the_partitions_in_memory(http_server: RangeServer) -> None:
-    fs = RefShardFileSystem(served(http_server), cache_size=2)
+    fs = RefShardFileSystem(serve_set(http_server), cache_size=2)
     for n in (0, 50, 100, 51, 0):
         assert fs.cat_file(f"a/{n}") == DATA[n : n + 4]
-    names = [path[-6] for path in fetched(http_server)]
+    names = [path[-6] for path in list_fetched(http_server)]
     assert names == ["0", "0", "1", "2"]  # partition 0 was evicted before its second read, partition 1 was not
 
 
 def test_rewritten_set_is_read_again(tmp_path: Path) -> None:
-    metadata = {"a/.zarray": v2_array([2], [1])}
+    metadata = {"a/.zarray": make_v2_array([2], [1])}
     for text in (b"old", b"newer"):
-        root = store(tmp_path / "set", files(metadata, 2, {"a/refs.0.parq": [text, text]}))
+        root = store(tmp_path / "set", make_files(metadata, 2, {"a/refs.0.parq": [text, text]}))
         assert RefShardFileSystem(root).cat_file("a/1") == text
 
 
 def test_threads_and_loops_share_loaded_partitions(tmp_path: Path, target: str) -> None:
-    content = files(
-        {"a/.zarray": v2_array([400], [1])}, 100, {f"a/refs.{i}.parq": [[target, 1, 2]] * 100 for i in range(4)}
+    content = make_files(
+        {"a/.zarray": make_v2_array([400], [1])}, 100, {f"a/refs.{i}.parq": [[target, 1, 2]] * 100 for i in range(4)}
     )
     root = store(tmp_path / "set", content)
     wrong = []
@@ -306,7 +324,7 @@ def write_table(**columns: list[Any]) -> bytes:
 
 
 def make_set(tmp_path: Path, data: bytes) -> RefShardFileSystem:
-    root = store(tmp_path / "set", files({"a/.zarray": v2_array([8], [1])}, 4, {"a/refs.1.parq": [b"x"] * 4}))
+    root = store(tmp_path / "set", make_files({"a/.zarray": make_v2_array([8], [1])}, 4, {"a/refs.1.parq": [b"x"] * 4}))
     (tmp_path / "set" / "a" / "refs.0.parq").write_bytes(data)
     return RefShardFileSystem(root)
 
@@ -315,10 +333,10 @@ def make_set(tmp_path: Path, data: bytes) -> RefShardFileSystem:
     ("data", "reason"),
     [
         (b"", "cannot be read as a parquet file"),
-        (partition([b"y"] * 4)[:-9], "cannot be read as a parquet file"),
+        (make_partition([b"y"] * 4)[:-9], "cannot be read as a parquet file"),
         (b"PAR1" + bytes(100) + b"PAR1", "cannot be read as a parquet file"),
-        (partition([b"y"] * 3), "3 rows: expected at least 4"),
-        (partition([b"y"] * 5), "5 rows: expected at most 4"),
+        (make_partition([b"y"] * 3), "3 rows: expected at least 4"),
+        (make_partition([b"y"] * 5), "5 rows: expected at most 4"),
         (write_table(path=[1, 2, 3, 4]), "'path' is of int64"),
         (write_table(path=["u"] * 4, offset=["0"] * 4), "'offset' is of .*string"),
         (write_table(path=["u"] * 4, size=[0.5] * 4), "'size' is of double"),
@@ -342,7 +360,7 @@ def test_damaged_partition_is_an_error_that_names_the_file(data: bytes, reason: 
 
 
 def test_partition_that_cannot_be_read_is_an_error(http_server: RangeServer) -> None:
-    url = served(http_server)
+    url = serve_set(http_server)
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert fs.exists("a/.zarray")
     http_server.fault("status", "/set/a/refs.0.parq", status=403)
@@ -385,7 +403,7 @@ def test_zmetadata_without_a_record_size_is_not_a_parquet_set(tmp_path: Path) ->
 
 
 def test_error_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = store(tmp_path / "set", files({"a/.zarray": v2_array([2], [1])}, 2, {}))
+    root = store(tmp_path / "set", make_files({"a/.zarray": make_v2_array([2], [1])}, 2, {}))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises((ImportError, RefShardError), match=r"refshard_fs\[parquet\]"):
         RefShardFileSystem(root).ls("")

@@ -15,8 +15,8 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.formats.netcdf3 import source
 from refshard_fs.formats.netcdf3.source import parse_header
 from tests.servers.http import RangeServer
-from tests.support.files_of_arrays import check_commands, check_damage, rounds_to_open, same
-from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.files_of_arrays import check_commands, check_damage, check_same, count_rounds_to_open
+from tests.support.shard_writers import IS_ZARR_2, open_array
 from tests.support.shards_in_memory import ROOT, Files
 
 pytestmark = pytest.mark.case(id="P33")
@@ -91,7 +91,7 @@ def test_xarray_dataset_equals_that_of_other_engines(tmp_path: Path, version: st
             expected["label"].encoding.pop("_FillValue", None)
             expected["label"].attrs.pop("_FillValue", None)
             expected["label"], actual["label"] = expected["label"].astype(str), actual["label"].astype(str)
-        same(actual, expected)
+        check_same(actual, expected)
         assert actual.encoding["unlimited_dims"] == expected.encoding["unlimited_dims"] == {"time"}
     tree = xr.open_datatree(path, **options)
     assert set(tree["/"].data_vars) == set(expected.data_vars)
@@ -126,7 +126,7 @@ def test_single_small_record_variable_has_no_padding(tmp_path: Path, writer: str
                 )
             ds.createVariable("fixed", "i1", ("x",))[:] = [1, 2, 3]
         actual, expected = (xr.open_dataset(path, engine=engine) for engine in ("refshard", "netcdf4"))
-        same(actual, expected)
+        check_same(actual, expected)
         assert actual.v0.encoding["chunks"] == (max(records, 1), 3)
 
 
@@ -134,12 +134,12 @@ def test_streaming_record_count_follows_the_file_size(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", records=4)
     data = path.read_bytes()
     assert data[4:8] == b"\0\0\0\4"
-    expected = array(str(path), "packed")[...]
+    expected = open_array(str(path), "packed")[...]
     path.write_bytes(data[:4] + b"\xff" * 4 + data[8:])
-    assert np.array_equal(array(str(path), "packed")[...], expected)
+    assert np.array_equal(open_array(str(path), "packed")[...], expected)
     assert expected.shape == (4, 3, 5)
     path.write_bytes(data[:4] + b"\xff" * 4 + data[8:-10])  # the last record is incomplete
-    assert array(str(path), "packed").shape == (3, 3, 5)
+    assert open_array(str(path), "packed").shape == (3, 3, 5)
 
 
 def test_large_variables_and_records_are_cut_into_chunks(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_large_variables_and_records_are_cut_into_chunks(tmp_path: Path) -> None
         ds.createVariable("fixed", "i4", ("y", "x"))[:] = fixed
         ds.createVariable("level", "i4", ("t", "y", "x"))[:] = np.stack([fixed, fixed + 1])
         ds.createVariable("other", "i1", ("t",))[:] = [1, 2]
-    array_ = array(str(path), "fixed")
+    array_ = open_array(str(path), "fixed")
     assert array_.chunks == (806, 1300)
     assert np.array_equal(array_[...], fixed)
-    level = array(str(path), "level")
+    level = open_array(str(path), "level")
     assert level.chunks == (1, 806, 1300)
     assert np.array_equal(level[...], np.stack([fixed, fixed + 1]))
     in_memory = RefShardFileSystem(fo=path.read_bytes())
@@ -164,7 +164,7 @@ def test_large_variables_and_records_are_cut_into_chunks(tmp_path: Path) -> None
 def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_file(tmp_path / "a.nc")
     refs = check_commands(path, tmp_path, capsys, "packed")
-    same(xr.open_dataset(refs, engine="refshard", decode_cf=False), xr.open_dataset(path, decode_cf=False))
+    check_same(xr.open_dataset(refs, engine="refshard", decode_cf=False), xr.open_dataset(path, decode_cf=False))
 
 
 def write_records(path: Path, shape: tuple[int, ...], records: int) -> Path:
@@ -187,7 +187,7 @@ def test_opening_reads_only_the_header(http_server: RangeServer, tmp_path: Path)
     url = http_server.put("/a.nc", path.read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert "v1" in fs.ls("", detail=False)
-    assert rounds_to_open(path) <= 3
+    assert count_rounds_to_open(path) <= 3
     http_server.clear()
     assert len(fs.cat_file("v1/7.0.0")) == 8000
     (request,) = http_server.requests()
@@ -196,14 +196,14 @@ def test_opening_reads_only_the_header(http_server: RangeServer, tmp_path: Path)
     values = fs.cat([f"v{number}/{record}.0.0" for number in range(3) for record in range(20)])
     assert len(values) == 60
     assert len(http_server.requests()) == 1, "records of several variables lie side by side, and are read together"
-    same(xr.open_dataset(url, engine="refshard"), xr.open_dataset(path))
+    check_same(xr.open_dataset(url, engine="refshard"), xr.open_dataset(path))
 
 
 @pytest.mark.usefixtures("large_files")
 def test_small_records_share_a_chunk(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.nc", (2,), 20_000)
     url = http_server.put("/a.nc", path.read_bytes())
-    same(xr.open_dataset(url, engine="refshard"), xr.open_dataset(path))
+    check_same(xr.open_dataset(url, engine="refshard"), xr.open_dataset(path))
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert len(fs.ls("v1")) == 2 + 3
     http_server.clear()
@@ -233,7 +233,7 @@ def test_long_headers_are_read_in_few_rounds(http_server: RangeServer, tmp_path:
     url = http_server.put("/a.nc", path.read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert len(fs.ls("variable_0299")) == 3
-    assert rounds_to_open(path) <= 4
+    assert count_rounds_to_open(path) <= 4
     assert len(http_server.requests()) <= 4
 
 

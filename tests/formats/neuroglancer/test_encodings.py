@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.formats.neuroglancer.encodings import DecodingRecipe
-from tests.support.shard_writers import array
+from tests.support.shard_writers import open_array
 from tests.support.volumes import KEY, write_volume
 
 GZIP = {"preshift_bits": 1, "hash": "identity", "minishard_bits": 1, "shard_bits": 1, "data_encoding": "gzip"}
@@ -40,7 +40,7 @@ def test_encoded_chunks_have_the_values_of_tensorstore(
     write_volume(tmp_path, make_labels(dtype, channels), (8, 8, 4), sharding, (3, 0, -2), encoding)
     kvstore = {"driver": "file", "path": f"{tmp_path}/"}
     expected = tensorstore.open({"driver": "neuroglancer_precomputed", "kvstore": kvstore}).result().read().result()
-    actual = array(str(tmp_path), KEY)
+    actual = open_array(str(tmp_path), KEY)
     assert np.array_equal(actual[...], expected)
     assert np.array_equal(actual[17:, 8:, 3:5], expected[17:, 8:, 3:5])
 

@@ -11,8 +11,8 @@ import pytest
 
 from refshard_fs import ManifestError
 from refshard_fs.formats.neuroglancer.info import parse_info
-from tests.support.neuroglancer_info import VALUES, info
-from tests.support.shard_writers import array, opened
+from tests.support.neuroglancer_info import VALUES, make_info
+from tests.support.shard_writers import open_array, open_source
 from tests.support.volumes import KEY, write_volume
 
 
@@ -26,7 +26,7 @@ def test_scales_of_other_encodings_are_reported(tmp_path: Path) -> None:
     doc["scales"].append({**doc["scales"][0], "key": "16_16_16", "encoding": "compresso"})
     doc["scales"].append({**doc["scales"][0], "key": "../elsewhere"})
     (tmp_path / "info").write_text(json.dumps(doc))
-    fs = opened(str(tmp_path))
+    fs = open_source(str(tmp_path))
     assert fs.ls("", detail=False) == [".zattrs", ".zgroup", ".zmetadata", KEY]
     volume = parse_volume(doc)
     assert sorted(volume.reports) == ["16_16_16", "_elsewhere"]
@@ -40,23 +40,23 @@ def test_scales_of_other_encodings_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest"])
 def test_volume_is_saved_in_every_format(format: str, tmp_path: Path) -> None:
     write_volume(tmp_path / "volume", VALUES, (4, 4, 4))
-    fs = opened(str(tmp_path / "volume"))
+    fs = open_source(str(tmp_path / "volume"))
     fs.save(str(tmp_path / "saved"), format)
-    saved = opened(str(tmp_path / "saved"))
+    saved = open_source(str(tmp_path / "saved"))
     assert [name for name in saved.ls("", detail=False) if not name.startswith((".", "zarr"))] == [KEY]
-    np.testing.assert_array_equal(array(str(tmp_path / "saved"), KEY)[...], VALUES)
+    np.testing.assert_array_equal(open_array(str(tmp_path / "saved"), KEY)[...], VALUES)
 
 
 def test_volume_without_readable_scales_says_why() -> None:
     for encoding in ("jxl", "compresso", "compressed_segmentation"):  # compressed_segmentation does not support uint8
         with pytest.raises(ManifestError, match=f"none of its scales can be shown.*'{encoding}'"):
-            parse_volume(info(encoding=encoding))
+            parse_volume(make_info(encoding=encoding))
 
 
 def test_scale_with_too_many_chunks_is_reported() -> None:
     sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0,
                 "minishard_bits": 1, "shard_bits": 1}  # fmt: skip
-    doc = info()
+    doc = make_info()
     large = {"key": "large", "size": [2**21 + 1, 2**21 + 1, 2**20 + 1], "chunk_sizes": [[1, 1, 1]]}
     doc["scales"].append({**doc["scales"][0], **large, "sharding": sharding})
     volume = parse_volume(doc)
@@ -65,7 +65,7 @@ def test_scale_with_too_many_chunks_is_reported() -> None:
 
 
 def test_error_about_many_scales_is_short() -> None:
-    doc = info()
+    doc = make_info()
     doc["scales"] = [doc["scales"][0] | {"encoding": "jxl"}] * 2000
     with pytest.raises(ManifestError, match="none of its scales can be shown") as caught:
         parse_volume(doc)
@@ -73,7 +73,7 @@ def test_error_about_many_scales_is_short() -> None:
 
 
 def test_equivalent_keys_give_distinct_array_names() -> None:
-    doc = info()
+    doc = make_info()
     keys = ["a/b c", "a_b_c", ".zarray", "info", "8.0x8.0x8.0", "a_b_c"]
     doc["scales"] = [{**doc["scales"][0], "key": key} for key in keys]
     volume = parse_volume(doc)
@@ -94,11 +94,11 @@ def test_equivalent_keys_give_distinct_array_names() -> None:
 )  # fmt: skip
 def test_invalid_scale_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ManifestError):
-        parse_volume(info(**changes))
+        parse_volume(make_info(**changes))
 
 
 def test_giant_chunks_are_refused() -> None:
     with pytest.raises(ManifestError, match="more than .* bytes each"):
-        parse_volume(info(size=[2**20, 2**20, 2**20], chunk_sizes=[[2**20, 2**20, 2**20]]))
-    volume = parse_volume(info(chunk_sizes=[[2**20, 2**20, 2**20]]))
+        parse_volume(make_info(size=[2**20, 2**20, 2**20], chunk_sizes=[[2**20, 2**20, 2**20]]))
+    volume = parse_volume(make_info(chunk_sizes=[[2**20, 2**20, 2**20]]))
     assert volume.scales[KEY].chunks == (8, 8, 8, 1)

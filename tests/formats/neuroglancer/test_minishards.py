@@ -15,8 +15,8 @@ from refshard_fs.formats.neuroglancer.minishards import MinishardIndex, ShardInd
 from refshard_fs.sharding.packing import MortonCode
 from tests.servers.http import RangeServer
 from tests.support.neuroglancer_info import SAMPLES
-from tests.support.shard_writers import array, opened
-from tests.support.volumes import KEY, pattern, write_volume
+from tests.support.shard_writers import open_array, open_source
+from tests.support.volumes import KEY, make_pattern, write_volume
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_every_sharding_of_a_volume_is_read(
     hash_name: str, bits: tuple[int, int, int], index: str, data: str, shape: Any, chunk: Any, offset: Any, dtype: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    values = pattern(shape, dtype)
+    values = make_pattern(shape, dtype)
     if shape[0] > chunk[0]:
         values[: chunk[0]] = 0  # a chunk of zeros is not stored
     names = ("preshift_bits", "minishard_bits", "shard_bits")
     encodings = {"hash": hash_name, "minishard_index_encoding": index, "data_encoding": data}
     write_volume(tmp_path, values, chunk, {**dict(zip(names, bits, strict=True)), **encodings}, offset)
-    assert np.array_equal(array(str(tmp_path), KEY)[...], values)
-    fs = opened(str(tmp_path))
+    assert np.array_equal(open_array(str(tmp_path), KEY)[...], values)
+    fs = open_source(str(tmp_path))
     counts = [-(-size // step) for size, step in zip(shape, chunk, strict=False)]
     keys = [f"{KEY}/{i}.{j}.{k}.0" for i, j, k in itertools.product(*map(range, counts))]
     stored = [key for key in keys if fs.exists(key)]
@@ -111,9 +111,9 @@ def test_chunks_of_a_shard_share_its_indexes_and_their_reads(http_server: RangeS
     for path in (SAMPLES / "identity").rglob("*"):
         if path.is_file():
             http_server.put(f"/v/{path.relative_to(SAMPLES / 'identity')}", path.read_bytes())
-    fs = opened(f"{http_server.url}/v")
+    fs = open_source(f"{http_server.url}/v")
     keys = [f"{KEY}/{i}.{j}.{k}.0" for i, j, k in itertools.product(range(3), range(3), range(2))]
-    local = opened(str(SAMPLES / "identity"))
+    local = open_source(str(SAMPLES / "identity"))
     fs.cat_file(".zattrs")
     http_server.clear()
     assert fs.cat(keys) == {key: local.cat_file(key) for key in keys}

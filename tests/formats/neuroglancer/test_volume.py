@@ -15,8 +15,8 @@ import pytest
 from refshard_fs import DamagedIndex, ManifestError, ReferenceNotReachable, RefShardError
 from refshard_fs.formats.neuroglancer.volume import EdgeRecipe
 from tests.servers.http import RangeServer
-from tests.support.neuroglancer_info import SAMPLES, VALUES, info
-from tests.support.shard_writers import array, opened
+from tests.support.neuroglancer_info import SAMPLES, VALUES, make_info
+from tests.support.shard_writers import open_array, open_source
 from tests.support.volumes import KEY
 
 
@@ -26,7 +26,7 @@ def test_values_equal_those_of_tensorstore(kind: str, zarr_format: int) -> None:
     zarr = pytest.importorskip("zarr")
     if zarr_format == 3 and zarr.__version__.startswith("2."):
         pytest.skip("zarr 2 reads no version 3")
-    actual = array(str(SAMPLES / kind), KEY, zarr_format=zarr_format)
+    actual = open_array(str(SAMPLES / kind), KEY, zarr_format=zarr_format)
     assert actual.chunks == (4, 4, 4, 2)
     assert np.array_equal(actual[...], VALUES)
     assert np.array_equal(actual[5:7, 8, 1:, 0], VALUES[5:7, 8, 1:, 0])
@@ -41,7 +41,7 @@ def test_only_existing_chunk_files_are_listed(tmp_path: Path) -> None:
     gone.unlink()
     edge.unlink()
     (tmp_path / KEY / "11-14_-3-1_7-11").write_bytes(b"no chunk of this grid")
-    fs = opened(str(tmp_path))
+    fs = open_source(str(tmp_path))
     names = [name.rpartition("/")[2] for name in fs.ls(KEY, detail=False)]
     assert len([n for n in names if n[0] != "."]) == 18 - 2
     for key in (f"{KEY}/0.0.0.0", f"{KEY}/2.2.1.0"):
@@ -50,15 +50,15 @@ def test_only_existing_chunk_files_are_listed(tmp_path: Path) -> None:
             fs.cat_file(key)
     values = VALUES.copy()
     values[:4, :4, :4] = values[8:, 8:, 4:] = 0
-    assert np.array_equal(array(str(tmp_path), KEY)[...], values)
+    assert np.array_equal(open_array(str(tmp_path), KEY)[...], values)
 
 
 @pytest.mark.parametrize("kind", ["files", "murmur"])
 def test_scale_without_a_folder_has_no_chunks(tmp_path: Path, kind: str) -> None:
     shutil.copy(SAMPLES / kind / "info", tmp_path)
-    fs = opened(str(tmp_path))
+    fs = open_source(str(tmp_path))
     assert {name.rpartition("/")[2] for name in fs.find(KEY)} == {".zarray", ".zattrs"}
-    assert not array(str(tmp_path), KEY)[...].any()
+    assert not open_array(str(tmp_path), KEY)[...].any()
 
 
 def test_volume_is_opened_by_xarray() -> None:
@@ -79,7 +79,7 @@ def test_misplaced_chunks_in_a_shard_are_not_listed(tmp_path: Path) -> None:
     first, *others = sorted((tmp_path / KEY).iterdir())
     for other in others:
         shutil.copy(first, other)
-    fs = opened(str(tmp_path))
+    fs = open_source(str(tmp_path))
     keys = [key for key in fs.ls(KEY, detail=False) if not key.endswith((".zarray", ".zattrs"))]
     assert len(keys) == len(set(keys)) > 0
     assert all(map(fs.exists, keys))
@@ -87,10 +87,10 @@ def test_misplaced_chunks_in_a_shard_are_not_listed(tmp_path: Path) -> None:
 
 def test_file_name_of_many_digits_is_not_a_chunk() -> None:
     memory = fsspec.filesystem("memory")
-    memory.pipe("/digits/info", json.dumps(info()).encode())
+    memory.pipe("/digits/info", json.dumps(make_info()).encode())
     memory.pipe(f"/digits/{KEY}/0-4_0-4_0-4", bytes(64))
     memory.pipe(f"/digits/{KEY}/{'9' * 5000}-4_0-4_0-4", bytes(64))
-    assert opened("memory://digits").ls(KEY, detail=False)[-1:] == [f"{KEY}/0.0.0.0"]
+    assert open_source("memory://digits").ls(KEY, detail=False)[-1:] == [f"{KEY}/0.0.0.0"]
 
 
 def test_edge_chunk_is_padded_and_wrong_size_refused() -> None:
@@ -110,7 +110,7 @@ def test_damaged_chunks_never_give_wrong_data(tmp_path: Path) -> None:
         shutil.copytree(SAMPLES / kind, tmp_path / kind)
         for path in (tmp_path / kind / KEY).iterdir():
             path.write_bytes(path.read_bytes()[:-3])
-        fs = opened(str(tmp_path / kind))
+        fs = open_source(str(tmp_path / kind))
         failed = 0
         for i, j, k in itertools.product(range(3), range(3), range(2)):
             try:
@@ -118,7 +118,7 @@ def test_damaged_chunks_never_give_wrong_data(tmp_path: Path) -> None:
             except RefShardError:
                 failed += 1
             else:
-                assert data == opened(str(SAMPLES / kind)).cat_file(f"{KEY}/{i}.{j}.{k}.0")
+                assert data == open_source(str(SAMPLES / kind)).cat_file(f"{KEY}/{i}.{j}.{k}.0")
         assert failed
 
 
@@ -128,14 +128,14 @@ def test_wrong_chunk_size_names_the_shard(tmp_path: Path) -> None:
     doc["data_type"] = "uint8"
     (tmp_path / "info").write_text(json.dumps(doc))
     with pytest.raises(DamagedIndex, match=r"0\.shard.*expected"):
-        opened(str(tmp_path)).cat_file(f"{KEY}/0.0.0.0")
+        open_source(str(tmp_path)).cat_file(f"{KEY}/0.0.0.0")
 
 
 def test_unreachable_shard_is_not_a_missing_chunk(http_server: RangeServer) -> None:
     for path in (SAMPLES / "identity").rglob("*"):
         if path.is_file():
             http_server.put(f"/v/{path.relative_to(SAMPLES / 'identity')}", path.read_bytes())
-    fs = opened(f"{http_server.url}/v", retries=0)
+    fs = open_source(f"{http_server.url}/v", retries=0)
     assert fs.ls("", detail=False)
     http_server.fault(403, "*.shard")
     with pytest.raises(ReferenceNotReachable):
@@ -147,4 +147,4 @@ def test_obsolete_two_file_shards_are_an_error(tmp_path: Path) -> None:
     for path in list((tmp_path / KEY).iterdir()):
         path.rename(path.with_suffix(".index"))
     with pytest.raises(ManifestError, match="obsolete"):
-        opened(str(tmp_path)).cat_file(f"{KEY}/0.0.0.0")
+        open_source(str(tmp_path)).cat_file(f"{KEY}/0.0.0.0")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.templates.templates import Templates
-from tests.support.template_texts import DEFINITIONS, expand_key, in_braces
+from tests.support.template_texts import DEFINITIONS, expand_key, put_in_braces
 
 
 @pytest.fixture(params=[True, False], ids=["simple", "jinja"])
@@ -137,7 +137,7 @@ def test_error_of_other_syntax_has_the_reason(text: str, reason: str) -> None:
 
 def test_errors_quote_long_texts_in_part() -> None:
     name = "n" * 5_000
-    for text in (in_braces(name), in_braces(f"f(c={name})"), "{{" + name):
+    for text in (put_in_braces(name), put_in_braces(f"f(c={name})"), "{{" + name):
         with pytest.raises(ManifestError) as caught:
             Templates({"f": "{{c}}", name + "x": "{{ 1"}).expand(text)
         assert len(str(caught.value)) < 1000

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.templates.expressions import TemplateLimits
 from refshard_fs.formats.templates.templates import Templates, expand_gen
-from tests.support.memory import taking
-from tests.support.template_texts import DEFINITIONS, expand_key, in_braces
+from tests.support.memory import check_peak
+from tests.support.template_texts import DEFINITIONS, expand_key, put_in_braces
 
 pytestmark = pytest.mark.case(id="P17")
 
@@ -89,15 +89,15 @@ def test_template_that_uses_itself_is_refused(simple: bool) -> None:
 
 @pytest.mark.parametrize("seed", ["", "x" * 64])
 def test_templates_that_double_each_other_are_refused(seed: str) -> None:
-    definitions = {"t0": seed} | {f"t{n}": in_braces(f"t{n - 1}()") * 2 for n in range(1, 30)}
+    definitions = {"t0": seed} | {f"t{n}": put_in_braces(f"t{n - 1}()") * 2 for n in range(1, 30)}
     definitions["t1"] = "{{t0}}{{t0}}"
-    with taking(32 << 20), pytest.raises(ManifestError, match=r"more than 10000 operations|65536 characters"):
+    with check_peak(32 << 20), pytest.raises(ManifestError, match=r"more than 10000 operations|65536 characters"):
         Templates(definitions).expand("{{t29()}}")
 
 
 def test_templates_that_double_in_gen_are_refused() -> None:
     definitions = {"t0": "{{x}}"} | {
-        f"t{n}": in_braces(f"t{n - 1}(x=x*2)") + in_braces(f"t{n - 1}(x=x)") for n in range(1, 30)
+        f"t{n}": put_in_braces(f"t{n - 1}(x=x*2)") + put_in_braces(f"t{n - 1}(x=x)") for n in range(1, 30)
     }
     entry = {"key": "{{t29(x=i)}}", "url": "u", "dimensions": {"i": [1]}}
     with pytest.raises(ManifestError, match=r"gen\[0\].*(10000 operations|65536 characters)"):
@@ -105,7 +105,7 @@ def test_templates_that_double_in_gen_are_refused() -> None:
 
 
 def test_templates_that_nest_too_deep_are_refused() -> None:
-    definitions = {"t0": "{{x}}"} | {f"t{n}": in_braces(f"t{n - 1}(x=x)" + " ~ 1" * 49) for n in range(1, 40)}
+    definitions = {"t0": "{{x}}"} | {f"t{n}": put_in_braces(f"t{n - 1}(x=x)" + " ~ 1" * 49) for n in range(1, 40)}
     templates = Templates(definitions)
     assert len(templates.expand("{{t10(x=1)}}")) == 491
     for text in ("{{t39(x=1)}}", "{{t39(x=i)}}"):
@@ -157,7 +157,7 @@ def test_public_gen_set_has_its_keys_and_ranges(simple: bool) -> None:
 )
 def test_dimensions_combine_as_a_cartesian_product(specs: list[Any]) -> None:
     names = ["a", "b", "c"][: len(specs)]
-    key = "k" + "".join("/" + in_braces(name) for name in names)
+    key = "k" + "".join("/" + put_in_braces(name) for name in names)
     values = [s if isinstance(s, list) else range(s.get("start", 0), s["stop"], s.get("step", 1)) for s in specs]
     expected = ["k" + "".join(f"/{value}" for value in combination) for combination in itertools.product(*values)]
     entry = {"key": key, "url": "u", "dimensions": dict(zip(names, specs, strict=True))}
@@ -178,7 +178,7 @@ def test_keys_of_several_blocks_come_in_order() -> None:
 
 def test_generated_keys_take_little_memory() -> None:
     entry = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 1_900_000}, "one": [1]}}
-    with taking(8 << 20):
+    with check_peak(8 << 20):
         assert next(expand_gen([entry], Templates({}))) == ("0", "u", None, None)
 
 

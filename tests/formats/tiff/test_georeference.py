@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.support.shard_writers import array
+from tests.support.shard_writers import open_array
 from tests.support.tiff_files import SMOOTH, write
 
 tifffile = pytest.importorskip("tifffile")
@@ -28,7 +28,7 @@ def test_point_pixels_are_shifted_by_half_a_pixel(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", SMOOTH, tags={"AREA_OR_POINT": "Point"})
     with rasterio.open(path) as ds:
         first = ds.xy(0, 0)
-    assert (array(path, "x")[0], array(path, "y")[0]) == first
+    assert (open_array(path, "x")[0], open_array(path, "y")[0]) == first
 
 
 def test_rotated_image_has_a_transform_and_no_coordinates(tmp_path: Path) -> None:

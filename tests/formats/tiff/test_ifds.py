@@ -11,7 +11,7 @@ import pytest
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
 from tests.support.files_of_arrays import check_damage
-from tests.support.plain_tiff import plain_tiff
+from tests.support.plain_tiff import make_tiff
 from tests.support.shards_in_memory import ROOT, Files
 from tests.support.tiff_files import RGB
 
@@ -38,27 +38,27 @@ def test_errors_of_damaged_files_name_the_file(tmp_path: Path) -> None:
 
 
 def test_errors_name_damaged_tiles_and_loops_of_ifds() -> None:
-    data = plain_tiff(b"12345678", 4, 2, t273=8)
+    data = make_tiff(b"12345678", 4, 2, t273=8)
     files = Files({ROOT: data[:8] + data[8:]})
     assert files.read(files.open(), "0/0.0") == b"12345678"
     looped = data[:-4] + struct.pack("<I", 16)
     assert "chain of IFDs loops at byte 16" in Files({ROOT: looped}).open().reports["1"]
     with pytest.raises(ManifestError, match="image 0: the file ends at byte .* up to byte 1008"):
-        Files({ROOT: plain_tiff(b"12345678", 4, 2, t273=1000)}).open()
-    beyond = Files({ROOT: plain_tiff(b"12345678", 4, 2, compression=8, t273=1000)})
+        Files({ROOT: make_tiff(b"12345678", 4, 2, t273=1000)}).open()
+    beyond = Files({ROOT: make_tiff(b"12345678", 4, 2, compression=8, t273=1000)})
     with pytest.raises(ReferenceNotReachable, match="refers to byte 1008, but has"):
         beyond.read(beyond.open(), "0/0.0")
-    short = Files({ROOT: plain_tiff(b"1234", 4, 2)})
+    short = Files({ROOT: make_tiff(b"1234", 4, 2)})
     with pytest.raises(ValueError, match="decompresses to 4 bytes: expected 8"):
         short.read(short.open(), "0/0.0")
     with pytest.raises(ManifestError, match="none of its arrays can be shown"):
-        Files({ROOT: plain_tiff(b"1", 1 << 30, 1 << 30)}).open()
+        Files({ROOT: make_tiff(b"1", 1 << 30, 1 << 30)}).open()
     with pytest.raises(ManifestError, match="it has no IFD"):
         Files({ROOT: b"II*\0" + bytes(20)}).open()
 
 
 def test_page_with_an_oversized_tag_is_left_out() -> None:
-    data = plain_tiff(b"1" * 300_000, 4, 2)
+    data = make_tiff(b"1" * 300_000, 4, 2)
     entry = struct.pack("<HHII", 259, 4, 1, 1)
     with pytest.raises(ManifestError, match="its tag 259 has 70000 values of uint32: expected one or a few integers"):
         Files({ROOT: data.replace(entry, struct.pack("<HHII", 259, 4, 70_000, 8))}).open()

@@ -15,8 +15,8 @@ import pytest
 
 from refshard_fs import ManifestError
 from refshard_fs.formats.tiff.images import TileRecipe
-from tests.support.plain_tiff import plain_tiff
-from tests.support.shard_writers import array
+from tests.support.plain_tiff import make_tiff
+from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
 from tests.support.tiff_files import RGB, RNG, check_pages, write
 
@@ -63,13 +63,13 @@ def test_samples_of_any_number_of_bits_are_unpacked(tmp_path: Path, bits: int, c
     every = (values[..., None] >> np.arange(bits)[::-1]).astype("u1") & 1
     packed = np.packbits(every.reshape(21, -1), axis=1)
     path = tmp_path / "bits.tif"
-    path.write_bytes(plain_tiff(packed.tobytes(), 37, 21, bits))
+    path.write_bytes(make_tiff(packed.tobytes(), 37, 21, bits))
     if compression:
         import zlib
 
-        path.write_bytes(plain_tiff(zlib.compress(packed.tobytes()), 37, 21, bits, 8))
-    assert array(path, "0").dtype == values.dtype
-    np.testing.assert_array_equal(array(path, "0")[...], values)
+        path.write_bytes(make_tiff(zlib.compress(packed.tobytes()), 37, 21, bits, 8))
+    assert open_array(path, "0").dtype == values.dtype
+    np.testing.assert_array_equal(open_array(path, "0")[...], values)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 8, 16])
@@ -84,15 +84,15 @@ def test_reversed_fill_order_is_decoded(tmp_path: Path, bits: int, compression: 
     number = {"": 1, "lzw": 5, "zlib": 8, "packbits": 32773}[compression]
     path = tmp_path / "bits.tif"
     turned = bytes(int(f"{byte:08b}"[::-1], 2) for byte in data)
-    path.write_bytes(plain_tiff(turned, 40, 21, bits, number, t266=2))
-    np.testing.assert_array_equal(array(path, "0")[...], values)
+    path.write_bytes(make_tiff(turned, 40, 21, bits, number, t266=2))
+    np.testing.assert_array_equal(open_array(path, "0")[...], values)
     with rasterio.open(path) as ds:
         np.testing.assert_array_equal(ds.read(1), values)
 
 
 def test_reversed_fill_order_with_jpeg_is_refused() -> None:
     with pytest.raises(ManifestError, match="its FillOrder is 2 with jpeg"):
-        Files({ROOT: plain_tiff(b"1234", 8, 2, 8, 7, t266=2)}).open()
+        Files({ROOT: make_tiff(b"1234", 8, 2, 8, 7, t266=2)}).open()
 
 
 @pytest.mark.parametrize("dtype", ["complex_int16", "complex64"])
@@ -104,16 +104,16 @@ def test_complex_integers_become_complex_floats(tmp_path: Path, dtype: str, opti
     path = write(tmp_path / "a.tif", (values[0] + 1j * values[1]).astype("c8"), **{"dtype": dtype, **options})
     with rasterio.open(path) as ds:
         assert ds.dtypes == (dtype,)
-        np.testing.assert_array_equal(array(path, "0")[...], ds.read(1))
-    assert array(path, "0").dtype == np.dtype("c8").newbyteorder(">" if "tiled" in options else "<")
+        np.testing.assert_array_equal(open_array(path, "0")[...], ds.read(1))
+    assert open_array(path, "0").dtype == np.dtype("c8").newbyteorder(">" if "tiled" in options else "<")
 
 
 def test_complex_integers_of_32_bits_keep_their_precision(tmp_path: Path) -> None:
     values = RNG.integers(-(1 << 31), 1 << 31, (3, 4, 2)).astype("<i4")
     path = tmp_path / "a.tif"
-    path.write_bytes(plain_tiff(values.tobytes(), 4, 3, 64, t339=5))
-    assert array(path, "0").dtype == np.dtype("c16")
-    np.testing.assert_array_equal(array(path, "0")[...], values[..., 0] + 1j * values[..., 1])
+    path.write_bytes(make_tiff(values.tobytes(), 4, 3, 64, t339=5))
+    assert open_array(path, "0").dtype == np.dtype("c16")
+    np.testing.assert_array_equal(open_array(path, "0")[...], values[..., 0] + 1j * values[..., 1])
 
 
 def test_opaque_tiles_of_webp_with_alpha_are_read(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_opaque_tiles_of_webp_with_alpha_are_read(tmp_path: Path) -> None:
     options = {"compress": "WEBP", "WEBP_LOSSLESS": True, "tiled": True, "blockxsize": 16, "blockysize": 16}
     path = write(tmp_path / "a.tif", values, interleave="pixel", photometric="RGB", **options)
     with rasterio.open(path) as ds:
-        np.testing.assert_array_equal(np.moveaxis(array(path, "0")[...], -1, 0), ds.read())
+        np.testing.assert_array_equal(np.moveaxis(open_array(path, "0")[...], -1, 0), ds.read())
 
 
 @pytest.mark.parametrize("compression", [5, 32773])
@@ -134,12 +134,12 @@ def test_last_tiles_may_end_with_the_image(tmp_path: Path, compression: int) -> 
     values = RNG.integers(0, 9, (37, 64), "u1")
     data = encode(values.tobytes())
     path = tmp_path / "a.tif"
-    path.write_bytes(plain_tiff(data, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(data)))
-    np.testing.assert_array_equal(array(path, "0")[...], values[:, :35])
+    path.write_bytes(make_tiff(data, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(data)))
+    np.testing.assert_array_equal(open_array(path, "0")[...], values[:, :35])
     short = encode(values[:-1].tobytes())
-    path.write_bytes(plain_tiff(short, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(short)))
+    path.write_bytes(make_tiff(short, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(short)))
     with pytest.raises(Exception, match="it decompresses to 2304 bytes: expected 2368"):
-        array(path, "0")[...]
+        open_array(path, "0")[...]
 
 
 @pytest.mark.parametrize("compression", [1, 5, 8])
@@ -151,8 +151,8 @@ def test_single_strip_is_read_if_its_size_is_zero(tmp_path: Path, compression: i
         compression
     ]
     path = tmp_path / "a.tif"
-    path.write_bytes(plain_tiff(data, 13, 11, 8, compression, t279=0))
-    np.testing.assert_array_equal(array(path, "0")[...], values)
+    path.write_bytes(make_tiff(data, 13, 11, 8, compression, t279=0))
+    np.testing.assert_array_equal(open_array(path, "0")[...], values)
     with rasterio.open(path) as dataset:
         np.testing.assert_array_equal(dataset.read(1), values)
 
@@ -212,7 +212,7 @@ def test_image_codecs_and_lzma_equal_tifffile(
     path = tmp_path / "x.tif"
     strips = {} if "tile" in options else {"rowsperstrip": len(values) // 2 + 1}
     tifffile.imwrite(path, values, compression=compression, **strips, **options)
-    np.testing.assert_array_equal(array(path, "0")[...], tifffile.imread(path))
+    np.testing.assert_array_equal(open_array(path, "0")[...], tifffile.imread(path))
 
 
 @pytest.mark.parametrize("compression", ["CCITTRLE", "CCITTFAX3", "CCITTFAX4"])
@@ -235,14 +235,14 @@ def test_faxes_equal_gdal(tmp_path: Path, compression: str, is_reversed: bool) -
                 at = page.tags[284].offset
             data[at : at + 12] = struct.pack("<HHII", 266, 3, 1, 2)
             path.write_bytes(data)
-        np.testing.assert_array_equal(array(path, "0")[...], values)
+        np.testing.assert_array_equal(open_array(path, "0")[...], values)
         with rasterio.open(path) as ds:
             np.testing.assert_array_equal(ds.read(1), values)
 
 
 def test_fax_of_several_samples_is_refused() -> None:
     with pytest.raises(ManifestError, match="its Compression 4 is for faxes: expected 1 sample of 1 bit, found"):
-        Files({ROOT: plain_tiff(b"1234", 4, 2, 8, 4)}).open()
+        Files({ROOT: make_tiff(b"1234", 4, 2, 8, 4)}).open()
 
 
 def test_jpeg_2000_of_another_shape_is_refused(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_large_strips_are_cut_and_small_ones_joined(tmp_path: Path) -> None:
     for rows in (1, 2100):
         path = tmp_path / f"{rows}.tif"
         tifffile.imwrite(path, values, rowsperstrip=rows)
-        found = array(path, "0")
+        found = open_array(path, "0")
         assert 1 << 20 < np.prod(found.chunks) <= 4 << 20
         np.testing.assert_array_equal(found[...], values)
 
@@ -269,7 +269,7 @@ def test_large_strips_are_cut_and_small_ones_joined(tmp_path: Path) -> None:
 def test_decompression_stops_at_the_strip_size() -> None:
     import zlib
 
-    files = Files({ROOT: plain_tiff(zlib.compress(bytes(1 << 20)), 4, 2, 4, 8)})
+    files = Files({ROOT: make_tiff(zlib.compress(bytes(1 << 20)), 4, 2, 4, 8)})
     with pytest.raises(ValueError, match="decode to more than 4 bytes"):
         files.read(files.open(), "0/0.0")
 

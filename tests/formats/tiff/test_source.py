@@ -18,9 +18,9 @@ from refshard_fs.formats.tiff import source
 from refshard_fs.formats.tiff.source import _describe_pages
 from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
-from tests.support.files_of_arrays import check_commands, rounds_to_open
-from tests.support.plain_tiff import plain_tiff
-from tests.support.shard_writers import array
+from tests.support.files_of_arrays import check_commands, count_rounds_to_open
+from tests.support.plain_tiff import make_tiff
+from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
 from tests.support.tiff_files import COLOURS, RGB, RNG, SMOOTH, ZARR_FORMATS, check_pages, write
 
@@ -71,12 +71,12 @@ def test_unsupported_pages_are_reported(tmp_path: Path) -> None:
     data[at : at + 2] = struct.pack("<H", 34713)
     path.write_bytes(data)
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
-    np.testing.assert_array_equal(array(path, "0")[...], RGB[..., 0])
+    np.testing.assert_array_equal(open_array(path, "0")[...], RGB[..., 0])
     assert not fs.exists("1")
     keyspace = Files({ROOT: bytes(data)}).open()
     assert keyspace.reports == {"1": "its Compression 34713 is not supported"}
     with pytest.raises(ManifestError, match="none of its arrays can be shown. 0: its Compression 6"):
-        Files({ROOT: plain_tiff(b"1", 1, 1, 8, 6)}).open()
+        Files({ROOT: make_tiff(b"1", 1, 1, 8, 6)}).open()
 
 
 def test_equal_ifds_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_pyramid_is_a_multiscale_group(tmp_path: Path) -> None:
         for level in levels[1:]:
             writer.write(level, subfiletype=1, tile=(16, 16), compression="zlib")
     for number, level in enumerate(levels):
-        np.testing.assert_array_equal(array(path, str(number))[...], level)
+        np.testing.assert_array_equal(open_array(path, str(number))[...], level)
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
     (described,) = json.loads(fs.cat(".zattrs"))["multiscales"]
     assert [level["path"] for level in described["datasets"]] == ["0", "1", "2"]
@@ -148,7 +148,7 @@ def test_unwritten_overview_is_not_shown(tmp_path: Path) -> None:
     data[at : at + 4] = bytes(4)
     path.write_bytes(data)
     assert list_names(path) == {"0"}
-    np.testing.assert_array_equal(array(path, "0")[...], RGB[..., 0])
+    np.testing.assert_array_equal(open_array(path, "0")[...], RGB[..., 0])
 
 
 @pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
@@ -159,8 +159,8 @@ def test_ome_tiff_array_has_the_axes_of_its_xml(tmp_path: Path, compression: str
         writer.write(values, metadata={"axes": "TCZYX"}, subifds=1, tile=(16, 16), compression=compression)
         writer.write(values[..., ::2, ::2], subfiletype=1, tile=(16, 16), compression=compression)
     for zarr_format in ZARR_FORMATS:
-        np.testing.assert_array_equal(array(path, "0", zarr_format=zarr_format)[...], values)
-        np.testing.assert_array_equal(array(path, "1", zarr_format=zarr_format)[...], values[..., ::2, ::2])
+        np.testing.assert_array_equal(open_array(path, "0", zarr_format=zarr_format)[...], values)
+        np.testing.assert_array_equal(open_array(path, "1", zarr_format=zarr_format)[...], values[..., ::2, ::2])
     assert read_metadata(path, "0")[1]["_ARRAY_DIMENSIONS"] == ["t", "c", "z", "y", "x"]
     assert read_metadata(path, "1")[1]["_ARRAY_DIMENSIONS"] == ["t", "c", "z", "y_1", "x_1"]
 
@@ -172,7 +172,7 @@ def test_images_of_an_ome_tiff_are_groups(tmp_path: Path) -> None:
         writer.write(images[0], metadata={"axes": "CYX"}, photometric="minisblack")
         writer.write(images[1], metadata={"axes": "ZYX"}, photometric="minisblack")
     for number, values in enumerate(images):
-        np.testing.assert_array_equal(array(path, f"{number}/0")[...], values)
+        np.testing.assert_array_equal(open_array(path, f"{number}/0")[...], values)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,13 @@ def test_ome_tiff_of_many_pages_opens_in_few_rounds(tmp_path: Path, edge: int) -
         options = {"tile": (64, 64), "compression": "zlib", "photometric": "minisblack"}
         writer.write(values, subifds=1, metadata={"axes": "ZYX"}, **options)
         writer.write(values[:, ::2, ::2], subfiletype=1, **options)
-    assert rounds_to_open(path) <= 3
-    np.testing.assert_array_equal(array(path, "1")[...], values[:, ::2, ::2])
+    assert count_rounds_to_open(path) <= 3
+    np.testing.assert_array_equal(open_array(path, "1")[...], values[:, ::2, ::2])
 
 
 def read_image(path: Path, name: str = "0", **options: Any) -> Any:
     """Read an image with the bands as first axis, as GDAL returns it."""
-    found = array(path, name, **options)[...]
+    found = open_array(path, name, **options)[...]
     if found.ndim == 2:
         return found[None]
     names = read_metadata(path, name)[1]["_ARRAY_DIMENSIONS"]
@@ -332,7 +332,7 @@ def test_overview_and_window_take_one_request_each(tmp_path: Path) -> None:
     with RangeServer(directory=tmp_path) as server:
         fs = RefShardFileSystem(f"{server.url}/cog.tif", skip_instance_cache=True)
         fs.ls("")
-        assert len(server.requests()) == rounds_to_open(path) == 1
+        assert len(server.requests()) == count_rounds_to_open(path) == 1
         assert sum((r.stop or 0) - (r.start or 0) for r in server.requests() if r.method == "GET") <= 70_000
         server.clear()
         grid = Files.of(path).open().grids
@@ -352,7 +352,7 @@ def test_commands_accept_tiff_and_keep_values(tmp_path: Path, capsys: pytest.Cap
         folder.mkdir()
         tifffile.imwrite(folder / "a.tif", values, **options)
         refs = check_commands(folder / "a.tif", folder, capsys, "0")
-        np.testing.assert_array_equal(array(refs, "0")[...], values)
+        np.testing.assert_array_equal(open_array(refs, "0")[...], values)
         if not number:  # zarr has the codec, so the set refers to the file; the other one holds the decoded chunk
             assert sum(isinstance(value, list) for value in json.loads(refs.read_text())["refs"].values()) == 4
 
@@ -372,7 +372,7 @@ def test_codecs_of_the_file_are_named_by_info_and_convert(tmp_path: Path, capsys
 def test_tiff_is_read_from_memory(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", RGB, compression="lzw", photometric="rgb")
     data = (tmp_path / "a.tif").read_bytes()
-    np.testing.assert_array_equal(array(data, "0")[...], RGB)
+    np.testing.assert_array_equal(open_array(data, "0")[...], RGB)
     assert OpenOptions().zarr_format == 2
 
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from refshard_fs import ManifestError
-from tests.support.plain_tiff import plain_tiff
-from tests.support.shard_writers import array
+from tests.support.plain_tiff import make_tiff
+from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
 
 rasterio = pytest.importorskip("rasterio")
@@ -53,9 +53,7 @@ def write(path: Path, across: int, down: int, compression: int, *, is_tiled: boo
     else:
         layout = {"t278": 16}
     three = (8, 8, 8)
-    data = plain_tiff(
-        encoded, 41, 37, 8, compression, t258=three, t262=6, t277=3, t530=(across, down), **layout, **tags
-    )
+    data = make_tiff(encoded, 41, 37, 8, compression, t258=three, t262=6, t277=3, t530=(across, down), **layout, **tags)
     path.write_bytes(data)
 
 
@@ -69,7 +67,7 @@ def test_blocks_of_samples_have_the_colours_of_gdal(tmp_path: Path, across: int,
         write(path, across, down, compression, is_tiled=is_tiled)
         with rasterio.open(path) as dataset:
             known = np.s_[:, :40] if down == 4 else np.s_[:]
-            np.testing.assert_array_equal(array(path, "0")[known], np.moveaxis(dataset.read(), 0, 2)[known])
+            np.testing.assert_array_equal(open_array(path, "0")[known], np.moveaxis(dataset.read(), 0, 2)[known])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +82,7 @@ def test_colours_follow_the_coefficients_of_the_file(tmp_path: Path, tags: dict[
     path = tmp_path / "colours.tif"
     write(path, 2, 2, 5, is_tiled=False, **tags)
     with rasterio.open(path) as dataset:
-        np.testing.assert_array_equal(array(path, "0")[...], np.moveaxis(dataset.read(), 0, 2))
+        np.testing.assert_array_equal(open_array(path, "0")[...], np.moveaxis(dataset.read(), 0, 2))
 
 
 def test_unsupported_layouts_of_samples_are_refused() -> None:
@@ -93,6 +91,6 @@ def test_unsupported_layouts_of_samples_are_refused() -> None:
         ((8, {"t277": 3, "t529": (0.5, 0.0, 0.5)}), (8, {"t277": 3, "t317": 2})),
     )
     for bits, tags in cases:
-        data = plain_tiff(zlib.compress(bytes(1 << 10)), 4, 2, bits, 8, t262=6, **tags)  # type: ignore[arg-type]
+        data = make_tiff(zlib.compress(bytes(1 << 10)), 4, 2, bits, 8, t262=6, **tags)  # type: ignore[arg-type]
         with pytest.raises(ManifestError, match="YCbCr"):
             Files({ROOT: data}).open()

@@ -17,7 +17,7 @@ from refshard_fs import ManifestError, RefShardError
 from refshard_fs.core.model import Load, Span
 from refshard_fs.formats.zip.directory import Members, SortedNames, parse_tail
 from refshard_fs.formats.zip.source import ZipKeySpace
-from tests.support.zip_archives import URL, contents, opened, some_members, zipped
+from tests.support.zip_archives import URL, make_members, make_zip, open_archive, read_contents
 
 name = st.text(st.sampled_from("ab/é\x01"), min_size=1, max_size=26).map(str.encode)
 
@@ -71,45 +71,45 @@ def test_last_of_equal_members_is_read() -> None:
         with pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("a", "new")
         archive.writestr("b", "other")
-    assert contents(opened(buffer.getvalue())) == {"a": b"new", "b": b"other"}
+    assert read_contents(open_archive(buffer.getvalue())) == {"a": b"new", "b": b"other"}
 
 
 def test_names_that_are_not_ascii_are_decoded() -> None:
-    data = zipped({"Käse/Å": b"1"})
-    assert contents(opened(data)) == {"Käse/Å": b"1"}
-    old = zipped({"K?se": b"2"}).replace(b"K?se", b"K\x84se")  # in code page 437, without the flag for UTF-8
-    assert contents(opened(old)) == {"Käse": b"2"}
+    data = make_zip({"Käse/Å": b"1"})
+    assert read_contents(open_archive(data)) == {"Käse/Å": b"1"}
+    old = make_zip({"K?se": b"2"}).replace(b"K?se", b"K\x84se")  # in code page 437, without the flag for UTF-8
+    assert read_contents(open_archive(old)) == {"Käse": b"2"}
 
 
 def test_truncated_archive_is_refused() -> None:
-    data = zipped(some_members(2, 50), comment=b"end")
+    data = make_zip(make_members(2, 50), comment=b"end")
     for cut in [1, 2, 3, 4, 10, 24, 25, 26, 100, len(data) // 2, len(data) - 5]:
         with pytest.raises(RefShardError):
-            opened(data[:-cut], format="zip").ls("")
+            open_archive(data[:-cut], format="zip").ls("")
     for start, stop in [(0, 5), (100, 101), (len(data) - 200, len(data) - 150)]:
         with pytest.raises(RefShardError):
-            opened(data[:start] + data[stop:], format="zip").ls("")
+            open_archive(data[:start] + data[stop:], format="zip").ls("")
 
 
 def test_archive_with_two_end_records_is_refused() -> None:
-    inner = zipped({"a": b"another"})
+    inner = make_zip({"a": b"another"})
     with pytest.raises(ManifestError, match="two valid end records"):
-        opened(zipped({"a": b"one"}, comment=inner)).ls("")
+        open_archive(make_zip({"a": b"one"}, comment=inner)).ls("")
 
 
 def test_members_that_overlap_are_refused() -> None:
-    data = bytearray(zipped({"a": b"0123", "b": b"4567"}))
+    data = bytearray(make_zip({"a": b"0123", "b": b"4567"}))
     second = data.index(b"PK\1\2", data.index(b"PK\1\2") + 1)
     data[second + 42 : second + 46] = struct.pack("<L", 20)
     with pytest.raises(ManifestError, match="overlaps the next"):
-        opened(bytes(data)).ls("")
+        open_archive(bytes(data)).ls("")
 
 
 def test_parts_of_a_split_archive_are_refused() -> None:
-    data = bytearray(zipped({"a": b"0123"}))
+    data = bytearray(make_zip({"a": b"0123"}))
     data[-18] = 1
     with pytest.raises(ManifestError, match="several disks"):
-        opened(bytes(data)).ls("")
+        open_archive(bytes(data)).ls("")
 
 
 def test_zip64_counts_more_than_65535_members() -> None:
@@ -119,7 +119,7 @@ def test_zip64_counts_more_than_65535_members() -> None:
         for name in names:
             archive.writestr(zipfile.ZipInfo(name), b"")
     assert b"PK\6\6" in buffer.getvalue()[-200:]
-    fs = opened(buffer.getvalue())
+    fs = open_archive(buffer.getvalue())
     assert len(fs.ls("a")) == len(names)
     assert fs.cat_file("a/65999") == b""
 
@@ -196,10 +196,10 @@ def make_unicode_path(name: bytes, path: str) -> bytes:
 
 @pytest.mark.parametrize("name", [b"?????.bin", b"\x81\x82.bin", b"plain.bin"])
 def test_unicode_path_is_used_if_its_checksum_matches(name: bytes) -> None:
-    fs = opened(make_archive(name, make_unicode_path(name, "größe.bin")))
+    fs = open_archive(make_archive(name, make_unicode_path(name, "größe.bin")))
     assert fs.find("") == ["größe.bin"]
     assert fs.cat_file("größe.bin") == b"data"
-    other = opened(make_archive(name, make_unicode_path(b"renamed since", "größe.bin")))
+    other = open_archive(make_archive(name, make_unicode_path(b"renamed since", "größe.bin")))
     assert other.find("") == [name.decode("cp437")]
     assert other.cat_file(name.decode("cp437")) == b"data"
 
@@ -209,6 +209,6 @@ def test_name_is_cut_at_nul_as_by_zipfile(name: bytes) -> None:
     data = make_archive(name)
     with zipfile.ZipFile(io.BytesIO(data)) as theirs:
         assert theirs.namelist() == ["a/b"]
-    fs = opened(data)
+    fs = open_archive(data)
     assert fs.find("") == ["a/b"]
     assert fs.cat_file("a/b") == b"data"

@@ -24,15 +24,15 @@ from refshard_fs.core.model import Inline, Load, Packed, Span, Steps
 from refshard_fs.formats.zip.directory import Members, decompress_member, parse_tail
 from refshard_fs.formats.zip.source import ZipKeySpace
 from tests.servers.http import RangeServer
-from tests.support.memory import taking
-from tests.support.zip_archives import URL, contents, opened, some_members, zipped
+from tests.support.memory import check_peak
+from tests.support.zip_archives import URL, make_members, make_zip, open_archive, read_contents
 
 pytestmark = [pytest.mark.usefixtures("large_files"), pytest.mark.case(id="P33")]
 
 DATA = Path(__file__).parents[2] / "data" / "zips"
 
 
-MEMBERS = some_members()
+MEMBERS = make_members()
 
 
 def parse_members(data: bytes) -> Members:
@@ -61,8 +61,8 @@ def look_up(data: bytes, key: str) -> tuple[Any, list[Any]]:
 @pytest.mark.parametrize("piped", [False, True])
 @pytest.mark.parametrize("comment", [b"", b"a comment", b"c" * 65535])
 def test_members_written_by_zipfile_are_keys(method: int, piped: bool, comment: bytes) -> None:
-    fs = opened(zipped(MEMBERS, method, comment, piped=piped))
-    assert contents(fs) == MEMBERS
+    fs = open_archive(make_zip(MEMBERS, method, comment, piped=piped))
+    assert read_contents(fs) == MEMBERS
     assert fs.info("a/0/x1") == {"name": "a/0/x1", "size": len(MEMBERS["a/0/x1"]), "type": "file"}
     assert fs.ls("a", detail=False) == ["a/0", "a/1", "a/2"]
     assert fs.isdir("a/1")
@@ -85,7 +85,7 @@ def test_members_written_by_info_zip_are_keys(options: str, tmp_path: Path) -> N
     (tmp_path / "a").rename(tmp_path / "in" / "a")
     run = subprocess.run(command, cwd=tmp_path / "in", stdout=subprocess.PIPE, check=True)
     data = run.stdout if piped else (tmp_path / "out.zip").read_bytes()
-    assert contents(opened(data)) == MEMBERS
+    assert read_contents(open_archive(data)) == MEMBERS
     entry, needs = look_up(data, "a/1/x1")
     if "-0" in options:
         assert isinstance(entry, Span)
@@ -97,11 +97,11 @@ def test_archives_of_other_writers_equal_zipfile() -> None:
     for path in sorted(DATA.glob("*.zip")):
         with zipfile.ZipFile(path) as archive:
             want = {n: archive.read(n) for n in archive.namelist() if not n.endswith("/")}
-        assert contents(RefShardFileSystem(fo=str(path))) == want, path.name
+        assert read_contents(RefShardFileSystem(fo=str(path))) == want, path.name
 
 
 def test_directory_alone_locates_stored_members() -> None:
-    data = zipped(MEMBERS)
+    data = make_zip(MEMBERS)
     for key, value in MEMBERS.items():
         entry, needs = look_up(data, key)
         assert isinstance(entry, Span)
@@ -109,7 +109,7 @@ def test_directory_alone_locates_stored_members() -> None:
 
 
 def test_local_header_is_read_if_bytes_lie_between_members() -> None:
-    parts = [zipped({"a": b"one"}), zipped({"b": b"two"})]
+    parts = [make_zip({"a": b"one"}), make_zip({"b": b"two"})]
     ends = [part.index(b"PK\1\2") for part in parts]
     first = parts[0][: ends[0]]
     body = first + b"left over from a deleted member" + parts[1][: ends[1]]
@@ -117,7 +117,7 @@ def test_local_header_is_read_if_bytes_lie_between_members() -> None:
     second[42:46] = struct.pack("<L", len(body) - ends[1])
     entry_a, entry_b = parts[0][ends[0] :][:47], bytes(second[:47])
     data = body + entry_a + entry_b + b"PK\5\6" + struct.pack("<4H2LH", 0, 0, 2, 2, 94, len(body), 0)
-    assert contents(opened(data)) == {"a": b"one", "b": b"two"}
+    assert read_contents(open_archive(data)) == {"a": b"one", "b": b"two"}
     assert [len(look_up(data, key)[1]) for key in "ab"] == [1, 0]
 
 
@@ -131,15 +131,15 @@ def test_extra_field_of_a_local_header_only_is_read() -> None:
 
 
 def test_self_extracting_archive_is_opened_with_format_zip() -> None:
-    data = b"#!/bin/sh\nexit 0\n" + zipped(MEMBERS)
+    data = b"#!/bin/sh\nexit 0\n" + make_zip(MEMBERS)
     with pytest.raises(ManifestError, match="Pass the format with format="):
-        opened(data).ls("")
-    assert contents(opened(data, format="zip")) == MEMBERS
+        open_archive(data).ls("")
+    assert read_contents(open_archive(data, format="zip")) == MEMBERS
     assert len(look_up(data, "a/0/x0")[1]) == 1, "other bytes may have been inserted between members, too"
 
 
 def test_empty_archive_is_an_empty_directory() -> None:
-    fs = opened(zipped({}))
+    fs = open_archive(make_zip({}))
     assert fs.find("") == []
     assert fs.isdir("")
 
@@ -151,8 +151,8 @@ def test_empty_archive_is_an_empty_directory() -> None:
 @pytest.mark.case(id="P21")
 def test_members_with_invalid_names_are_not_keys(name: str, key: str) -> None:
     plain = "x" * len(name)
-    data = zipped({plain: b"data", "fine": b"1"}).replace(plain.encode(), name.encode())
-    fs = opened(data)
+    data = make_zip({plain: b"data", "fine": b"1"}).replace(plain.encode(), name.encode())
+    fs = open_archive(data)
     assert fs.find("") == ["fine"]
     for path in (name, key):
         with pytest.raises((ManifestError, FileNotFoundError)):
@@ -163,7 +163,7 @@ def test_members_with_invalid_names_are_not_keys(name: str, key: str) -> None:
 
 
 def test_error_of_an_unreadable_member_has_the_reason() -> None:
-    data = zipped({"a": b"abc", "b": b"bcd"})
+    data = make_zip({"a": b"abc", "b": b"bcd"})
     entry = data.index(b"PK\1\2")
     encrypted, packed = bytearray(data), bytearray(data)
     for at in (6, entry + 8):
@@ -171,7 +171,7 @@ def test_error_of_an_unreadable_member_has_the_reason() -> None:
     for at in (8, entry + 10):
         packed[at] = 98
     for damaged, reason in ((encrypted, "encrypted"), (packed, r"PPMd \(98\)")):
-        fs = opened(bytes(damaged))
+        fs = open_archive(bytes(damaged))
         assert fs.find("") == ["a", "b"]
         assert fs.cat_file("b") == b"bcd"
         with pytest.raises(ReferenceNotReachable, match=reason):
@@ -179,7 +179,7 @@ def test_error_of_an_unreadable_member_has_the_reason() -> None:
 
 
 def test_deflated_member_is_decompressed_whole_and_checked() -> None:
-    data = zipped({"a": b"text " * 999}, zipfile.ZIP_DEFLATED)
+    data = make_zip({"a": b"text " * 999}, zipfile.ZIP_DEFLATED)
     entry, needs = look_up(data, "a")
     assert isinstance(entry, Packed)
     assert (entry.size, needs) == (4995, [])
@@ -191,26 +191,26 @@ def test_deflated_member_is_decompressed_whole_and_checked() -> None:
 
 
 def test_member_with_a_false_size_is_refused() -> None:
-    data = zipped({"a": bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
+    data = make_zip({"a": bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
     size, crc = struct.pack("<L", 50_000_000), struct.pack("<L", zlib.crc32(bytes(50_000_000)))
     small = data.replace(size, struct.pack("<L", 10)).replace(crc, struct.pack("<L", zlib.crc32(bytes(10))))
     with pytest.raises(ReferenceNotReachable, match="decode to more than 10"):
-        opened(small).cat_file("a")
+        open_archive(small).cat_file("a")
     with pytest.raises(ManifestError, match="cannot have"):
-        opened(data.replace(size, struct.pack("<L", 4_000_000_000))).ls("")
+        open_archive(data.replace(size, struct.pack("<L", 4_000_000_000))).ls("")
 
 
 def test_damaged_directory_is_an_error_each_time_without_leak() -> None:
-    good = zipped({"a": b"a" * 100, "b": b"b" * 100})
+    good = make_zip({"a": b"a" * 100, "b": b"b" * 100})
     end = good.rindex(b"PK\5\6")
     (begin,) = struct.unpack_from("<I", good, end + 16)
     entries, count = good[begin : begin + 47] * 6000, 6000
     data = good[:begin] + entries + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(entries), begin, 0)
-    fs = opened(data)
+    fs = open_archive(data)
     gc.collect()
     gc.disable()
     try:
-        with taking(6 << 20):  # one attempt takes 1 MiB, and the bytes of the archive 0.3 MiB
+        with check_peak(6 << 20):  # one attempt takes 1 MiB, and the bytes of the archive 0.3 MiB
             for _ in range(10):
                 with pytest.raises(ManifestError, match="overlaps the next one"):
                     fs.cat_file("a")
@@ -219,8 +219,8 @@ def test_damaged_directory_is_an_error_each_time_without_leak() -> None:
 
 
 SMALL = {"a/b": b"0123456789", "a/c": b"text" * 30, "d": b"x"}
-INDEXED = zipped({k: v for k, v in SMALL.items() if k != "a/c"}, zipfile.ZIP_STORED)
-MIXED = zipped(SMALL, zipfile.ZIP_DEFLATED)
+INDEXED = make_zip({k: v for k, v in SMALL.items() if k != "a/c"}, zipfile.ZIP_STORED)
+MIXED = make_zip(SMALL, zipfile.ZIP_DEFLATED)
 
 
 @given(data=st.sampled_from([INDEXED, MIXED]), place=st.integers(0, 10**6), bit=st.integers(0, 7))
@@ -240,7 +240,7 @@ def test_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, 
     damaged = bytearray(data)
     damaged[place] ^= 1 << bit
     try:
-        fs = opened(bytes(damaged), format="zip")
+        fs = open_archive(bytes(damaged), format="zip")
         names = fs.find("")
     except RefShardError:
         return
@@ -255,8 +255,8 @@ def test_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, 
 
 
 def test_opening_takes_two_requests_and_members_their_bytes(http_server: RangeServer) -> None:
-    members = some_members(3, 60_000)
-    url = http_server.put("/a.zip", zipped(members))
+    members = make_members(3, 60_000)
+    url = http_server.put("/a.zip", make_zip(members))
     fs = RefShardFileSystem(fo=url)
     assert sorted(fs.find("")) == sorted(members)
     gets = [r for r in http_server.requests() if r.method == "GET"]
@@ -276,8 +276,8 @@ def test_opening_takes_two_requests_and_members_their_bytes(http_server: RangeSe
 
 
 def test_local_headers_are_read_once_and_together(http_server: RangeServer) -> None:
-    members = some_members(4, 40_000)
-    fs = RefShardFileSystem(fo=http_server.put("/a.zip", zipped(members, piped=True)))
+    members = make_members(4, 40_000)
+    fs = RefShardFileSystem(fo=http_server.put("/a.zip", make_zip(members, piped=True)))
     keys = ["a/0/x0", "a/1/x5", "a/2/x11"]
     fs.find("")
     http_server.clear()
@@ -291,7 +291,7 @@ def test_local_headers_are_read_once_and_together(http_server: RangeServer) -> N
 
 def test_large_directory_takes_its_own_request(http_server: RangeServer) -> None:
     members = {f"group/array/c/{i}/{j}": b"%d" % i for i in range(40) for j in range(40)}
-    data = zipped(members)
+    data = make_zip(members)
     fs = RefShardFileSystem(fo=http_server.put("/a.zip", data))
     assert len(fs.find("")) == 1600
     ranges = [(r.start, r.stop) for r in http_server.requests() if r.method == "GET"]
@@ -302,18 +302,18 @@ def test_large_directory_takes_its_own_request(http_server: RangeServer) -> None
 
 
 def test_replaced_archive_is_an_error(http_server: RangeServer) -> None:
-    url = http_server.put("/a.zip", zipped(MEMBERS))
+    url = http_server.put("/a.zip", make_zip(MEMBERS))
     fs = RefShardFileSystem(fo=url)
     assert fs.cat_file("a/0/x0") == MEMBERS["a/0/x0"]
-    http_server.put("/a.zip", zipped(some_members(9)))
+    http_server.put("/a.zip", make_zip(make_members(9)))
     with pytest.raises(ReferenceNotReachable):
         fs.cat_file("a/1/x5")
     again = RefShardFileSystem(fo=url, skip_instance_cache=True)
-    assert again.cat_file("a/1/x5") == some_members(9)["a/1/x5"]
+    assert again.cat_file("a/1/x5") == make_members(9)["a/1/x5"]
 
 
 def test_member_of_an_archive_in_memory_is_inline() -> None:
-    data = zipped({"a": b"one"})
+    data = make_zip({"a": b"one"})
     keyspace = ZipKeySpace("it", Inline(data), parse_members(data))
     with pytest.raises(StopIteration) as found:
         next(keyspace.lookup("a"))
@@ -326,9 +326,9 @@ TEXT = b"".join(b"line %d of the text\n" % (i % 97) for i in range(5000))
 def make_archive(number: int, data: bytes) -> bytes:
     """Return an archive of one member ``a``, compressed by the method ``number``."""
     if number in (12, 14):
-        return zipped({"a": data}, number)
+        return make_zip({"a": data}, number)
     packed = lzma.compress(data) if number == 95 else zstd().compress(data)
-    archive = bytearray(zipped({"a": packed}))
+    archive = bytearray(make_zip({"a": packed}))
     entry = archive.index(b"PK\1\2")
     for method, numbers in ((8, 14), (entry + 10, entry + 16)):
         struct.pack_into("<H", archive, method, number)
@@ -339,7 +339,7 @@ def make_archive(number: int, data: bytes) -> bytes:
 @pytest.mark.parametrize("number", [12, 14, 20, 93, 95])
 def test_members_of_every_common_method_are_read_and_checked(number: int) -> None:
     data = make_archive(number, TEXT)
-    fs = opened(data)
+    fs = open_archive(data)
     assert fs.cat_file("a") == TEXT
     assert fs.cat_file("a", 5, 90) == TEXT[5:90]
     assert fs.size("a") == len(TEXT)
@@ -347,7 +347,7 @@ def test_members_of_every_common_method_are_read_and_checked(number: int) -> Non
         damaged = bytearray(data)
         damaged[at] ^= 0x11
         with pytest.raises(ReferenceNotReachable):
-            opened(bytes(damaged)).cat_file("a")
+            open_archive(bytes(damaged)).cat_file("a")
 
 
 @pytest.mark.parametrize("number", [12, 14, 93, 95])
@@ -356,7 +356,7 @@ def test_member_decompresses_at_most_to_its_stated_size(number: int) -> None:
     for at in (22, data.index(b"PK\1\2") + 24):
         struct.pack_into("<L", data, at, 1000)
     with pytest.raises(ReferenceNotReachable, match="decode to more than 1000"):
-        opened(bytes(data)).cat_file("a")
+        open_archive(bytes(data)).cat_file("a")
 
 
 def test_stated_dictionary_size_is_not_allocated() -> None:

@@ -11,7 +11,7 @@ from refshard_fs.core.model import Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.cdf.source import open_
 from tests.fuzz.array_files import choose_chunks, open_file
-from tests.support.cdf_writer import EPOCH, GZIP, RLE, TT2000, Variable, Writer, compressed_whole, real_file
+from tests.support.cdf_writer import EPOCH, GZIP, RLE, TT2000, Variable, Writer, compress_file, read_real_file
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
@@ -50,8 +50,8 @@ def make_seeds() -> list[bytes]:
     return [
         _written(3, is_row_major=True),
         _written(2, is_row_major=False),
-        real_file(3),
-        compressed_whole(_written(3, is_row_major=True), RLE),
+        read_real_file(3),
+        compress_file(_written(3, is_row_major=True), RLE),
     ]
 
 

@@ -13,7 +13,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.grib2.messages import Field, Grib
 from refshard_fs.formats.grib2.source import FieldGroup, _read_fields, _run_in_memory, get_scan_flags, make_recipe
 from tests.fuzz.parsers.grib2_file import WORDS
-from tests.support.grib_messages import eccodes, message
+from tests.support.grib_messages import eccodes, make_message
 from tests.support.shards_in_memory import ROOT
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
@@ -31,7 +31,7 @@ _PACKINGS = {
 def make_seeds() -> list[bytes]:
     rng = np.random.default_rng(1)
     spectrum = {"values": rng.normal(size=506), "J": 21, "K": 21, "M": 21, "packingType": "spectral_complex"}
-    found = [message(sample=f"sh_ml_grib{edition}", **spectrum) for edition in (1, 2)]
+    found = [make_message(sample=f"sh_ml_grib{edition}", **spectrum) for edition in (1, 2)]
     small = {"Ni": 16, "Nj": 8}
     for edition, packings in _PACKINGS.items():
         for grid in _GRIDS:
@@ -41,7 +41,7 @@ def make_seeds() -> list[bytes]:
         for packing, has_holes in itertools.product(packings, (False, True)):
             values = 280 + np.cumsum(rng.normal(size=128))
             values[: 20 if has_holes else 0] = np.nan
-            plain = message(values, f"regular_ll_sfc_grib{edition}", bitsPerValue=9, **small)
+            plain = make_message(values, f"regular_ll_sfc_grib{edition}", bitsPerValue=9, **small)
             handle = eccodes.codes_new_from_message(plain)
             eccodes.codes_set(handle, "packingType", packing)
             found.append(bytes(eccodes.codes_get_message(handle)))

@@ -12,7 +12,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.hdf4.coding import MOST_DECODED
 from refshard_fs.formats.hdf4.source import open_
 from tests.fuzz.array_files import choose_chunks, open_file
-from tests.support.hdf4_files import hdf4_file, hdf4_of, spread, vdata_of
+from tests.support.hdf4_files import make_hdf4_file, make_vdata, read_hdf4_file, spread_elements
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
@@ -40,18 +40,21 @@ _LARGEST = 1 << 20  # bytes of a chunk that is read
 
 
 def make_seeds() -> list[bytes]:
-    return [*(spread(hdf4_file(name), 0) for name in ("old", "layouts", "grids", "swath")), _images_and_tables()]
+    return [
+        *(spread_elements(read_hdf4_file(name), 0) for name in ("old", "layouts", "grids", "swath")),
+        _images_and_tables(),
+    ]
 
 
 def _images_and_tables() -> bytes:
     kind = np.dtype([("x", ">f4"), ("y", "S3"), ("z", ">i2", (2,))])
     shape = struct.pack(">iiHHhhHH", 5, 4, 106, 1, 3, 2, 0, 0)
-    return hdf4_of(
+    return make_hdf4_file(
         {
             (106, 1): bytes([1, 21, 8, 0]),
-            (1962, 2): vdata_of("T", kind, 9),
+            (1962, 2): make_vdata("T", kind, 9),
             (1963, 2): bytes(9 * kind.itemsize),
-            (1962, 3): vdata_of("U", kind, 9, "", 1),
+            (1962, 3): make_vdata("U", kind, 9, "", 1),
             (1963, 3): bytes(9 * kind.itemsize),
             (306, 2): struct.pack(">6H", 300, 2, 302, 2, 301, 2),
             (300, 2): shape,

@@ -19,7 +19,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.hdf5 import chunk_index, file, structure
 from refshard_fs.formats.hdf5.source import open_
 from tests.fuzz.array_files import open_file
-from tests.support.hdf5_messages import sharing_messages
+from tests.support.hdf5_messages import make_file_of_shared_messages
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
@@ -35,7 +35,7 @@ _VALUES = np.arange(24, dtype="<i4").reshape(4, 6)
 def make_seeds() -> list[bytes]:
     """Return small files of 1 to 6 kB with few structures, so that most changes hit a structure."""
     made = [_file(fill, low) for low in ("earliest", "v110") for fill in _FILLS]
-    with sharing_messages([1 << 1 | 1 << 3 | 1 << 5 | 1 << 11 | 1 << 12], "earliest") as file:
+    with make_file_of_shared_messages([1 << 1 | 1 << 3 | 1 << 5 | 1 << 11 | 1 << 12], "earliest") as file:
         for name in "ab":
             file.create_dataset(name, data=_VALUES, chunks=(2, 4), compression="gzip", fillvalue=3).attrs["n"] = _VALUES
         file.flush()

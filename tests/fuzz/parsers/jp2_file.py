@@ -8,7 +8,7 @@ from refshard_fs.core.model import Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.jp2.source import open_
 from tests.fuzz.array_files import choose_chunks, open_file
-from tests.support.jp2_files import box, code_stream, encode, gml, jp2_file, smooth
+from tests.support.jp2_files import encode, encode_tiles, make_box, make_gml_box, make_jp2_file, make_smooth_values
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
@@ -31,13 +31,13 @@ _LARGEST = 1 << 20  # bytes of a tile that is read
 
 
 def make_seeds() -> list[bytes]:
-    values = smooth(40, 50)
-    place = gml("1 2", "0 1", "-1 0", "urn:ogc:def:crs:EPSG::4326")
-    palette = box(b"jp2h", box(b"pclr", b"\0\2\3\7\7\7" + bytes(6)))
+    values = make_smooth_values(40, 50)
+    place = make_gml_box("1 2", "0 1", "-1 0", "urn:ogc:def:crs:EPSG::4326")
+    palette = make_box(b"jp2h", make_box(b"pclr", b"\0\2\3\7\7\7" + bytes(6)))
     return [
         encode(values, levels=3),
-        jp2_file(code_stream(smooth(140, 150, dtype="u1"), tlm=0x50), place, palette),
-        code_stream(smooth(10, 20, 2, dtype="i2"), is_open=True),
+        make_jp2_file(encode_tiles(make_smooth_values(140, 150, dtype="u1"), tlm=0x50), place, palette),
+        encode_tiles(make_smooth_values(10, 20, 2, dtype="i2"), is_open=True),
     ]
 
 
