@@ -97,8 +97,8 @@ def values(draw: st.DrawFn, templates: Mapping[str, str]) -> Spelled:
 
 
 @st.composite
-def arrays(draw: st.DrawFn) -> tuple[str, dict[str, Any], list[str]]:
-    """The name of a metadata document, its content, and the keys of all chunks, relative to the array."""
+def draw_arrays(draw: st.DrawFn) -> tuple[str, dict[str, Any], list[str]]:
+    """Return the name of a metadata document, its content, and the keys of all chunks, relative to the array."""
     counts = draw(st.lists(st.integers(1, 4), max_size=3))
     shape, chunks = [2 * n - draw(st.integers(0, 1)) for n in counts], [2] * len(counts)
     separator = draw(st.sampled_from("./"))
@@ -119,24 +119,24 @@ def arrays(draw: st.DrawFn) -> tuple[str, dict[str, Any], list[str]]:
 
 
 @st.composite
-def sets(draw: st.DrawFn) -> Set:
+def draw_sets(draw: st.DrawFn) -> Set:
     version = draw(st.sampled_from([0, 1]))
     templates = {"u": "DIR", "f": "DIR/{{c}}", "n": "{{u}}/{{c}}"} if version and draw(st.booleans()) else {}
     found: dict[str, Spelled] = {}
     paths = [""] if draw(st.integers(0, 4)) == 0 else draw(st.lists(st.sampled_from(NAMES), max_size=3, unique=True))
     for path in paths:
         stem = path + "/" if path else ""
-        name, doc, tails = draw(arrays())
-        found[stem + name] = _document(draw, doc)
+        name, doc, tails = draw(draw_arrays())
+        found[stem + name] = _draw_document(draw, doc)
         if name == ".zarray" and draw(st.booleans()):
-            found[stem + ".zattrs"] = _document(
+            found[stem + ".zattrs"] = _draw_document(
                 draw, {"x": [1, None, "é"], "y": draw(st.integers(-(2**63), 2**64 - 1))}
             )
         for tail in tails:
             if draw(st.integers(0, 3)):
                 found[stem + tail] = draw(values(templates))
     if paths != [""] and draw(st.booleans()):
-        found[draw(st.sampled_from([".zgroup", "extra/.zgroup"]))] = _document(draw, {"zarr_format": 2})
+        found[draw(st.sampled_from([".zgroup", "extra/.zgroup"]))] = _draw_document(draw, {"zarr_format": 2})
     if draw(st.integers(0, 4)) == 0:
         found["notes/readme"] = draw(values(templates))
     order = draw(st.permutations(list(found)))
@@ -151,7 +151,7 @@ def sets(draw: st.DrawFn) -> Set:
     return Set(document, found)
 
 
-def _document(draw: st.DrawFn, doc: dict[str, Any]) -> Spelled:
+def _draw_document(draw: st.DrawFn, doc: dict[str, Any]) -> Spelled:
     text = json.dumps(doc)
     spelled = draw(st.sampled_from([doc, text, "base64:" + base64.b64encode(text.encode()).decode()]))
     return Spelled(spelled, text.encode(), "metadata")
@@ -220,7 +220,7 @@ EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, 
 
 
 @EXAMPLES
-@given(found=sets())
+@given(found=draw_sets())
 def test_ours_and_fsspec_read_the_same(found: Set, targets: Path) -> None:
     document = found.written(targets)
     ours = open_fs(document, targets)
@@ -281,7 +281,7 @@ def is_chunk_or_metadata(key: str) -> bool:
 
 
 @EXAMPLES
-@given(found=sets())
+@given(found=draw_sets())
 def test_json_parquet_manifests_and_index_cache_agree(
     found: Set, targets: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

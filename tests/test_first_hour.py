@@ -51,12 +51,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made.write_text(made.read_text().replace(f"{folder}/", ""))  # the set lies beside its file
     shutil.copy(folder / "air.json", folder / "refs.json")
     group = '{"zarr_format": 2}'
-    below = {f"{name}/{key}": value for name in ("land", "sea") for key, value in references(folder).items()}
+    below = {f"{name}/{key}": value for name in ("land", "sea") for key, value in make_references(folder).items()}
     (folder / "grouped.json").write_text(json.dumps({".zgroup": group, **below}))
     return folder
 
 
-def references(folder: Path) -> dict[str, Any]:
+def make_references(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = dict(RefShardFileSystem(str(folder / "refs.json")).references)
     return {key: value for key, value in found.items() if not key.startswith(".z")} | {".zgroup": '{"zarr_format": 2}'}
 

@@ -36,7 +36,7 @@ def fs(target: str) -> RefShardFileSystem:
     return RefShardFileSystem(fo=make_refs(target))
 
 
-def names(rows: list[dict[str, Any]]) -> dict[str, str]:
+def list_names(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {row["name"]: row["type"] for row in rows}
 
 
@@ -58,7 +58,7 @@ def test_ranges_of_a_whole_remote_target_are_slices(http_server: Any) -> None:
 
 
 def test_listings_have_files_and_directories_of_both_separators(fs: RefShardFileSystem) -> None:
-    assert names(fs.ls("", detail=True)) == {
+    assert list_names(fs.ls("", detail=True)) == {
         ".zgroup": "file", "a": "directory", "ab": "directory", "g": "directory", "whole": "file"
     }  # fmt: skip
     assert fs.ls("a", detail=False) == ["a/.zarray", "a/0.0", "a/0.2", "a/1.1"]

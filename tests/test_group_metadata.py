@@ -63,7 +63,7 @@ def consolidate(documents: dict[str, Any]) -> dict[str, Any]:
     return {**documents, "zarr.json": {**documents["zarr.json"], "consolidated_metadata": inline}}
 
 
-def references(documents: dict[str, Any]) -> dict[str, str]:
+def make_references(documents: dict[str, Any]) -> dict[str, str]:
     return {key: json.dumps(value) for key, value in documents.items()}
 
 
@@ -76,7 +76,7 @@ def read(source: Any, path: str = "", **options: Any) -> dict[str, GroupNode]:
 @pytest.mark.parametrize("documents", [VERSION_2, VERSION_3], ids=["2", "3"])
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_group_has_its_members_in_the_order_of_the_source(documents: dict[str, Any], consolidated: bool) -> None:
-    refs = references(consolidate(documents) if consolidated else documents)
+    refs = make_references(consolidate(documents) if consolidated else documents)
     group = read(refs, consolidated=consolidated)[""]
     assert (group.attributes, [*group.arrays], group.groups) == ({"title": "g"}, ["a"], ["z", "b"])
     assert group.arrays["a"].attributes == {"units": "m"}
@@ -86,7 +86,7 @@ def test_group_has_its_members_in_the_order_of_the_source(documents: dict[str, A
 @pytest.mark.parametrize("documents", [VERSION_2, VERSION_3], ids=["2", "3"])
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_groups_come_before_the_groups_in_them(documents: dict[str, Any], consolidated: bool) -> None:
-    refs = references(consolidate(documents) if consolidated else documents)
+    refs = make_references(consolidate(documents) if consolidated else documents)
     assert [*read(refs, consolidated=consolidated, is_deep=True)] == ["", "z", "z/inner", "b"]
     below = read(refs, "z", consolidated=consolidated, is_deep=True)
     assert [*below] == ["z", "z/inner"]
@@ -109,12 +109,12 @@ def test_consolidated_metadata_take_no_request_of_their_own(
 
 def test_metadata_that_are_not_consolidated_are_an_error() -> None:
     with pytest.raises(ValueError, match="expected consolidated metadata at the root"):
-        read(references(VERSION_2), consolidated=True)
+        read(make_references(VERSION_2), consolidated=True)
 
 
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_missing_group_is_an_error_with_the_groups_that_exist(consolidated: bool) -> None:
-    refs = references(consolidate(VERSION_2))
+    refs = make_references(consolidate(VERSION_2))
     with pytest.raises(FileNotFoundError, match="no group 'nope': the groups at the root are b, z"):
         read(refs, "nope", consolidated=consolidated)
     with pytest.raises(ValueError, match="expected a group at 'a', found an array"):
@@ -122,7 +122,9 @@ def test_missing_group_is_an_error_with_the_groups_that_exist(consolidated: bool
 
 
 def test_version_may_be_chosen() -> None:
-    both = references({**VERSION_2, "zarr.json": {**GROUP_3, "attributes": {"title": "three"}}, "a/zarr.json": ARRAY_3})
+    both = make_references(
+        {**VERSION_2, "zarr.json": {**GROUP_3, "attributes": {"title": "three"}}, "a/zarr.json": ARRAY_3}
+    )
     assert read(both, consolidated=False)[""].zarr_format == 3
     assert read(both, consolidated=False, zarr_format=2)[""].attributes == {"title": "g"}
 
@@ -131,6 +133,6 @@ def test_version_may_be_chosen() -> None:
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_document_of_another_version_is_an_error(key: str, consolidated: bool) -> None:
     documents = {**VERSION_2, key: {**VERSION_2[key], "zarr_format": 9}}
-    refs = references(consolidate(documents) if consolidated else documents)
+    refs = make_references(consolidate(documents) if consolidated else documents)
     with pytest.raises(ManifestError, match=f"'{key}': expected zarr_format 2, got 9"):
         read(refs, consolidated=consolidated)

@@ -20,7 +20,7 @@ from tests.support.shard_writers import make_indexed_shard  # noqa: E402
 COUNT = 40
 
 
-def references(server: RangeServer) -> dict[str, Any]:
+def put_references(server: RangeServer) -> dict[str, Any]:
     """Return a set of ``COUNT`` index coordinates and a variable along each, every array in a separate file."""
     refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2})}
     for i in range(COUNT):
@@ -33,7 +33,7 @@ def references(server: RangeServer) -> dict[str, Any]:
 
 
 def test_index_coordinates_are_fetched_together_at_opening(http_server: RangeServer) -> None:
-    refs = references(http_server)
+    refs = put_references(http_server)
     http_server.together = COUNT
     ds = xr.open_dataset(refs, engine="refshard")
     assert [float(ds[f"x{i}"][0]) for i in range(COUNT)] == list(range(COUNT))
@@ -43,7 +43,7 @@ def test_index_coordinates_are_fetched_together_at_opening(http_server: RangeSer
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_dataset_of_forty_coordinates_opens_in_four_rounds(is_sharded: bool, http_server: RangeServer) -> None:
     """The number of rounds does not depend on the number of coordinates."""
-    refs = references(http_server)
+    refs = put_references(http_server)
     if is_sharded:
         for i in range(COUNT):
             refs[f"x{i}/.zarray"] = json.dumps({**json.loads(refs[f"x{i}/.zarray"]), "chunks": [2], "shards": [2]})
@@ -59,7 +59,7 @@ def test_dataset_of_forty_coordinates_opens_in_four_rounds(is_sharded: bool, htt
 
 
 def test_all_variables_are_loaded_together(http_server: RangeServer) -> None:
-    ds = xr.open_dataset(references(http_server), engine="refshard")
+    ds = xr.open_dataset(put_references(http_server), engine="refshard")
     http_server.clear()
     http_server.together = COUNT
     assert refshard_fs.load(ds) is ds
@@ -69,7 +69,7 @@ def test_all_variables_are_loaded_together(http_server: RangeServer) -> None:
     assert len(http_server.requests()) == COUNT
 
 
-def variables(server: RangeServer, count: int, chunks: int, size: int) -> dict[str, Any]:
+def put_variables(server: RangeServer, count: int, chunks: int, size: int) -> dict[str, Any]:
     """Return a set of ``count`` variables, each with chunks of ``size`` bytes in a separate file."""
     meta = {"zarr_format": 2, "shape": [chunks * size], "chunks": [size], "dtype": "|u1", "order": "C", "filters": None}
     refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2})}
@@ -82,7 +82,7 @@ def variables(server: RangeServer, count: int, chunks: int, size: int) -> dict[s
 
 
 def test_loading_together_takes_fewer_rounds_than_one_by_one(http_server: RangeServer) -> None:
-    refs = variables(http_server, 30, 4, 1000)
+    refs = put_variables(http_server, 30, 4, 1000)
     rounds = {}
     for name, load in {"one by one": xr.Dataset.load, "together": refshard_fs.load}.items():
         ds = xr.open_dataset(refs, engine="refshard", storage_options={"max_gap": -1, "skip_instance_cache": True})
@@ -102,7 +102,7 @@ def test_loading_together_stays_within_the_memory(
     """Each variable may always have one chunk in memory, so that they do not wait for each other forever."""
     size, memory = 1000, 8000
     ds = xr.open_dataset(
-        variables(http_server, 30, chunks, size),
+        put_variables(http_server, 30, chunks, size),
         engine="refshard",
         storage_options={"max_memory": memory, "max_gap": -1, "skip_instance_cache": True},
     )
@@ -125,7 +125,7 @@ def test_loading_together_stays_within_the_memory(
 
 
 def test_arrays_and_dask_arrays_are_loaded(http_server: RangeServer) -> None:
-    refs = references(http_server)
+    refs = put_references(http_server)
     array = xr.open_dataset(refs, engine="refshard")["v3"]
     assert refshard_fs.load(array).variable._in_memory
     chunked = xr.open_dataset(refs, engine="refshard", chunks={})
@@ -133,14 +133,14 @@ def test_arrays_and_dask_arrays_are_loaded(http_server: RangeServer) -> None:
 
 
 def test_error_names_its_key(http_server: RangeServer) -> None:
-    ds = xr.open_dataset(references(http_server), engine="refshard", storage_options={"retries": 0})
+    ds = xr.open_dataset(put_references(http_server), engine="refshard", storage_options={"retries": 0})
     http_server.fault(403, "/v7")
     with pytest.raises(ReferenceNotReachable, match="v7/0"):
         refshard_fs.load(ds)
 
 
 def test_several_selections_are_announced_together(http_server: RangeServer) -> None:
-    fs = refshard_fs.RefShardFileSystem(references(http_server), skip_instance_cache=True)
+    fs = refshard_fs.RefShardFileSystem(put_references(http_server), skip_instance_cache=True)
     http_server.together = 3
     fs.prefetch({"v1": None, "v2": slice(0, 2), "v3": None})
     assert fs.cat_file("v2/0") == (np.arange(4.0) * 2).tobytes()

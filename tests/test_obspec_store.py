@@ -29,7 +29,7 @@ def both() -> tuple[ObspecStore, Any]:
     return ObspecStore(refs), theirs
 
 
-def answer(call: Any) -> Any:
+def get_result(call: Any) -> Any:
     """Return the result of a call, or the type of its error."""
     try:
         return call()
@@ -58,12 +58,14 @@ def test_reads_equal_obstores(seed: int, both: tuple[ObspecStore, Any]) -> None:
     wanted = [None, (start, start + length), {"offset": start}, {"suffix": length + 1}][random.integers(4)]
     options = None if wanted is None else {"range": wanted}
     for reading in (read, read_async):
-        ours, theirs = (answer(lambda store=store, reading=reading: reading(store, path, options)) for store in both)
+        ours, theirs = (
+            get_result(lambda store=store, reading=reading: reading(store, path, options)) for store in both
+        )
         assert ours == theirs, (path, options)
     starts, lengths = [min(start, len(OBJECTS.get(path, b"x")) - 1), 0], [length + 1, 1]  # else obstore panics
-    ranges = [answer(lambda s=s: [*map(bytes, s.get_ranges(path, starts=starts, lengths=lengths))]) for s in both]
+    ranges = [get_result(lambda s=s: [*map(bytes, s.get_ranges(path, starts=starts, lengths=lengths))]) for s in both]
     assert ranges[0] == ranges[1]
-    one = [answer(lambda s=s: bytes(s.get_range(path, start=start, end=start + length))) for s in both]
+    one = [get_result(lambda s=s: bytes(s.get_range(path, start=start, end=start + length))) for s in both]
     assert one[0] == one[1]
 
 

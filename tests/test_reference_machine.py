@@ -49,7 +49,7 @@ TEXTS = st.one_of(st.text(max_size=12), st.sampled_from(["base64:", "base64:AAA=
 INLINE = st.one_of(st.binary(max_size=12), st.sampled_from([b"base64:AAA=", b"\xff" * 600, b"{}"]))
 
 
-def _bytes(value: str | bytes) -> bytes:
+def _decode(value: str | bytes) -> bytes:
     """Return the bytes of an inline value, as fsspec decodes it."""
     data = value.encode() if isinstance(value, str) else value
     if not data.startswith(b"base64:"):
@@ -69,9 +69,9 @@ class Machine(RuleBasedStateMachine):
         self.path = str(self.folder / ("refs.parq" if self.kind == "parquet" else "refs.json"))
         self.now: dict[str, bytes] = {}
         self.stored: dict[str, bytes] = {}
-        self.fs = self.opened({} if self.kind == "memory" else self.path)
+        self.fs = self.open_fs({} if self.kind == "memory" else self.path)
 
-    def opened(self, fo: Any) -> RefShardFileSystem:
+    def open_fs(self, fo: Any) -> RefShardFileSystem:
         if self.kind == "memory":
             return RefShardFileSystem(fo)
         return RefShardFileSystem(fo, mode="a", format=self.kind, record_size=2, inline_threshold=1 << 20)
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
     )
     def put(self, number: int, value: Any, how: str) -> None:
         key = self.keys[number % len(self.keys)]
-        self.now[key] = _bytes(value)
+        self.now[key] = _decode(value)
         match how:
             case "item":
                 self.fs.references[key] = value
@@ -106,7 +106,7 @@ class Machine(RuleBasedStateMachine):
                 references = self.fs.references
                 references |= {key: value}
             case "pipe":
-                self.now[key] = _bytes(value) if isinstance(value, str) else value
+                self.now[key] = _decode(value) if isinstance(value, str) else value
                 self.fs.pipe(key, value)
             case "file":
                 self.now[key] = value.encode() if isinstance(value, str) else value
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
     def reopen(self, discard: bool) -> None:
         self.fs.discard()
         if not discard:
-            self.fs = self.opened(self.path)
+            self.fs = self.open_fs(self.path)
         self.now = dict(self.stored)
 
     @precondition(lambda self: self.kind == "memory")
@@ -177,13 +177,13 @@ class Machine(RuleBasedStateMachine):
         match how:
             case "json":
                 self.fs.save_json(self.path)
-                self.fs = self.opened(json.loads(Path(self.path).read_bytes()))
+                self.fs = self.open_fs(json.loads(Path(self.path).read_bytes()))
             case "copy":
-                self.fs = self.opened(self.fs.references.copy())  # type: ignore[attr-defined]
+                self.fs = self.open_fs(self.fs.references.copy())  # type: ignore[attr-defined]
             case "references":
-                self.fs = self.opened(self.fs.references)
+                self.fs = self.open_fs(self.fs.references)
             case "pickled":
-                self.fs = self.opened(dict(self.fs.references))
+                self.fs = self.open_fs(dict(self.fs.references))
 
     @invariant()
     def it_is_the_dict(self) -> None:

@@ -34,7 +34,7 @@ def _no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def field() -> Any:
+def make_field() -> Any:
     rng = np.random.default_rng(0)
     return xr.Dataset(
         {"air": (("time", "y", "x"), rng.normal(280, 5, (6, 20, 30)).astype("f4"), {"units": "K"})},
@@ -57,7 +57,7 @@ def check(got: Any, want: Any) -> None:
 def test_hdf5_sets_of_kerchunk_are_read(engine: str, tmp_path: Path) -> None:
     hdf = pytest.importorskip("kerchunk.hdf")
     pytest.importorskip("h5netcdf" if engine == "h5netcdf" else "netCDF4")
-    ds, path = field(), tmp_path / "air.nc"
+    ds, path = make_field(), tmp_path / "air.nc"
     encoding = {"air": {"chunksizes": (2, 10, 15), "zlib": True, "shuffle": True}}
     ds.to_netcdf(path, engine=engine, encoding=encoding)
     refs = hdf.SingleHdf5ToZarr(str(path), inline_threshold=100).translate()
@@ -69,7 +69,7 @@ def test_hdf5_sets_of_kerchunk_are_read(engine: str, tmp_path: Path) -> None:
 def test_netcdf3_sets_of_kerchunk_are_read(tmp_path: Path) -> None:
     netcdf3 = pytest.importorskip("kerchunk.netCDF3")
     pytest.importorskip("scipy")
-    ds, path = field(), tmp_path / "air.nc"
+    ds, path = make_field(), tmp_path / "air.nc"
     ds.to_netcdf(path, engine="scipy", format="NETCDF3_64BIT")
     refs = netcdf3.netcdf_recording_file(str(path)) if not hasattr(netcdf3, "NetCDF3ToZarr") else None
     refs = refs or netcdf3.NetCDF3ToZarr(str(path)).translate()
@@ -110,7 +110,7 @@ def test_sets_of_virtualizarr_are_read(form: str, tmp_path: Path) -> None:
     from obstore.store import LocalStore
     from virtualizarr.parsers import HDFParser
 
-    ds, path = field(), tmp_path / "air.nc"
+    ds, path = make_field(), tmp_path / "air.nc"
     ds.to_netcdf(path, engine="h5netcdf", encoding={"air": {"chunksizes": (2, 10, 15)}})
     registry = ObjectStoreRegistry({"file://": LocalStore()})
     with virtualizarr.open_virtual_dataset(f"file://{path}", registry=registry, parser=HDFParser()) as virtual:
@@ -125,7 +125,7 @@ def test_recipes_work_after_replacing_reference(tmp_path: Path) -> None:
     import fsspec
     from fsspec.implementations.reference import ReferenceFileSystem
 
-    ds, path = field(), tmp_path / "air.nc"
+    ds, path = make_field(), tmp_path / "air.nc"
     ds.to_netcdf(path, engine="h5netcdf", encoding={"air": {"chunksizes": (2, 10, 15)}})
     refs = hdf.SingleHdf5ToZarr(str(path)).translate()
     replace_reference_filesystem()

@@ -51,12 +51,12 @@ def _pipeline() -> Iterator[None]:
         yield
 
 
-def store_of(source: Any, **options: Any) -> FsspecStore:
+def make_store(source: Any, **options: Any) -> FsspecStore:
     fs = RefShardFileSystem(source, asynchronous=True, skip_instance_cache=True, **options)
     return FsspecStore(fs, read_only=True, path="")
 
 
-def references(url: str, **changes: Any) -> dict[str, Any]:
+def make_references(url: str, **changes: Any) -> dict[str, Any]:
     """Return a reference set of one array of uncompressed chunks, which lie side by side in one file."""
     meta = {"zarr_format": 2, "shape": [CHUNKS * CHUNK], "chunks": [CHUNK], "dtype": "|u1", "order": "C"}
     document = json.dumps({**meta, "filters": None, "compressor": None, "fill_value": 7, **changes})
@@ -67,14 +67,14 @@ PAYLOAD = np.random.default_rng(0).integers(0, 255, CHUNKS * CHUNK, np.uint8).to
 
 
 def open_fs(source: Any, **options: Any) -> Any:
-    array = zarr.open_array(store_of(source, **options), path="a", mode="r")
+    array = zarr.open_array(make_store(source, **options), path="a", mode="r")
     assert type(array._async_array.codec_pipeline) is SelectionPipeline
     return array
 
 
 def test_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    array = open_fs(references(url), readahead=0)
+    array = open_fs(make_references(url), readahead=0)
     with zarr.config.set({"async.concurrency": 1}):  # this limit of zarr does not apply to our requests
         assert bytes(array[:]) == PAYLOAD
     assert len(http_server.requests("/x")) == 1
@@ -84,7 +84,7 @@ def test_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> 
 def test_points_are_fetched_in_parallel(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     http_server.latency = 0.2
-    array = open_fs(references(url), readahead=0, max_gap=-1)
+    array = open_fs(make_references(url), readahead=0, max_gap=-1)
     points = np.arange(0, len(PAYLOAD), 2 * CHUNK)
     assert bytes(array.vindex[points]) == bytes(PAYLOAD[p] for p in points)
     assert len(http_server.requests("/x")) == CHUNKS // 2
@@ -93,7 +93,7 @@ def test_points_are_fetched_in_parallel(http_server: RangeServer) -> None:
 
 def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    array = open_fs(references(url), readahead=0)
+    array = open_fs(make_references(url), readahead=0)
     for first in (12, 0, 24, 4, 28, 20, 8, 16):
         assert bytes(array[first * CHUNK : (first + 2) * CHUNK]) == PAYLOAD[first * CHUNK : (first + 2) * CHUNK]
     assert http_server.bytes_sent == 16 * CHUNK
@@ -101,7 +101,7 @@ def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> No
 
 def test_loop_over_chunks_is_read_ahead(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    array = open_fs(references(url))
+    array = open_fs(make_references(url))
     http_server.latency = 0.02
     for i in range(CHUNKS):
         assert bytes(array[i * CHUNK : (i + 1) * CHUNK]) == PAYLOAD[i * CHUNK : (i + 1) * CHUNK]
@@ -137,7 +137,7 @@ def test_shards_are_looked_up_together(http_server: RangeServer, tmp_path: Path)
 @pytest.mark.parametrize("wrap", ["path", "dirfs", "consolidated"])
 def test_pipeline_is_used_for_each_kind_of_store(wrap: str, http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    refs = {f"g/{k}": v for k, v in references(url).items()} | {"g/.zgroup": '{"zarr_format": 2}'}
+    refs = {f"g/{k}": v for k, v in make_references(url).items()} | {"g/.zgroup": '{"zarr_format": 2}'}
     if wrap == "consolidated":
         documents = {k.removeprefix("g/"): json.loads(v) for k, v in refs.items() if isinstance(v, str)}
         refs["g/.zmetadata"] = json.dumps({"zarr_consolidated_format": 1, "metadata": documents})
@@ -171,7 +171,7 @@ def test_slow_chunk_does_not_delay_decoding_of_others(
         else:
             others.release()
 
-    fs = RefShardFileSystem(references(url), readahead=0)
+    fs = RefShardFileSystem(make_references(url), readahead=0)
     keys = [f"a/{number}" for number in range(CHUNKS)]
     fsspec.asyn.sync(fs.loop, fs.source.read_selection, keys, take, chunk_size=CHUNK, threads=True)
     assert waited == list(range(1, CHUNKS))
@@ -213,7 +213,7 @@ def read_in_threads(fs: RefShardFileSystem, *takes: Any) -> list[threading.Threa
 
 def test_memory_bounds_all_selections_together(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "WORKERS", 1)
-    fs = RefShardFileSystem(references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
+    fs = RefShardFileSystem(make_references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
     both_have_begun = threading.Barrier(2)
     lock = threading.Lock()
     held: list[int] = []  # bytes that were requested and are not decoded yet
@@ -239,7 +239,7 @@ def test_memory_bounds_all_selections_together(http_server: RangeServer, monkeyp
 
 
 def test_selection_begins_while_another_holds_all_memory(http_server: RangeServer) -> None:
-    fs = RefShardFileSystem(references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
+    fs = RefShardFileSystem(make_references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
     is_held, other_is_read = threading.Event(), threading.Event()
     waited = []
 
@@ -260,7 +260,7 @@ def test_selection_begins_while_another_holds_all_memory(http_server: RangeServe
 
 
 def test_failed_selection_gives_its_memory_back(http_server: RangeServer) -> None:
-    fs = RefShardFileSystem(references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
+    fs = RefShardFileSystem(make_references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
 
     def fail(number: int, data: bytes | None) -> None:
         raise ValueError("damaged")
@@ -309,7 +309,7 @@ DTYPES = ["|b1", "<i2", ">f4", "<f8", "<c8", "<M8[ns]", "|S3"]
 
 
 @st.composite
-def arrays(draw: st.DrawFn) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+def draw_arrays(draw: st.DrawFn) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
     """Return arguments of ``create_array``, and values, of which some chunks are the fill value."""
     dimensions = draw(st.integers(0, 3))
     shape = tuple(draw(st.integers(0 if i else 1, 9)) for i in range(dimensions))
@@ -330,7 +330,7 @@ def arrays(draw: st.DrawFn) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
 
 
 @st.composite
-def selections(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[str, Any]:
+def draw_selections(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[str, Any]:
     kind = draw(st.sampled_from(["basic", "orthogonal", "points", "mask"]))
     if kind == "mask":
         return kind, np.random.default_rng(draw(st.integers(0, 99))).integers(0, 2, shape).astype(bool)
@@ -364,7 +364,7 @@ def take(array: Any, kind: str, selection: Any) -> Any:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_values_equal_zarrs_pipeline(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    options, values = data.draw(arrays())
+    options, values = data.draw(draw_arrays())
     root = tmp_path_factory.mktemp("z")
     with tune_zarr(None, pipeline=False):
         try:
@@ -375,7 +375,7 @@ def test_values_equal_zarrs_pipeline(data: st.DataObject, tmp_path_factory: pyte
         own = zarr.open_array(LocalStore(root), path="a", mode="r")
     array = open_fs(str(root))
     for _ in range(4):
-        kind, selection = data.draw(selections(values.shape))
+        kind, selection = data.draw(draw_selections(values.shape))
         expected, found = np.asarray(take(own, kind, selection)), np.asarray(take(array, kind, selection))
         assert found.dtype == expected.dtype
         assert found.shape == expected.shape
@@ -392,7 +392,7 @@ def test_texts_structs_and_objects_equal_zarrs(tmp_path: Path, version: Any) -> 
     }
     for name, values in kinds.items():
         zarr.create_array(LocalStore(tmp_path), name=name, data=values, chunks=3, zarr_format=version)
-    store = store_of(str(tmp_path))
+    store = make_store(str(tmp_path))
     for name, values in kinds.items():
         array = zarr.open_array(store, path=name, mode="r")
         assert np.asarray(array[2:19]).tolist() == values[2:19].tolist()
@@ -403,7 +403,7 @@ def test_blocks_empty_and_scalar_arrays_are_read(tmp_path: Path) -> None:
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(3, 2))
     zarr.create_array(LocalStore(tmp_path), name="empty", shape=(0, 5), chunks=(3, 2), dtype="i4")
     zarr.create_array(LocalStore(tmp_path), name="one", data=np.array(5))
-    store = store_of(str(tmp_path))
+    store = make_store(str(tmp_path))
     array = zarr.open_array(store, path="a", mode="r")
     assert (array.blocks[1, 0:2] == values[3:, :4]).all()
     assert array[0:0].shape == (0, 5)
@@ -412,7 +412,7 @@ def test_blocks_empty_and_scalar_arrays_are_read(tmp_path: Path) -> None:
 
 
 def test_missing_chunks_are_the_fill_value(http_server: RangeServer) -> None:
-    refs = references(http_server.put("/x", PAYLOAD))
+    refs = make_references(http_server.put("/x", PAYLOAD))
     del refs["a/3"], refs["a/63"]
     found = bytes(open_fs(refs)[:])
     assert found[3 * CHUNK : 4 * CHUNK] == found[63 * CHUNK :] == bytes([7]) * CHUNK
@@ -436,7 +436,7 @@ def test_writes_use_zarrs_pipeline(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [404, 403, 500, "short_body", "reset"])
 def test_failure_in_middle_names_its_key_and_leaves_nothing(kind: Any, http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    refs = references(url) | {"a/40": [http_server.put("/bad", PAYLOAD), 0, CHUNK]}
+    refs = make_references(url) | {"a/40": [http_server.put("/bad", PAYLOAD), 0, CHUNK]}
     array = open_fs(refs, retries=0)
     http_server.fault(kind, "/bad")
     with pytest.raises(ReferenceNotReachable, match="a/40"):
@@ -521,7 +521,7 @@ def test_several_failures_leave_no_unretrieved_error(
     http_server: RangeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = http_server.put("/bad", PAYLOAD)
-    array = open_fs(references(bad), retries=0, max_gap=-1, readahead=0)
+    array = open_fs(make_references(bad), retries=0, max_gap=-1, readahead=0)
     http_server.fault(403, "/bad")
     with pytest.raises(ReferenceNotReachable):
         array[:]
@@ -532,7 +532,7 @@ def test_several_failures_leave_no_unretrieved_error(
 
 def test_cancelled_read_stops_its_requests(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    fs = RefShardFileSystem(references(url), asynchronous=True, skip_instance_cache=True)
+    fs = RefShardFileSystem(make_references(url), asynchronous=True, skip_instance_cache=True)
 
     async def run() -> int:
         array = await zarr.api.asynchronous.open_array(
@@ -554,7 +554,7 @@ def test_cancelled_read_stops_its_requests(http_server: RangeServer) -> None:
 
 
 def test_threads_read_at_the_same_time(http_server: RangeServer) -> None:
-    array = open_fs(references(http_server.put("/x", PAYLOAD)))
+    array = open_fs(make_references(http_server.put("/x", PAYLOAD)))
     wrong: list[int] = []
 
     def read(seed: int) -> None:
@@ -607,7 +607,7 @@ def test_arrays_with_different_codecs_do_not_share_them(monkeypatch: pytest.Monk
         compressor = {"id": Added.codec_id, "number": number}
         refs[f"{name}/.zarray"] = json.dumps({**meta, "fill_value": 0, "compressor": compressor})
         refs[f"{name}/0"] = "AA"
-    group = zarr.open_group(store_of(refs), mode="r")
+    group = zarr.open_group(make_store(refs), mode="r")
     assert [group[name][:].tolist() for name in "ab"] == [[66, 66], [75, 75]]
 
 
@@ -626,7 +626,7 @@ def test_pickled_array_of_ours_reads_elsewhere(tmp_path: Path) -> None:
 
 
 def test_user_loops_end_without_leaks(http_server: RangeServer) -> None:
-    refs = references(http_server.put("/x", PAYLOAD))
+    refs = make_references(http_server.put("/x", PAYLOAD))
 
     async def read() -> bytes:
         fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True)

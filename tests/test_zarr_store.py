@@ -66,7 +66,7 @@ def test_zarr_2_lists_and_reads_through_a_mapper() -> None:
     assert group["sub/deep/a"][:].tolist() == [9, ord("c")]
 
 
-def in_a_loop(test: Callable[..., Any]) -> Callable[..., Any]:
+def run_in_loop(test: Callable[..., Any]) -> Callable[..., Any]:
     """Return a test that runs the coroutine ``test`` in a new event loop."""
 
     @functools.wraps(test)
@@ -93,7 +93,7 @@ class OfZarr(StoreTests):  # type: ignore[misc]
 
 for _name, _test in inspect.getmembers(StoreTests, inspect.iscoroutinefunction):
     if _name.startswith("test_"):
-        setattr(OfZarr, _name, in_a_loop(_test))
+        setattr(OfZarr, _name, run_in_loop(_test))
 
 
 @pytest.mark.skipif(FsspecStore is None, reason="zarr 2 has no tests of stores")

@@ -13,10 +13,10 @@ BOLD: Final = 1.17
 
 def measure_text(text: str, size: float = 13, *, bold: bool = False) -> float:
     """Return the greatest width of one line of ``text`` at a font ``size``, in the unit of ``size``."""
-    return sum(map(_width, text)) * size * (BOLD if bold else 1)
+    return sum(map(_find_width, text)) * size * (BOLD if bold else 1)
 
 
-def _width(char: str) -> float:
+def _find_width(char: str) -> float:
     if char in _WIDTHS:
         return _WIDTHS[char]
     if char < "\x7f":
@@ -32,7 +32,7 @@ def shorten_text(text: str, room: float, *, keep_end: bool) -> str:
     """
     if measure_text(text, 1) <= room:
         return text
-    ends = accumulate(map(_width, reversed(text) if keep_end else text), initial=_width("…"))
+    ends = accumulate(map(_find_width, reversed(text) if keep_end else text), initial=_find_width("…"))
     kept = sum(end <= room for end in ends) - 1
     if kept < 1:
         return ""

@@ -22,4 +22,4 @@ def test_consolidated_metadata_equals_shown_metadata() -> None:
     assert shown["c/zarr.json"]["attributes"] == {}  # without coordinates that are not shown
     empty = collect_documents(choose(group_by_node(documents), Choice.of(drop=["a", "b"])))
     assert empty["zarr.json"]["consolidated_metadata"]["metadata"] == {}
-    assert documents["a/zarr.json"]["attributes"] == {"coordinates": "b"}  # the source's own are not changed
+    assert documents["a/zarr.json"]["attributes"] == {"coordinates": "b"}  # the source's documents stay unchanged

@@ -129,7 +129,7 @@ def test_lazy_cube_of_unlike_files_has_their_values(tmp_path: Path, name: str) -
     fs = refshard_fs.RefShardFileSystem(cube)
     assert {entry["size"] for entry in fs.ls("v", detail=True) if entry["name"] == "v/3.0"} <= {None, 5, 10, 20, 40}
     with pytest.raises(ManifestError):
-        refshard_fs.concat(files, "time")  # references alone cannot say it
+        refshard_fs.concat(files, "time")  # references cannot convert values
     report = refshard_fs.check(fs, "full")
     assert not report.has_errors, report.findings
 

@@ -228,7 +228,7 @@ def test_groups_are_selected_with_their_metadata(tmp_path: Path, version: int, c
 
 def test_concat_selects_from_each_set(tmp_path: Path) -> None:
     names = [str(tmp_path / f"{number}.nc") for number in (0, 1)]
-    for number, name in enumerate(names):  # whose variables of the name "other" do not fit each other
+    for number, name in enumerate(names):  # their variables "other" do not fit each other
         ds = make_dataset()[["rain"]].isel(time=slice(number * 10, number * 10 + 10)).drop_encoding()
         ds["other"] = ("y", np.zeros(number + 1))
         ds.to_netcdf(name, engine="h5netcdf")

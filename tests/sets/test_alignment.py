@@ -184,7 +184,7 @@ def test_document_with_places_of_other_sets_is_refused(change: dict[str, Any], s
     folder = f"memory://outer/{next(folders)}"
     one, other = Piece([0], 0, [0, 1, 2, 3, 4, 5], ["v"], (1, 2)), Piece([1], 0, [0, 1, 2, 5], ["v"], (1, 2))
     for number, piece in enumerate((one, other)):
-        RefShardFileSystem(piece.references(2)).save(f"{folder}/{number}.json", "json")
+        RefShardFileSystem(piece.make_references(2)).save(f"{folder}/{number}.json", "json")
     cube = refshard_fs.concat([f"{folder}/{i}.json" for i in range(2)], "time", lazy=True, join="outer")
     assert np.frombuffer(RefShardFileSystem(cube).cat_file("v/1.0.0"), "<f4").tolist() == [1010, 1011]
     document = json.loads(cube.document.dumps())
@@ -205,7 +205,7 @@ class Piece(NamedTuple):
     names: list[str]
     chunks: tuple[int, int]
 
-    def dataset(self) -> Any:
+    def make_dataset(self) -> Any:
         shape = (len(self.days), 1, len(self.xs))
         fields = {}
         for k, name in enumerate(self.names):
@@ -213,8 +213,8 @@ class Piece(NamedTuple):
             fields[name] = (("time", "member", "x"), (data + 1000 * (k + 1) + 100 * self.member).astype("f4"))
         return xr.Dataset(fields, coords={"time": self.days, "member": [self.member], "x": self.xs})
 
-    def references(self, version: int) -> dict[str, Any]:
-        ds = self.dataset()
+    def make_references(self, version: int) -> dict[str, Any]:
+        ds = self.make_dataset()
         group = {"zarr.json": '{"zarr_format": 3, "node_type": "group"}'} if version == 3 else {}
         refs: dict[str, Any] = group or {".zgroup": '{"zarr_format": 2}'}
         for name, variable in ds.variables.items():
@@ -261,8 +261,8 @@ def test_random_gaps_give_the_values_of_xarray(cube: tuple[list[list[Piece | Non
                 expected_rows[-1].append(xr.Dataset(coords={"time": days, "member": [member]}))
                 continue
             url = f"{folder}/{member}/{number + 1:02d}.json"
-            RefShardFileSystem(piece.references(version)).save(url, "json")
-            expected_rows[-1].append(piece.dataset())
+            RefShardFileSystem(piece.make_references(version)).save(url, "json")
+            expected_rows[-1].append(piece.make_dataset())
     expected = xr.combine_nested(expected_rows, ["time", "member"], join="outer", coords="minimal", compat="override")
     pattern = f"{folder}/{{member:d}}/{{time:%d}}.json"
     for dims in (DIMS, DIMS[::-1]):
@@ -277,10 +277,10 @@ def test_random_gaps_give_the_values_of_xarray(cube: tuple[list[list[Piece | Non
         assert len(fs.cat(keys)) == len(keys) == len(set(keys))
         chunk_keys = {key for name in "vw" for key in keys if key.startswith(name + "/") and "z" not in key}
         assert all(fs.exists(key) for key in chunk_keys)
-        assert {key for key in every_chunk(fs, keys) if fs.exists(key)} == chunk_keys
+        assert {key for key in list_all_chunks(fs, keys) if fs.exists(key)} == chunk_keys
 
 
-def every_chunk(fs: RefShardFileSystem, keys: Sequence[str]) -> Iterator[str]:
+def list_all_chunks(fs: RefShardFileSystem, keys: Sequence[str]) -> Iterator[str]:
     """Yield the keys of all chunks that arrays of three dimensions may have."""
     for name in "vw":
         if f"{name}/zarr.json" in keys:

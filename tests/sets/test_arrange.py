@@ -25,12 +25,12 @@ def test_sort_orders_sets_by_coordinate(tmp_path: Path, lazy: bool) -> None:
 
 
 def test_sort_keeps_descending_order() -> None:
-    def reversed_days(first: int) -> dict[str, Any]:
+    def reverse_days(first: int) -> dict[str, Any]:
         refs = make_days(first, 2)
         refs["time/0"] = "base64:" + _encode_base64(np.array([first + 1, first], "<i4").tobytes())
         return refs
 
-    assert read_times(refshard_fs.concat([reversed_days(0), reversed_days(2)], "time", sort=True)) == [3, 2, 1, 0]
+    assert read_times(refshard_fs.concat([reverse_days(0), reverse_days(2)], "time", sort=True)) == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -148,7 +148,7 @@ def test_coordinates_in_other_units_are_not_concatenated(tmp_path: Path, units: 
     `minutes`, no times since a date) were put behind each other as if they were in those of the first set.
     """
 
-    def in_units(name: Any) -> Change:
+    def make_change(name: Any) -> Change:
         def change(file: Any) -> None:
             del file["time"].attrs["units"]
             if name is not None:
@@ -156,7 +156,7 @@ def test_coordinates_in_other_units_are_not_concatenated(tmp_path: Path, units: 
 
         return change
 
-    files = [write_days(tmp_path / f"file{i}.nc", i, in_units(name)) for i, name in enumerate(units)]
+    files = [write_days(tmp_path / f"file{i}.nc", i, make_change(name)) for i, name in enumerate(units)]
     with pytest.raises(ManifestError, match="'time' has the attribute units .*file0.*file1"):
         refshard_fs.concat(files, "time", lazy=lazy)
     url = str(tmp_path / "cube.json")

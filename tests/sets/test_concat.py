@@ -48,11 +48,11 @@ def test_concatenation_equals_xarrays() -> None:
     xr = pytest.importorskip("xarray")
     parts = [make_day_set(0, 2), make_day_set(2, 2)]
 
-    def dataset(fo: Any) -> Any:
+    def open_and_load(fo: Any) -> Any:
         return xr.open_zarr(RefShardFileSystem(fo).get_mapper(), consolidated=False, chunks=None)
 
-    ours = dataset(refshard_fs.concat(parts, dim="time"))
-    xr.testing.assert_identical(ours, xr.concat([dataset(p) for p in parts], "time", data_vars="minimal",
+    ours = open_and_load(refshard_fs.concat(parts, dim="time"))
+    xr.testing.assert_identical(ours, xr.concat([open_and_load(p) for p in parts], "time", data_vars="minimal",
                                                 coords="minimal", compat="equals", join="exact"))  # fmt: skip
 
 

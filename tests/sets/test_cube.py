@@ -47,15 +47,15 @@ def test_sole_distinguishing_field_makes_no_dimension(tmp_path: Path) -> None:
     xr.testing.assert_equal(found, expected)
 
 
-def as_pairs(rows: list[tuple[str, int]]) -> Any:
+def make_pairs(rows: list[tuple[str, int]]) -> Any:
     return [(url, {"time": np.datetime64("2024-01-01") + np.timedelta64(day, "D")}) for url, day in rows]
 
 
-def as_frame(rows: list[tuple[str, int]]) -> Any:
+def make_frame(rows: list[tuple[str, int]]) -> Any:
     return pd.DataFrame({"url": [url for url, _ in rows], "time": [DAYS[day] for _, day in rows]})
 
 
-def as_items(rows: list[tuple[str, int]]) -> Any:
+def make_items(rows: list[tuple[str, int]]) -> Any:
     return {
         "type": "FeatureCollection",
         "features": [
@@ -69,13 +69,13 @@ def as_items(rows: list[tuple[str, int]]) -> Any:
     }
 
 
-@pytest.mark.parametrize("table", [as_pairs, as_frame, as_items])
+@pytest.mark.parametrize("table", [make_pairs, make_frame, make_items])
 def test_tables_have_urls_and_positions(table: Callable[[list[tuple[str, int]]], Any], tmp_path: Path) -> None:
     parts = [xr.Dataset({"a": ("x", make_values(seed=n))}, {"x": X}) for n in range(3)]
     for number, ds in enumerate(parts):
         write(ds, tmp_path / f"{number}.nc")
     rows = [(str(tmp_path / f"{number}.nc"), number) for number in (2, 0, 1)]
-    arguments = {"assets": ["data"]} if table is as_items else {}
+    arguments = {"assets": ["data"]} if table is make_items else {}
     xr.testing.assert_equal(open_cube(table(rows), **arguments), xr.concat(parts, pd.Index(DAYS[:3], name="time")))
 
 
@@ -85,7 +85,7 @@ def test_parquet_file_of_urls_or_items_is_a_table(tmp_path: Path) -> None:
     for number, ds in enumerate(parts):
         write(ds, tmp_path / f"{number}.nc")
     rows = [(str(tmp_path / f"{number}.nc"), number) for number in range(4)]
-    frame = as_frame(rows).assign(band=["a", "b", "a", "b"], geometry=[b""] * 4)
+    frame = make_frame(rows).assign(band=["a", "b", "a", "b"], geometry=[b""] * 4)
     frame["time"] = DAYS[[0, 0, 1, 1]]
     frame.to_parquet(tmp_path / "scenes.parquet")
     found = open_cube(str(tmp_path / "scenes.parquet"))
@@ -286,7 +286,7 @@ def test_ome_zarr_wells_take_few_requests(
     assert len(http_server.requests()) <= (1 + saved) * len(wells) + 3 * joined
 
 
-@pytest.mark.filterwarnings("ignore")  # of zarr, of what version 3 does not specify
+@pytest.mark.filterwarnings("ignore")  # zarr warns of what version 3 does not specify
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("types", [("S3", "S7"), ("U7", "U3"), ("S2", "U4"), ("U3", "f8")])
 def test_texts_of_other_lengths_are_joined(tmp_path: Path, version: Any, types: tuple[str, str]) -> None:

@@ -63,11 +63,11 @@ def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int
 
     def check(number: int) -> bool:
         """Whether the set has the day ``number``; all before are there, once."""
-        found = days_of_set()
+        found = read_days_of_set()
         assert found in (list(range(number)), list(range(number + 1))), f"torn at day {number}: {found}"
         return len(found) == number + 1
 
-    def days_of_set() -> list[int]:
+    def read_days_of_set() -> list[int]:
         fs = refshard_fs.RefShardFileSystem(url, skip_instance_cache=True, **how)
         found = read_days(fs)
         last = fs.cat_file(f"t/{len(found) - 1}.0")

@@ -56,7 +56,7 @@ def test_part_outside_one_gap_is_refused(tmp_path: Path, days: list[int], how: A
 
 
 def test_part_in_a_gap_needs_whole_chunks(tmp_path: Path) -> None:
-    def two(name: str, first: int) -> str:
+    def write_two(name: str, first: int) -> str:
         path = tmp_path / name
         days = [first, first + 1]
         data = xr.DataArray(np.add.outer(days, [0.0, 0.5]), dims=("time", "x"))
@@ -64,12 +64,12 @@ def test_part_in_a_gap_needs_whole_chunks(tmp_path: Path) -> None:
         ds.to_netcdf(path, engine="h5netcdf", encoding={"v": {"chunksizes": (2, 2), "_FillValue": np.nan}})
         return str(path)
 
-    files = [two("0.nc", 0), two("6.nc", 6)]
+    files = [write_two("0.nc", 0), write_two("6.nc", 6)]
     url = str(tmp_path / "cube.refshard")
     refshard_fs.concat(files, "time", lazy=True, freq="1D").save(url)
     with pytest.raises(ManifestError, match="'v'.* chunks of 2"):
-        refshard_fs.append(url, two("3.nc", 3), "time")
-    files.append(two("4.nc", 4))
+        refshard_fs.append(url, write_two("3.nc", 3), "time")
+    files.append(write_two("4.nc", 4))
     refshard_fs.append(url, files[-1], "time")
     expected = xr.concat(load_all(files), "time").sortby("time").resample(time="1D").asfreq()
     xr.testing.assert_equal(load_dataset(url), expected)

@@ -34,7 +34,7 @@ def parse_members(document: Any) -> Members:
     return found
 
 
-def template() -> DocumentTemplate:
+def make_template() -> DocumentTemplate:
     found = DocumentTemplate.of(parse_members(FIRST), parse_document(FIRST, "first", {}))
     assert found is not None
     return found
@@ -57,14 +57,14 @@ def test_comparison_equals_parsing(changes: dict[str, Any]) -> None:
         (json.dumps(other).encode(), lambda: parse(json.dumps(other).encode(), "x", {})),
     ):
         given_members = decode_members(document)
-        found = None if given_members is None else template().read(given_members)
+        found = None if given_members is None else make_template().read(given_members)
         if found is not None:
             assert dict(References(found)) == dict(References(parsed()))
 
 
 def test_ranges_elsewhere_are_read_by_comparison() -> None:
     other = {**FIRST, "a/0": ["s3://new/0", 5, 6], "a/.zattrs": '{"title": "x"}', "a/2": "base64:AQ=="}
-    found = template().read(parse_members(other))
+    found = make_template().read(parse_members(other))
     assert found is not None
     assert dict(References(found)) == dict(References(parse_document(other, "x", {})))
 
@@ -85,7 +85,7 @@ def test_ranges_elsewhere_are_read_by_comparison() -> None:
 )
 def test_differing_documents_are_parsed(other: dict[str, Any]) -> None:
     found = decode_members(other)
-    assert found is None or template().read(found) is None
+    assert found is None or make_template().read(found) is None
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray ma
 
 @versions
 def test_numbers_without_a_fill_value_get_one_or_are_refused(tmp_path: Path, version: int) -> None:
-    def cube(dtype: str, **attributes: Any) -> Any:
+    def write_cube(dtype: str, **attributes: Any) -> Any:
         files = []
         for day, names in enumerate((("v",), ("v", "w"))):
             ds = make_member_day(day, 0, names=names)
@@ -42,9 +42,9 @@ def test_numbers_without_a_fill_value_get_one_or_are_refused(tmp_path: Path, ver
             files.append([write_member_day(tmp_path / f"{dtype}{day}.nc", ds, fill=None, dtype=dtype)])
         return files, lambda: refshard_fs.concat(files, dims=DIMS, lazy=True, join="outer", zarr_format=version)
 
-    files, make = cube("f4")
+    files, make = write_cube("f4")
     check_values(make(), open_combined(files), tmp_path)
-    files, make = cube("i4")
+    files, make = write_cube("i4")
     with pytest.raises(ManifestError, match=r"'w' of .*i41\.nc.*\((<i4|int32)\) has no fill value for its gaps"):
         make()
 

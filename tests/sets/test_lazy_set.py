@@ -125,7 +125,7 @@ def test_any_axis_and_key_spelling_is_joined(tmp_path: Path, axis: int, separato
             assert lazy.cat_file(key) == eager.cat_file(key)
 
 
-def remote_parts(http_server: RangeServer) -> list[str]:
+def put_parts(http_server: RangeServer) -> list[str]:
     """Return the URLs of twenty sets of two days, of two chunks with their names."""
     urls = []
     for i in range(20):
@@ -139,7 +139,7 @@ def remote_parts(http_server: RangeServer) -> list[str]:
 
 
 def test_only_read_parts_are_opened(http_server: RangeServer) -> None:
-    urls = remote_parts(http_server)
+    urls = put_parts(http_server)
     lazy = refshard_fs.concat(urls, "time", lazy=True)
     document = lazy.document.dumps(lambda url: url.rpartition("/")[2])
     url = http_server.put("parts/all.json", document)
@@ -192,7 +192,7 @@ def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer, tmp
 
 def test_parts_are_opened_beside_the_next_look_up(http_server: RangeServer) -> None:
     """After one look-up has waited for a server, the next one opens further parts in its first round."""
-    data = http_server.put("data.bin", b"x" * 300_000)  # more than is kept of a small object
+    data = http_server.put("data.bin", b"x" * 300_000)  # larger than the small objects that are kept whole
     urls = []
     for i in range(8):
         part = make_day_set(2 * i, 2) | {f"air/0.{j}": [data, 0, 24] for j in range(2)}
@@ -226,7 +226,7 @@ def record_openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("ask", ["together", "by themselves", "by threads"])
 def test_part_is_opened_once(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
-    urls = remote_parts(http_server)
+    urls = put_parts(http_server)
     fs = open_fs(refshard_fs.concat(urls, "time", lazy=True))
     keys = [f"air/{i}.{j}" for i in range(20) for j in range(2)]
     once = record_openings(monkeypatch)
@@ -592,14 +592,14 @@ def test_xarray_opens_the_first_part_only(http_server: RangeServer, tmp_path: Pa
     assert "/x/1.json" not in {request.path for request in http_server.log.requests()}
 
 
-def _first_lacks_its_chunk() -> tuple[list[dict[str, Any]], int]:
+def _make_sets_without_first_chunk() -> tuple[list[dict[str, Any]], int]:
     one, two = (
         make_array("a", np.ones((1, 1, 1), "<i2"), (1, 1, 1), ["t", "y", "x"], version=3, inline=True) for _ in "ab"
     )
     return [{key: value for key, value in one.items() if key.endswith("zarr.json")}, two], 0
 
 
-@example(_first_lacks_its_chunk())
+@example(_make_sets_without_first_chunk())
 @given(draw_archives())
 def test_random_sets_equal_the_eager_concatenation(
     archive: tuple[list[dict[str, Any]], int],
@@ -716,7 +716,7 @@ def test_v3_files_and_stores_open_equally(tmp_path: Path, is_store_first: bool, 
             shown_bare.cat_file("t/1.0")
 
 
-def key_of(name: str, separator: str, at: tuple[int, int]) -> str:
+def make_key(name: str, separator: str, at: tuple[int, int]) -> str:
     return "a/" + separator.join([*(["c"] if name == "default" else []), *map(str, at)])
 
 
@@ -733,7 +733,7 @@ def make_spelled_set(version: int, name: str, separator: str, number: int) -> di
         meta["chunk_key_encoding"] = {"name": name, "configuration": {"separator": separator}}
         refs = {"a/zarr.json": meta | {"dimension_names": ["time", "x"]}}
         refs["zarr.json"] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-    return refs | {key_of(name, separator, at): f"{number}{at}" for at in ((0, 0), (0, 1), (1, 0))}
+    return refs | {make_key(name, separator, at): f"{number}{at}" for at in ((0, 0), (0, 1), (1, 0))}
 
 
 SPELLINGS = [(2, "v2", "."), (2, "v2", "/"), *((3, name, sep) for name in ("default", "v2") for sep in "./")]
@@ -745,14 +745,14 @@ def test_key_spelling_of_sets_does_not_matter(tmp_path: Path, mine: Any, theirs:
     parts = [make_spelled_set(*how, number) for number, how in enumerate((mine, theirs, theirs))]
     fs = open_fs(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=lazy))  # type: ignore[call-overload]
     expected = {
-        key_of(*mine[1:], (2 * number + at[0], at[1])): f"{number}{at}".encode()
+        make_key(*mine[1:], (2 * number + at[0], at[1])): f"{number}{at}".encode()
         for number in range(3)
         for at in ((0, 0), (0, 1), (1, 0))
     }
     found = [key for key in fs.find("a") if ".z" not in key and "zarr.json" not in key]
     assert sorted(found) == sorted(expected)
     assert fs.cat(found) == expected
-    assert not fs.exists(key_of(*mine[1:], (1, 1)))
+    assert not fs.exists(make_key(*mine[1:], (1, 1)))
 
 
 def test_cube_is_saved_in_the_requested_format(tmp_path: Path) -> None:

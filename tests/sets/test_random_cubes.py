@@ -35,7 +35,7 @@ def test_cubes_of_many_random_files_equal_xarrays(tmp_path: Path, seed: int) -> 
 
 def check_cube(folder: Path, seed: int) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of xarray, on what the files are
+        warnings.simplefilter("ignore")  # xarray warns about some of the files
         case = Case(folder, seed, VERSIONS)
         expected = case.expected()
         how: dict[str, Any] = {"join": "outer" if case.lacking else "exact", "sort": case.is_shuffled}

@@ -19,7 +19,7 @@ def test_chunks_are_never_divided() -> None:
 
 
 def test_trimmed_arrays_of_several_dimensions_have_right_chunks() -> None:
-    def cube(first: int) -> dict[str, Any]:
+    def make_cube(first: int) -> dict[str, Any]:
         refs = make_days(first, 4)
         meta = {"zarr_format": 2, "shape": [2, 4, 2], "chunks": [1, 2, 1], "dtype": "|u1", "order": "C"}
         refs["c/.zarray"] = json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None})
@@ -29,7 +29,7 @@ def test_trimmed_arrays_of_several_dimensions_have_right_chunks() -> None:
         refs["c/1.1.1"] = "ab" if first else "cd"
         return refs
 
-    references = refshard_fs.concat([cube(0), cube(2)], "time", overlap="first").references
+    references = refshard_fs.concat([make_cube(0), make_cube(2)], "time", overlap="first").references
     found = {key: value[0] for key, value in references.items() if key.startswith("c/") and isinstance(value, list)}
     expected = {f"c/{x}.{t}.{y}": f"memory://{x}.{2 * t}.{y}" for x, t, y in np.ndindex(2, 3, 2)}
     for key in ("c/1.1.1", "c/1.2.1"):

@@ -25,11 +25,11 @@ class Case(NamedTuple):
     refused: str = ""
 
 
-def by_coords(**how: Any) -> Callable[[Any], Any]:
+def combine_by_coords(**how: Any) -> Callable[[Any], Any]:
     return lambda sets: xr.combine_by_coords(sets, **how)
 
 
-def nested(dim: Any, **how: Any) -> Callable[[Any], Any]:
+def combine_nested(dim: Any, **how: Any) -> Callable[[Any], Any]:
     return lambda sets: xr.combine_nested(sets, concat_dim=dim, **how)
 
 
@@ -63,151 +63,178 @@ ALONG_X: dict[str, Any] = {"dim": "x"}
 
 CASES = {
     # nested
-    "coordinates": Case([xr.Dataset({"x": [0]}), xr.Dataset({"x": [1]})], by_coords()),
-    "one": Case([xr.Dataset({"x": [0, 1]})], by_coords()),
+    "coordinates": Case([xr.Dataset({"x": [0]}), xr.Dataset({"x": [1]})], combine_by_coords()),
+    "one": Case([xr.Dataset({"x": [0, 1]})], combine_by_coords()),
     "variables_in_another_order": Case(
-        [xr.Dataset({n: ("a", [k]) for n in names}) for k, names in enumerate(("xy", "yx"))], nested("a"), {"dim": "a"}
+        [xr.Dataset({n: ("a", [k]) for n in names}) for k, names in enumerate(("xy", "yx"))],
+        combine_nested("a"),
+        {"dim": "a"},
     ),
     "other_coordinate_differs": Case(
-        [xr.Dataset({"x": [k], "y": [k]}) for k in (0, 1)], nested("x"), ALONG_X, "different values of 'y'"
+        [xr.Dataset({"x": [k], "y": [k]}) for k in (0, 1)], combine_nested("x"), ALONG_X, "different values of 'y'"
     ),
     "new_dimension": Case(
-        [make_line([k], [0]) for k in (10.0, 20.0)], nested("t"), {"dim": "t"}, "no variable .* has the dimension 't'"
+        [make_line([k], [0]) for k in (10.0, 20.0)],
+        combine_nested("t"),
+        {"dim": "t"},
+        "no variable .* has the dimension 't'",
     ),
     "new_coordinate": Case(
         [make_line([k], [0]) for k in (10.0, 20.0)],
-        nested(xr.DataArray([100, 150], dims="t", name="t")),
+        combine_nested(xr.DataArray([100, 150], dims="t", name="t")),
         {"dims": ["t"], "coords": {"t": [100, 150]}},
     ),
-    "quarters": Case(QUARTERS, nested(["dim1", "dim2"], **ALIKE), {"dims": ["dim1", "dim2"]}),
+    "quarters": Case(QUARTERS, combine_nested(["dim1", "dim2"], **ALIKE), {"dims": ["dim1", "dim2"]}),
     "ragged": Case(
         [[make_point(1, 0, 0)], [make_point(2, 1, 0), make_point(3, 1, 1)]],
-        nested(["y", "x"]),
+        combine_nested(["y", "x"]),
         {"dims": ["y", "x"]},
         "the length along 'x'",
     ),
     "missing_data_new_dimension": Case(
         [make_line([2.0, 3.0], [1, 2]), make_line([1.0, 2.0], [0, 1])],
-        nested("t", **OUTER),
+        combine_nested("t", **OUTER),
         {"dim": "t", **OUTER},
         "'v' of set 0",
     ),
-    "no_coordinate": Case([xr.Dataset({"v": ("x", some)}) for some in ([1.0, 2.0], [3.0])], nested("x")),
+    "no_coordinate": Case([xr.Dataset({"v": ("x", some)}) for some in ([1.0, 2.0], [3.0])], combine_nested("x")),
     "no_coordinate_of_one_length": Case(
-        [xr.Dataset({"v": ("x", [k])}) for k in (1.0, 3.0)], nested("x"), {}, "they are joined is not known"
+        [xr.Dataset({"v": ("x", [k])}) for k in (1.0, 3.0)], combine_nested("x"), {}, "they are joined is not known"
     ),
-    "empty": Case([make_line(np.zeros(0), np.zeros(0)), make_line([2.0], [1.0])], nested("x"), ALONG_X),
+    "empty": Case([make_line(np.zeros(0), np.zeros(0)), make_line([2.0], [1.0])], combine_nested("x"), ALONG_X),
     "variable_without_the_dimension": Case(
-        [make_line([k], [k]).assign(w=("y", [1.0, 2.0])) for k in (0.0, 1.0)], nested("x", **ALIKE), ALONG_X
+        [make_line([k], [k]).assign(w=("y", [1.0, 2.0])) for k in (0.0, 1.0)], combine_nested("x", **ALIKE), ALONG_X
     ),
     "variable_without_the_dimension_differs": Case(
         [make_line([k], [k]).assign(w=("y", [k, 2.0])) for k in (0.0, 1.0)],
-        nested("x"),
+        combine_nested("x"),
         ALONG_X,
         "different bytes of 'w'",
     ),
     "scalar_coordinate_differs": Case(
-        [make_line([k], [k]).assign_coords(m=k) for k in (0, 1)], nested("x"), ALONG_X, "different values of 'm'"
+        [make_line([k], [k]).assign_coords(m=k) for k in (0, 1)],
+        combine_nested("x"),
+        ALONG_X,
+        "different values of 'm'",
     ),
     "scalar_coordinate_becomes_dimension": Case(
-        [make_line([k, 1], [0, 1]).assign_coords(m=k) for k in (0, 1)], nested("m"), {"dim": "m"}
+        [make_line([k, 1], [0, 1]).assign_coords(m=k) for k in (0, 1)], combine_nested("m"), {"dim": "m"}
     ),
     # by coordinates
-    "order": Case([WHOLE.isel(dim2=slice(4, 9)), WHOLE.isel(dim2=slice(4))], by_coords(**ALIKE)),
-    "bystander_of_text": Case([make_plane(["a", "c", "b"], x) for x in ([1, 2, 3], [4, 5, 6, 7])], by_coords()),
+    "order": Case([WHOLE.isel(dim2=slice(4, 9)), WHOLE.isel(dim2=slice(4))], combine_by_coords(**ALIKE)),
+    "bystander_of_text": Case([make_plane(["a", "c", "b"], x) for x in ([1, 2, 3], [4, 5, 6, 7])], combine_by_coords()),
     "variables_apart": Case(
-        [make_line([0.0], [0]), make_line([0.0], [0]).rename(v="w"), make_line([1.0], [1])], by_coords(**OUTER), OUTER
+        [make_line([0.0], [0]), make_line([0.0], [0]).rename(v="w"), make_line([1.0], [1])],
+        combine_by_coords(**OUTER),
+        OUTER,
     ),
     "variables_of_one_grid": Case(
-        [make_line([1.0, 2], [0, 1]), make_line([3.0, 4], [0, 1]).rename(v="w")], by_coords()
+        [make_line([1.0, 2], [0, 1]), make_line([3.0, 4], [0, 1]).rename(v="w")], combine_by_coords()
     ),
-    "scalars": Case([xr.Dataset({"x": k}) for k in (0, 1)], by_coords(), {}, "they are joined is not known"),
+    "scalars": Case([xr.Dataset({"x": k}) for k in (0, 1)], combine_by_coords(), {}, "they are joined is not known"),
     "interleaved": Case(
-        [make_line([0.0, 1, 2], [0, 1, 5]), make_line([3.0, 4], [2, 3])], by_coords(), {}, "have no common order"
+        [make_line([0.0, 1, 2], [0, 1, 5]), make_line([3.0, 4], [2, 3])],
+        combine_by_coords(),
+        {},
+        "have no common order",
     ),
     "one_descends": Case(
-        [make_line([1.0, 0], [1, 0]), make_line([2.0, 3], [2, 3])], by_coords(), {}, "have no common order"
+        [make_line([1.0, 0], [1, 0]), make_line([2.0, 3], [2, 3])], combine_by_coords(), {}, "have no common order"
     ),
-    "all_descend_but_one_has_one_value": Case([make_line([0.0], [0]), make_line([2.0, 1], [2, 1])], by_coords()),
-    "all_descend": Case([make_line([1.0, 0], [1, 0]), make_line([3.0, 2], [3, 2])], by_coords()),
+    "all_descend_but_one_has_one_value": Case(
+        [make_line([0.0], [0]), make_line([2.0, 1], [2, 1])], combine_by_coords()
+    ),
+    "all_descend": Case([make_line([1.0, 0], [1, 0]), make_line([3.0, 2], [3, 2])], combine_by_coords()),
     "grid_lacks_a_set": Case(
-        [make_point(1, 0, 0), make_point(2, 1, 0), make_point(3, 0, 1)], by_coords(**OUTER), OUTER
+        [make_point(1, 0, 0), make_point(2, 1, 0), make_point(3, 0, 1)], combine_by_coords(**OUTER), OUTER
     ),
     "grid_must_be_whole": Case(
         [make_point(1, 0, 0), make_point(2, 1, 0), make_point(3, 0, 1)],
-        by_coords(join="exact", fill_value=None),
+        combine_by_coords(join="exact", fill_value=None),
         {},
         "do not form a grid",
     ),
     "same_place": Case(
-        [make_point(1, 0, 0), make_point(2, 0, 0)], by_coords(), {}, "the same values of all coordinates"
+        [make_point(1, 0, 0), make_point(2, 0, 0)], combine_by_coords(), {}, "the same values of all coordinates"
     ),
-    "overlap": Case([make_line([1.0, 2], [0, 1]), make_line([3.0, 4], [1, 2])], by_coords(), {}, "overlap='first'"),
+    "overlap": Case(
+        [make_line([1.0, 2], [0, 1]), make_line([3.0, 4], [1, 2])], combine_by_coords(), {}, "overlap='first'"
+    ),
     "three_dimensions": Case(
-        [make_point(j + k, j, 0).expand_dims(z=[k]) for k in (0, 1) for j in (0, 1, 2)], by_coords()
+        [make_point(j + k, j, 0).expand_dims(z=[k]) for k in (0, 1) for j in (0, 1, 2)], combine_by_coords()
     ),
     "auxiliary_coordinate": Case(
-        [make_plane([0, 1], [k]).assign_coords(lat=(("x", "y"), [[k, 1]])) for k in (0, 1)], by_coords()
+        [make_plane([0, 1], [k]).assign_coords(lat=(("x", "y"), [[k, 1]])) for k in (0, 1)], combine_by_coords()
     ),
     # join and missing variables
     "exact": Case(
         [make_plane([0, 1], [0]), make_plane([1, 2], [1])],
-        nested("x", join="exact"),
+        combine_nested("x", join="exact"),
         ALONG_X,
         "different values of 'y'",
     ),
-    "outer": Case([make_plane([0, 1], [0]), make_plane([1, 2], [1])], nested("x", **OUTER), {**ALONG_X, **OUTER}),
+    "outer": Case(
+        [make_plane([0, 1], [0]), make_plane([1, 2], [1])], combine_nested("x", **OUTER), {**ALONG_X, **OUTER}
+    ),
     "join_inner_by_outer_and_sel": Case(
         [make_plane([0, 1], [0]), make_plane([1, 2], [1])],
-        nested("x", join="inner"),
+        combine_nested("x", join="inner"),
         {**ALONG_X, **OUTER, "sel": {"y": slice(1, 1)}},
     ),
     "join_override_by_tolerance": Case(
         [make_plane([0, 1.0], [0]), make_plane([0, 1.0000001], [1])],
-        nested("x", join="override"),
+        combine_nested("x", join="override"),
         {**ALONG_X, "tolerance": 1e-5},
     ),
     "compat_override_by_same": Case(
         [make_line([1.0], [0]).assign(a=1.0), make_line([1.0], [0]).rename(v="w").assign(a=2.0)],
-        by_coords(compat="override"),
+        combine_by_coords(compat="override"),
         {"same": ["a"]},
     ),
     "compat_no_conflicts": Case(
         [make_line([1.0], [0]).assign(a=1.0), make_line([1.0], [0]).rename(v="w").assign(a=1.0)],
-        by_coords(compat="no_conflicts"),
+        combine_by_coords(compat="no_conflicts"),
     ),
-    "missing": Case([make_line([1.0], [0], w=[1.0]), make_line([2.0], [1])], by_coords(), {}, "has no variable 'w'"),
-    "missing_outer": Case([make_line([1.0], [0], w=[1.0]), make_line([2.0], [1])], by_coords(**OUTER), OUTER),
-    "missing_first": Case([make_line([2.0], [0]), make_line([1.0], [1], w=[1.0])], by_coords(**OUTER), OUTER),
+    "missing": Case(
+        [make_line([1.0], [0], w=[1.0]), make_line([2.0], [1])], combine_by_coords(), {}, "has no variable 'w'"
+    ),
+    "missing_outer": Case([make_line([1.0], [0], w=[1.0]), make_line([2.0], [1])], combine_by_coords(**OUTER), OUTER),
+    "missing_first": Case([make_line([2.0], [0]), make_line([1.0], [1], w=[1.0])], combine_by_coords(**OUTER), OUTER),
     "missing_integers": Case(
-        [make_line([1.0], [0], w=[1]), make_line([2.0], [1])], by_coords(**OUTER), OUTER, "Give it a _FillValue"
+        [make_line([1.0], [0], w=[1]), make_line([2.0], [1])], combine_by_coords(**OUTER), OUTER, "Give it a _FillValue"
     ),
-    "missing_scalar": Case([make_line([2.0], [0]).assign(s=3.0), make_line([1.0], [1])], by_coords()),
+    "missing_scalar": Case([make_line([2.0], [0]).assign(s=3.0), make_line([1.0], [1])], combine_by_coords()),
     # types and attributes
-    "text": Case([make_line([1.0], [0], n=["ab"]), make_line([2.0], [1], n=["abcdef"])], by_coords()),
+    "text": Case([make_line([1.0], [0], n=["ab"]), make_line([2.0], [1], n=["abcdef"])], combine_by_coords()),
     "texts_of_characters": Case(
         [make_line([1.0], [0], n=np.array(["ab"], "S2")), make_line([2.0], [1], n=np.array(["cde"], "S3"))],
-        by_coords(),
+        combine_by_coords(),
     ),
-    "booleans": Case([make_line([True], [0]), make_line([False], [1])], by_coords()),
-    "integers_and_floats": Case([make_line(np.array([1], "i4"), [0]), make_line([2.5], [1])], by_coords()),
-    "integers_of_sizes": Case([make_line(np.array([1], "i1"), [0]), make_line(np.array([2**40]), [1])], by_coords()),
-    "signed_and_unsigned": Case([make_line(np.array([-1]), [0]), make_line(np.array([2], "u8"), [1])], by_coords()),
-    "floats_of_sizes": Case([make_line(np.array([1], "f4"), [0]), make_line([0.1], [1])], by_coords()),
-    "coordinates_of_types": Case([make_line([1.0], np.array([0], "i4")), make_line([2.0], [1.5])], by_coords()),
+    "booleans": Case([make_line([True], [0]), make_line([False], [1])], combine_by_coords()),
+    "integers_and_floats": Case([make_line(np.array([1], "i4"), [0]), make_line([2.5], [1])], combine_by_coords()),
+    "integers_of_sizes": Case(
+        [make_line(np.array([1], "i1"), [0]), make_line(np.array([2**40]), [1])], combine_by_coords()
+    ),
+    "signed_and_unsigned": Case(
+        [make_line(np.array([-1]), [0]), make_line(np.array([2], "u8"), [1])], combine_by_coords()
+    ),
+    "floats_of_sizes": Case([make_line(np.array([1], "f4"), [0]), make_line([0.1], [1])], combine_by_coords()),
+    "coordinates_of_types": Case([make_line([1.0], np.array([0], "i4")), make_line([2.0], [1.5])], combine_by_coords()),
     "times": Case(
         [make_line(np.array([text], "M8[ns]"), [k]) for k, text in enumerate(("2000-01-01", "2001-01-01T03:30"))],
-        by_coords(),
+        combine_by_coords(),
     ),
-    "attributes": Case([make_line([k], [k]).assign_attrs(t=k) for k in (0, 1)], by_coords(combine_attrs="override")),
+    "attributes": Case(
+        [make_line([k], [k]).assign_attrs(t=k) for k in (0, 1)], combine_by_coords(combine_attrs="override")
+    ),
     "units": Case(
         [make_line([k], [k]).assign(v=("x", [k], {"units": u})) for k, u in enumerate(("m", "km"))],
-        by_coords(combine_attrs="override"),
+        combine_by_coords(combine_attrs="override"),
         {},
         "attribute units 'm'",
     ),
     "dimensions_in_another_order": Case(
-        [make_plane([0, 1], [0]), make_plane([0, 1], [1]).transpose()], by_coords(), {}, "the dimensions"
+        [make_plane([0, 1], [0]), make_plane([0, 1], [1]).transpose()], combine_by_coords(), {}, "the dimensions"
     ),
 }
 

@@ -62,7 +62,7 @@ def test_equivalent_metadata_is_equal() -> None:
     assert compare(a, make_source([4], [2])).is_empty
 
 
-def dataset() -> Any:
+def make_dataset() -> Any:
     xr, np = pytest.importorskip("xarray"), pytest.importorskip("numpy")
     values = {"a": (("t", "x"), np.arange(200.0, dtype="f4").reshape(20, 10), {"units": "K"}), "s": ((), np.int32(3))}
     return xr.Dataset(values, {"t": ("t", np.arange(20)), "x": ("x", np.arange(10.0))}, {"title": "T"})
@@ -70,7 +70,7 @@ def dataset() -> Any:
 
 def write_convertible(kind: str, folder: Path) -> str:
     """Write a source of ``kind``, and return its path."""
-    zarr, ds, path = pytest.importorskip("zarr"), dataset(), str(folder / "source")
+    zarr, ds, path = pytest.importorskip("zarr"), make_dataset(), str(folder / "source")
     if kind.endswith("netcdf"):
         pytest.importorskip("h5netcdf")
         packed = (

@@ -94,7 +94,7 @@ def test_uncommitted_writes_are_surveyed(tmp_path: Path) -> None:
     assert [survey(fs).arrays["a"].key(i) for i in range(2)] == ["a/0", "a/1"]
 
 
-def nested_set(tmp_path: Path) -> str:
+def make_nested_set(tmp_path: Path) -> str:
     zarr = pytest.importorskip("zarr", minversion="3")
     codecs = zarr.codecs
     inner = codecs.ShardingCodec(chunk_shape=(1, 1), codecs=[codecs.BytesCodec()])
@@ -114,7 +114,7 @@ def nested_set(tmp_path: Path) -> str:
 
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
 def test_nested_shards_and_keys_beside_them_are_surveyed(tmp_path: Path) -> None:
-    fs = RefShardFileSystem(nested_set(tmp_path))
+    fs = RefShardFileSystem(make_nested_set(tmp_path))
     found = survey(fs)
     assert list_keys(found) == set(fs.find(""))
     assert {path: len(extents) for path, extents in found.arrays.items()} == {"deep": 20, "flat": 9}
