@@ -45,7 +45,7 @@ from refshard_fs.tools.filesystem_view import render_arrays
 from refshard_fs.tools.map import make_array_map
 from refshard_fs.tools.map_picture import draw_map
 from refshard_fs.tools.survey import survey
-from refshard_fs.tools.views import view
+from refshard_fs.tools.views import render_view
 
 MAX_AGE: Final = 3600  # seconds that clients may keep chunks; they may keep metadata for a minute
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
@@ -265,7 +265,7 @@ class _SourceServer:
             for path, name in ((path, quote(path)) for path in self._arrays)
         )
         shown = f'<p><img alt="{html.escape(path)}" src="?slice={quote(path)}"></p>' if path else ""
-        arrays = view("Arrays", self._keyspace.format or "", render_arrays(self._keyspace))
+        arrays = render_view("Arrays", self._keyspace.format or "", render_arrays(self._keyspace))
         body = f"{arrays}{shown}<h2>Read it</h2><dl>{code}</dl><h2>Pictures</h2><ul>{pictures}</ul>"
         return _render_page(self._title, body)
 

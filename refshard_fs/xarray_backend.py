@@ -228,7 +228,7 @@ def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
     coordinates = [v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)]
     _load_together(coordinates)
     if GUARD.get() is not None:
-        for variable in coordinates:  # those that `_load_together` skipped: later, they would be loaded unguarded
+        for variable in coordinates:  # `_load_together` leaves some out, which must be limited, too
             variable.load()
 
 

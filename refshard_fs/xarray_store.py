@@ -178,6 +178,9 @@ class _PreferredChunks(dict[Any, Any]):
         return _PreferredChunks, (dict(self), self.enlarged)
 
 
+_Preferred = _PreferredChunks  # its name in older pickles of datasets
+
+
 def _enlarge_chunks(variables: Mapping[Any, xr.Variable], least: int) -> None:
     """Enlarge the chunks of dask along the first dimensions until they have ``least`` bytes or span the whole array.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import warnings
@@ -223,3 +224,9 @@ def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str,
 def test_paths_of_groups_are_those_of_xarray(group: str | None, path: str) -> None:
     """A path is relative to the argument ``group``, also if this names the root."""
     assert [*xr.open_groups(make_small_array("|u1"), engine=RefShardBackend, group=group)] == [path]
+
+
+def test_older_pickles_of_chunks_are_read() -> None:
+    old = b"crefshard_fs.xarray_store\n_Preferred\n((dS'x'\nI1\ns(dS'x'\nI4\nstR."
+    chunks = pickle.loads(old)  # it is made above
+    assert (chunks["x"], chunks.get("x", 2)) == (1, 4)

@@ -102,7 +102,7 @@ def _convert(arguments: Namespace) -> None:
     _DESTINATION,
     argument("--from", "old URL prefix", "PREFIX", dest="old", action="append", required=True),
     argument("--to", "new URL prefix", "PREFIX", dest="new", **_MANY),
-    argument("--missing", "whether a prefix must begin a URL (%(default)s)", choices="raise ignore"),
+    argument("--missing", "what to do if no URL begins with an old prefix (%(default)s)", choices="raise ignore"),
     _OVERWRITE,
 )
 def _rebase(arguments: Namespace) -> None:

@@ -51,7 +51,7 @@ def _parse_numbers(text: str) -> list[int | list[int]]:
     json=True,
 )  # fmt: skip
 def _rule(arguments: Namespace) -> int:
-    """Make a document that shows an archive of forecasts by rule, or compare one with a run."""
+    """Make a document that computes the URLs and ranges of an archive of forecasts, or compare it with one forecast."""
     from refshard_fs.core.format import OpenOptions  # not imported for --help
     from refshard_fs.formats.grib2.rule import Rule, parse_time
     from refshard_fs.formats.grib2.rule_samples import add_variables, choose_samples, compare_run

@@ -38,7 +38,7 @@ _TRIED: Final = 10_000  # the most counts of chunks that are tried, to find one 
 _FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8", "vlen-bytes", "vlen-array"])
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
 PACKING: Final = ("scale_factor", "add_offset")  # xarray decodes packed values to the dtype of these attributes
-PACKING_TYPE: Final = "_refshard_packing"  # an attribute of arrays in sets that holds this dtype, which JSON cannot
+PACKING_TYPE: Final = "_refshard_packing"  # the attribute in which sets keep this dtype: JSON numbers have none
 # The attribute that names attributes with objects, such as pyramids: xarray gets JSON texts, which NetCDF can hold.
 OBJECTS: Final = "_refshard_objects"
 PIECE: Final = 4 << 20  # bytes: contiguous arrays are cut into chunks of about this size, large enough for a request
@@ -444,8 +444,10 @@ class ArrayGroupBuilder:
     def keyspace(self, zarr_format: int, attributes: Mapping[str, Any] = {}) -> ArrayGroup:
         """Return the key space; ManifestError with the reasons if no array can be shown."""
         if not self.arrays:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.reports.items())[:3])
-            raise ManifestError(f"{self.url}: none of its arrays can be shown. {reasons}")
+            reasons = [f"{name}: {reason}" for name, reason in self.reports.items()]
+            more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+            because = f": {'; '.join(reasons[:3])}{more}" if reasons else ""
+            raise ManifestError(f"{self.url}: expected at least one array that can be shown, found none{because}")
         return ArrayGroup(self.arrays, self.chunks, zarr_format, attributes, self.reports, groups=self.groups)
 
 

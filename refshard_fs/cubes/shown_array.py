@@ -24,10 +24,10 @@ from refshard_fs.references.values import METADATA
 class ConcatArray(msgspec.Struct, frozen=True):
     """An array of a cube.
 
-    ``meta`` is the metadata of the first piece; None if the array does not have the dimension, so that all of it lies
-    in the first piece. ``starts`` are the chunk coordinates along ``axis`` at which the pieces begin, followed by the
-    end. ``recut`` is not None if its chunks are joined from sections of the pieces' chunks. If it ``is_stacked``, the
-    first dimension does not exist in the pieces.
+    ``meta`` is the metadata of the first piece. It is None if the array lacks the dimension that is joined: then the
+    first piece holds the whole array. ``starts`` are the chunk coordinates along ``axis`` at which the pieces begin,
+    followed by the end. ``recut`` is not None if the array's chunks are joined from sections of the pieces' chunks.
+    With ``is_stacked``, the pieces lack the array's first dimension.
     """
 
     grid: ChunkGrid | None

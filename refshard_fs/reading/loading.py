@@ -46,7 +46,7 @@ MANY: Final = 1 << 20  # bytes: decoding more takes too long on an event loop
 PIECE: Final = 1 << 21  # bytes of a piece of a local source
 REMOTE_PIECE: Final = 1 << 26  # bytes of a piece of a remote source: larger, since each request costs time
 TICK: Final = 0.02  # seconds: the resolution of most file systems' times
-COARSE_TICK: Final = 2.0  # seconds: the resolution of file systems with times in whole seconds
+COARSE_TICK: Final = 2.0  # seconds: the coarsest resolution of file systems with times in whole seconds, that of FAT
 WORTH_A_LOOK: Final = 1 << 18  # bytes: the cache is searched for larger sources (or for all: `IndexCache.everything`)
 WORTH_KEEPING: Final = 1 << 22  # bytes: larger indexes are put into the cache (or all)
 

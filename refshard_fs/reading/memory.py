@@ -49,7 +49,7 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def ahead(self) -> int:
-        """Data are fetched ahead while fewer bytes are in use; the rest of the memory is for readers."""
+        """The number of bytes in use at which fetching ahead stops; the rest of ``memory`` is kept for readers."""
         return self.memory * 3 // 4
 
 

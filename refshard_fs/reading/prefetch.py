@@ -32,8 +32,9 @@ UNREAD_SECONDS = 60.0  # after this time without arrivals, announcements and rea
 # Bytes a second of a machine's network: the first window of read-ahead has the bytes of one round trip.
 BANDWIDTH = 250e6
 LATENCY = 0.02  # seconds of a round trip, until one has been measured
-REQUEST = 16 * KIB  # bytes that take as long as a request: smaller chunks count as this many
-OBJECT = 64 * KIB  # the same for chunks that are whole objects, each of which takes a request
+# Bytes: handling a range takes as much CPU time as receiving these, so that smaller chunks count as this many.
+LEAST_CHUNK = 16 * KIB
+LEAST_OBJECT = 64 * KIB  # bytes: the same for chunks that are whole objects, each of which takes a request
 
 
 class KeysRead(NamedTuple):
@@ -218,7 +219,7 @@ class Prefetcher:
     def _follow(self, array: _Array, numbers: list[int], *, late: bool) -> None:
         latency = self._fetcher.requests.latency(array.url)
         window = max(MIB, int((LATENCY if latency is None else latency) * BANDWIDTH))
-        chunk = max(array.chunk, OBJECT if array.objects else REQUEST)
+        chunk = max(array.chunk, LEAST_OBJECT if array.objects else LEAST_CHUNK)
         advice = array.policy.observe(numbers, chunk, window, self._most, late=late)
         if advice.drop:
             wrong = [array.issued.pop(number, None) or () for number in advice.drop]

@@ -103,8 +103,10 @@ class SelectionRead:
         self._loop = asyncio.get_running_loop()
         self._far: deque[_Chunk] = deque()  # chunks that are not requested yet
         self._asked: dict[asyncio.Future[bytes | Unmade], _Chunk] = {}  # chunks that are requested
-        self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # chunks for threads
-        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # chunks to be decoded
+        self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # chunks that a thread may read or decode
+        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = (
+            deque()
+        )  # chunks whose bytes have arrived; `_ready`, if threads decode
         self._jobs: set[asyncio.Future[None]] = set()  # running threads
         self._decoded: list[int] = []  # weights of decoded chunks, to be given back
         self._error: BaseException | None = None  # the first error

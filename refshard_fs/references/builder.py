@@ -353,7 +353,7 @@ def _normalise(key: str) -> str:
 
 
 def _may_be_irregular(keys: Keys) -> bool:
-    """Return whether one of ``keys``, which are packed, may be invalid, or not in normal form."""
+    """Return whether a key in ``keys`` may be invalid, or not in normal form; True in doubt."""
     if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # some may have more than MOST_STEPS segments
         return True
     characters = np.frombuffer((b"\0" + keys.text[: -len(PAD)]).replace(b"/", b"\0"), np.uint8)

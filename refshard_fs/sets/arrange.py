@@ -9,7 +9,7 @@ import numpy as np
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.coordinates import (
-    check_one_coordinate,
+    check_groups_share_coordinate,
     format_value,
     get_coordinate_values,
     is_ordered,
@@ -75,5 +75,5 @@ def arrange(
     if slices == [SetSlice(number, 0, len(own)) for number, own in enumerate(values)]:
         return None
     if not keep.all() or len(slices) > len(order):
-        check_one_coordinate(parts, dim)
+        check_groups_share_coordinate(parts, dim)
     return slices

@@ -33,7 +33,7 @@ def get_coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArr
     return every
 
 
-def check_one_coordinate(parts: Sequence[NamedSet], dim: str) -> None:
+def check_groups_share_coordinate(parts: Sequence[NamedSet], dim: str) -> None:
     """Raise ManifestError if groups of a set have coordinates of ``dim`` whose values differ from the first one's."""
     first = parts[0].coordinate(dim)
     if first is None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.coordinates import (
-    check_one_coordinate,
+    check_groups_share_coordinate,
     format_value,
     get_coordinate_values,
     name_set_without_values,
@@ -84,7 +84,7 @@ def _insert_gaps(
     """
     if (np.diff(np.concatenate(places), prepend=-1, append=stop) == 1).all():
         return [PlannedPiece(number, part) for number, part in enumerate(parts)]
-    check_one_coordinate(parts, dim)
+    check_groups_share_coordinate(parts, dim)
     first = parts[0].coordinate(dim)
     assert first is not None, "the values of the coordinate are known"
     pieces: list[PlannedPiece] = []

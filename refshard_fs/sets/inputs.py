@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
         else:
             leaves = list(_iter_leaves(expand(sets, options) if len(order) == 1 else sets, len(order)))
         if not leaves:
-            raise ValueError("there are no sets to concatenate")
+            raise ValueError(f"expected at least one source, got {sets!r}")
         positions, sources = zip(*leaves, strict=True)
         return cls(order, positions, sources, grid)
 

@@ -16,7 +16,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.settings import format_by_suffix
-from refshard_fs.tools.views import fold, table, view
+from refshard_fs.tools.views import fold, render_view, table
 from refshard_fs.writing.cube_document import REMARK, document_of, save_document
 
 OTHERS: Final = "For other programs, save it as .icechunk, or serve it (refshard serve)"
@@ -91,7 +91,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         starts = document.starts
         parts = ((part.name, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.pieces))
         arrays = ((path or "/", str(axis)) for path, axis in sorted(document.axes.items()))
-        return view(
+        return render_view(
             self.joined,
             f"{dim} {starts[-1]:,}",
             table(("set that was not read", "why"), list(document.lost.items()), most=10),

@@ -8,7 +8,7 @@ import numpy as np
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.arrange import Overlap, arrange
-from refshard_fs.sets.coordinates import check_one_coordinate, check_order, format_value, get_coordinate_values
+from refshard_fs.sets.coordinates import check_groups_share_coordinate, check_order, format_value, get_coordinate_values
 from refshard_fs.sets.variables import NamedSet
 
 OnDuplicate = Literal["error", "skip", "replace"]  # for values of the coordinate that the old set has
@@ -44,7 +44,7 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
     before, new_values = values
     known = np.isin(new_values, before)
     if known.any() and rules.on_duplicate != "error":
-        check_one_coordinate([old, new], dim)
+        check_groups_share_coordinate([old, new], dim)
     if known.all() and rules.on_duplicate == "skip":
         return None
     elements = NewElements(len(before), 0, len(new_values))

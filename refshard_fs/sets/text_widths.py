@@ -21,7 +21,7 @@ _FILLS: Final = {2: None, 3: "AA=="}  # by version, the fill value that stands f
 
 
 class _Texts(NamedTuple):
-    """Arrays with the same dimension of characters: its name and length in each set; None in a set without them."""
+    """The dimension of characters of an array: its name and length in each set; None for a set without the array."""
 
     names: tuple[str | None, ...]
     widths: tuple[int | None, ...]

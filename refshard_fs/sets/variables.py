@@ -96,7 +96,11 @@ class NamedSet(msgspec.Struct, frozen=True):
         """Return the length of a dimension; ManifestError if no array has it, or if arrays have different lengths."""
         lengths = {path: self.variables[path].meta.shape[axis] for path, axis in self.axes_along(dim).items()}
         if not lengths:
-            raise ManifestError(f"{self.name} has no array along {dim!r}, so its length is not known")
+            known = sorted({each for v in self.variables.values() for each in v.dims})
+            raise ManifestError(
+                f"{self.name}: expected an array along {dim!r}, found the dimensions {known}: leave it out, or choose "
+                "another dimension"
+            )
         if len(set(lengths.values())) > 1:
             raise ManifestError(f"{self.name} has variables of several lengths along {dim!r}: {lengths}")
         return next(iter(lengths.values()))

@@ -44,7 +44,8 @@ def update_stored_metadata(
     grid = zarrmeta.grid_of(written)
     if found is None or found.layout is None or grid is None or found.layout.grid.counts != grid.counts:
         raise ManifestError(
-            f"shape {written['shape']} is refused: the array's shards have various sizes, so its shape cannot change"
+            f"expected the stored shape {stored.get('shape')}, got {written['shape']}: an array whose shards have "
+            "different sizes cannot change its shape"
         )
     return merged
 

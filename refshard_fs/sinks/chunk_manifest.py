@@ -32,7 +32,12 @@ class ChunkManifestSink(Sink):
         nodes = convert_documents(references.documents(), references.grids)
         names = objects.names()
         if names and not (destination.overwrite and (_ROOT in names or _is_unfinished(objects))):
-            raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
+            if not destination.overwrite:
+                raise FileExistsError(f"{objects.url} is not empty: overwrite=True replaces a hierarchy of version 3")
+            raise FileExistsError(
+                f"{objects.url}: expected an empty directory or a hierarchy of zarr version 3, found "
+                f"{', '.join(sorted(names)[:3])}: remove the directory, or give another place"
+            )
         is_in_place = bool(names) and not objects.is_local
         manifest = f"manifest.{uuid.uuid4().hex}.json" if is_in_place else MANIFEST
         written = {join(array, manifest): encode_manifest(references, array) for array in references.grids}

@@ -293,7 +293,7 @@ class Options(msgspec.Struct, frozen=True):
         ``others`` may be keywords of fsspec's base class, or of the filesystem of the source, which gets them.
         Raises TypeError or ValueError for an unknown keyword or an invalid value.
         """
-        forwarded = forward(fo if isinstance(fo, str) else None, others)
+        forwarded = select_filesystem_options(fo if isinstance(fo, str) else None, others)
         check_names(others.keys() - forwarded.keys())
         return cls(
             SourceOptions(
@@ -403,7 +403,7 @@ def keywords() -> Mapping[str, inspect.Parameter]:
     return {name: known for name, known in parameters.items() if known.kind is not known.VAR_KEYWORD}
 
 
-def forward(source: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def select_filesystem_options(source: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords in ``given`` that the filesystem of ``source`` takes; no keyword in ``given`` is ours."""
     protocol = None if source is None or "::" in source else protocol_of(source)
     names = given.keys() - FSSPEC_ARGUMENTS
@@ -429,7 +429,7 @@ def prepare_keywords(given: Mapping[str, Any], sources: Iterable[str], caller: C
     unknown = options.keys() - FSSPEC_ARGUMENTS - keywords().keys()
     own: dict[str, Any] = {}
     for source in sources if unknown else ():
-        own |= forward(source, {name: options[name] for name in unknown})
+        own |= select_filesystem_options(source, {name: options[name] for name in unknown})
     check_names(unknown - own.keys(), caller)
     if own:
         given_name = "target_options" if options.get("ref_storage_args") is None else "ref_storage_args"

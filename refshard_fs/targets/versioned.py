@@ -1,7 +1,8 @@
 """Read one object for a source: retry temporary failures, and check that all answers have the same version.
 
-The first answer sets the version, and later answers are compared with it: by size, by strong ETags, and without these
-by modification times. Weak ETags are not compared: they may differ among the servers behind one name.
+The first answer sets the version, and later answers are compared with it: by size, then by ETag, then by modification
+time. Equal ETags mean the same version. Different weak ETags mean nothing, since they may differ among the servers
+behind one name: then modification times decide.
 """
 
 from __future__ import annotations

@@ -131,11 +131,11 @@ class ZipTarget(Target):
                 f"expected the size of the ZIP at {self._url} from its server, to find the directory at its end, got "
                 "none: put 'simplecache::' before its URL"
             )
-        tail = await self._bytes(max(size - TAIL, 0), size)  # some servers do not support ranges from the end
+        tail = await self._read_range(max(size - TAIL, 0), size)  # some servers do not support ranges from the end
         found = parse_tail(tail.data, self._url, size)
         if isinstance(found, End):
             end = found
-            directory = await self._bytes(end.start, end.start + end.size)
+            directory = await self._read_range(end.start, end.start + end.size)
             found = await run_in_thread(lambda: parse_directory(directory.data, self._url, end))
         return ZipKeySpace(self._url, Span(self._url, 0, size), found), facts
 
@@ -169,13 +169,13 @@ class ZipTarget(Target):
                 need: Any = steps.send(answer)
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
-            found = await self._bytes(need.entry.start, need.entry.stop)
+            found = await self._read_range(need.entry.start, need.entry.stop)
             try:
                 answer = need.index.decode(found.data)
             except ValueError as e:
                 raise self._make_damage_error(e) from e
 
-    async def _bytes(self, start: int, stop: int) -> Answer:
+    async def _read_range(self, start: int, stop: int) -> Answer:
         answer = await self._archive.read(self._path, start, stop)
         check(answer, start, stop, exact=True)
         return answer
@@ -194,10 +194,10 @@ class ZipTarget(Target):
             return Answer(b"", _get_member_facts(member, opened))
         match entry:
             case Span() if is_whole and member.head:  # its local header was not read: read it with the bytes
-                found = await self._bytes(member.local, entry.start + end)
+                found = await self._read_range(member.local, entry.start + end)
                 data = self._check_member(_member_of(path), member, found.data)
             case Span():
-                found = await self._bytes(entry.start + begin, entry.start + end)
+                found = await self._read_range(entry.start + begin, entry.start + end)
                 data = found.data
                 if is_whole:
                     self._check_sum(_member_of(path), member, data)
@@ -230,7 +230,7 @@ class ZipTarget(Target):
 
     async def _inflate(self, entry: Packed) -> Answer:
         (source,) = entry.spans
-        found = await self._bytes(source.start, source.stop or 0)
+        found = await self._read_range(source.start, source.stop or 0)
         try:
             data = await run_in_thread(lambda: entry.finish([found.data]))
         except ValueError as e:

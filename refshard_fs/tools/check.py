@@ -51,7 +51,7 @@ from refshard_fs.tools.survey import (
     survey,
 )
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
-from refshard_fs.tools.views import Shown, fold, paragraph, table, view
+from refshard_fs.tools.views import Shown, fold, paragraph, render_view, table
 
 # The results of a check: each finding, the number of findings of each kind, and the numbers of checked items.
 
@@ -101,7 +101,7 @@ class Report(Shown, frozen=True):
         checked = [(name.replace("_", " "), f"{getattr(self, name):,}") for name in figures if getattr(self, name)]
         rows = [(each.severity, each.kind, each.key, each.url, each.text) for each in self.findings]
         total = count_text(sum(self.counts.values()), "finding") if rows else "no faults were found"
-        return view(
+        return render_view(
             f"check: {total}",
             f"mode {self.mode}",
             table(("severity", "kind", "key", "target", "text"), rows, most=100, total=sum(self.counts.values())),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from refshard_fs.core.stats import bytes_text
-from refshard_fs.tools.views import paragraph, table, view
+from refshard_fs.tools.views import paragraph, render_view, table
 
 
 class Counters(dict[str, int]):
@@ -26,7 +26,7 @@ class Counters(dict[str, int]):
         return "\n".join([*lines, self.note] if self.note else lines)
 
     def _repr_html_(self) -> str:
-        return view("What was read", "", self.table(), paragraph(self.note or ""))
+        return render_view("What was read", "", self.table(), paragraph(self.note or ""))
 
     def table(self) -> str:
         """Return the counters as a table of HTML."""

@@ -16,7 +16,7 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.source import Source
 from refshard_fs.tools.counters import Counters
-from refshard_fs.tools.views import fold, paragraph, table, view
+from refshard_fs.tools.views import fold, paragraph, render_view, table
 
 ARRAYS: Final = 30  # the most arrays in the table
 TARGETS: Final = 10  # the most targets in the table
@@ -28,10 +28,10 @@ def render_filesystem(source: Source) -> str:
     title = url if isinstance(url, str) else "references in memory"
     keyspace = source.open_now()
     if keyspace is None:
-        return view(title, "refshard", paragraph("not opened yet: its first use reads it"))
+        return render_view(title, "refshard", paragraph("not opened yet: its first use reads it"))
     counts = source.stats.snapshot()
     read = fold("What was read", Counters(counts).table()) if any(counts.values()) else ""
-    return view(title, f"refshard, {keyspace.format}", render_arrays(keyspace), _targets(keyspace.urls), read)
+    return render_view(title, f"refshard, {keyspace.format}", render_arrays(keyspace), _targets(keyspace.urls), read)
 
 
 def _targets(urls: Sequence[str | None]) -> str:

@@ -165,7 +165,8 @@ class _Trial:
         document = self._find_group_document(group)
         for consolidated in (False, None) if self._consolidated else (False,):
             error = self._catch(self._open_dataset, self._store, group, consolidated)
-            # xarray reads fill values here, and may refuse them although it accepts the real values: try zeros, too.
+            # The store has no chunks, so xarray decodes fill values. It may refuse these although it accepts the real
+            # values: try 0 as the fill value, too.
             if error is not None and self._catch(self._open_dataset, self._zero_store, group, consolidated) is not None:
                 which = "with" if consolidated is None else "without"
                 text = f"xarray {version} does not open its group {which} consolidated metadata: {_format_error(error)}"

@@ -7,7 +7,7 @@ from typing import Final
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import sanitize
 from refshard_fs.reading.plan import Planned
-from refshard_fs.tools.views import table, view
+from refshard_fs.tools.views import render_view, table
 
 REQUESTS: Final = 20  # the most requests of a plan that are shown
 
@@ -36,7 +36,7 @@ class Plan(list[Planned]):
 
     def _repr_html_(self) -> str:
         heading = ("target", "bytes", "size", "keys")
-        return view(
+        return render_view(
             "What would be read",
             self._summary(),
             table(heading, map(_request, self[:REQUESTS]), right=heading[1:3], total=len(self)),

@@ -66,7 +66,7 @@ def colours() -> str:
     )
 
 
-def view(title: str, subtitle: str, *parts: str) -> str:
+def render_view(title: str, subtitle: str, *parts: str) -> str:
     """Return one view: a title, a subtitle, and ``parts`` that are HTML."""
     note = f' <span class="rs-note">{text(subtitle)}</span>' if subtitle else ""
     heading = f'<div class="rs-title">{text(title)}{note}</div>'

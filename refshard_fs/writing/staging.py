@@ -121,7 +121,7 @@ def merge(
 
 def _load(overlay: Transaction, edit: Edit, store: Objects) -> Edit:
     """Return ``edit`` with the bytes of the staged object that it refers to."""
-    data = _bytes(edit, store) if isinstance(edit, Span) else None
+    data = _read_staged_bytes(edit, store) if isinstance(edit, Span) else None
     return edit if data is None else overlay.spool.keep(data)
 
 
@@ -204,10 +204,10 @@ def _refuse_other(key: str, edit: Edit, other: Edit | None, who: str, store: Obj
 
 def _same(one: Edit, other: Edit, store: Objects) -> bool:
     if one != other and isinstance(one, Span) and isinstance(other, Span):
-        return one.size == other.size and _bytes(one, store) == _bytes(other, store)
+        return one.size == other.size and _read_staged_bytes(one, store) == _read_staged_bytes(other, store)
     return one == other
 
 
-def _bytes(span: Span, store: Objects) -> bytes | None:
+def _read_staged_bytes(span: Span, store: Objects) -> bytes | None:
     name = store.name_of(span.url)
     return None if name is None else store.read([name])[name][span.start : span.stop]

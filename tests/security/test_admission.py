@@ -307,7 +307,7 @@ def test_set_may_point_beside_itself_with_the_users_login(url: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.case(id="P4")
-def test_no_other_url_may_carry_a_login(url: str) -> None:
+def test_login_for_another_server_or_user_is_refused(url: str) -> None:
     with pytest.raises(TargetNotAllowed):
         Admission.of(LOGIN, None, (), ()).admit(url)
     with pytest.raises(TargetNotAllowed):

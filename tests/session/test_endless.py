@@ -144,7 +144,7 @@ def test_documents_of_any_filesystem_have_the_same_bound(told: int | None) -> No
     assert fs.given == {None: MOST + 1, 16 * MIB: 0, 10: 16 * MIB}[told]
 
 
-def test_documents_in_memory_have_the_same_bound(tmp_path: Path) -> None:
+def test_local_and_memory_documents_obey_max_manifest_bytes(tmp_path: Path) -> None:
     (tmp_path / ".zattrs").write_bytes(bytes(2 * MIB))
     MemoryFileSystem().pipe_file("/endless/.zattrs", bytes(2 * MIB))
     for url in (str(tmp_path / ".zattrs"), "memory://endless/.zattrs"):

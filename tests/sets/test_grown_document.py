@@ -54,11 +54,15 @@ def test_unfit_variables_change_nothing(tmp_path: Path) -> None:
     assert refshard_fs.append(target, write_variable(tmp_path, "a", 0), "time", on_duplicate="skip") == 0
 
 
-def test_cube_with_a_selection_refuses_append(tmp_path: Path) -> None:
+def test_cube_of_a_selected_slice_can_grow(tmp_path: Path) -> None:
     cube = refshard_fs.open([write_day(tmp_path, n, n) for n in range(3)])
     cube.select(isel={"time": slice(0, 2)}, attrs={"t": {"units": "K"}}).save(f"{tmp_path}/part.refshard")
     assert refshard_fs.append(f"{tmp_path}/part.refshard", f"{tmp_path}/*.nc") == 1
     assert xr.open_dataset(f"{tmp_path}/part.refshard", engine="refshard")["t"].units == "K"
+
+
+def test_cube_of_one_selected_element_refuses_append(tmp_path: Path) -> None:
+    cube = refshard_fs.open([write_day(tmp_path, n, n) for n in range(3)])
     cube.select(isel={"time": 1}).save(f"{tmp_path}/day.refshard")
     with pytest.raises(ManifestError, match="shows a part along 'time'"):
         refshard_fs.append(f"{tmp_path}/day.refshard", f"{tmp_path}/*.nc")

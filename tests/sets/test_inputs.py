@@ -74,7 +74,7 @@ def test_names_outside_the_pattern_are_errors_or_skipped(tmp_path: Path) -> None
 def test_uneven_nesting_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="nested"):
         refshard_fs.concat([make_day_set(0, 2)], dims=("time", "x"))
-    with pytest.raises(ValueError, match="no sets"):
+    with pytest.raises(ValueError, match="at least one source"):
         refshard_fs.concat([], dim="time")
 
 

@@ -25,7 +25,7 @@ def test_coordinate_larger_than_memory_is_joined_by_reference(version: int) -> N
     assert RefShardFileSystem(joined).cat_file(chunk) == np.arange(2, dtype="<f8").tobytes()
 
 
-def test_oversized_coordinate_chunk_is_refused_by_name() -> None:
+def test_error_names_coordinate_with_oversized_chunk() -> None:
     one = {
         "x/.zarray": json.dumps({"zarr_format": 2, "shape": [2], "chunks": [10**13], "dtype": "<f8", "order": "C",
                                  "fill_value": 0, "filters": None, "compressor": None}),

@@ -129,7 +129,7 @@ def test_tags_and_snapshots_refuse_commits(repository: str, version: str) -> Non
     fs.discard()
 
 
-def test_unsupported_keys_are_named(repository: str) -> None:
+def test_commit_error_names_unsupported_keys(repository: str) -> None:
     fs = RefShardFileSystem(repository, mode="a")
     fs.pipe_file("notes.txt", b"hello")
     before = list_messages(repository)

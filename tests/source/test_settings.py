@@ -125,7 +125,7 @@ def test_credentials_of_one_prefix_are_not_sent_to_another(s3_proxy: CountingPro
     }
 
 
-def test_secrets_are_not_printed(s3_proxy: CountingProxy, s3_url: str) -> None:
+def test_errors_of_failed_reads_contain_no_secrets(s3_proxy: CountingProxy, s3_url: str) -> None:
     options = {"key": "ak", "secret": "very-secret", "token": "also-secret", "endpoint_url": s3_proxy.url}
     fs = RefShardFileSystem({"k": [s3_url, 0, 8]}, fs={"s3": options}, retries=0)
     with pytest.raises(RuntimeError) as caught:

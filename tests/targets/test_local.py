@@ -47,7 +47,7 @@ def test_range_equals_a_slice(target: LocalTarget, file: Path, start: int, stop:
 
 
 @pytest.mark.parametrize("spelled", ["file://{}", "local://{}", "{}"])
-def test_no_event_loop_is_needed(file: Path, spelled: str) -> None:
+def test_local_file_is_read_without_event_loop(file: Path, spelled: str) -> None:
     place = Pool(PoolOptions(), None).place(spelled.format(file))
     assert place is not None
     answer = place[0].read_now(place[1], 3, 9)

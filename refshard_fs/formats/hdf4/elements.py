@@ -152,8 +152,11 @@ class Elements:
         if key in self.descriptors and not self.descriptors[key].is_special:
             return (yield from self.read_stored(key))
         parts = yield from self.find_parts(key)
-        if sum(size for _, size in parts) > MOST_BYTES:
-            raise ManifestError(f"element {key} is metadata of more than {MOST_BYTES} bytes, which is not supported")
+        size = sum(size for _, size in parts)
+        if size > MOST_BYTES:
+            raise ManifestError(
+                f"{self.file.url}: the metadata in element {key} have {size} bytes: expected at most {MOST_BYTES}"
+            )
         return b"".join((yield from self.file.load(parts)))
 
     def find_compressed(self, key: Key) -> Key | None:

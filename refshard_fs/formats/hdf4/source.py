@@ -224,10 +224,12 @@ class _Group(ArrayGroupBuilder):
             shape = (table.records, field.order)[: len(names)] if field.order > 1 else (table.records,)
             try:
                 layout = yield from find_layout(tree.elements, key)
-                if len(shape) != len(names) or layout is None:
+                if len(shape) != len(names):
                     raise ManifestError(
                         f"it is a Vdata of shape {shape}, but StructMetadata name the dimensions {names}"
                     )
+                if layout is None:
+                    raise ManifestError("it is a Vdata without values")
             except (ManifestError, DamagedIndex) as e:
                 self.reports[table.name] = str(e)
                 continue

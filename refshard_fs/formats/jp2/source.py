@@ -27,7 +27,7 @@ from refshard_fs.formats.jp2.boxes import (
 from refshard_fs.formats.jp2.codestream import Header, read_header
 from refshard_fs.formats.jp2.gml import locate_by_gml
 from refshard_fs.formats.jp2.tiles import TileChunks, TileIndex, has_skipping_decoder
-from refshard_fs.formats.jp2.whole import WholeChunks, WholeRecipe, check_whole
+from refshard_fs.formats.jp2.whole import WholeChunks, WholeRecipe, check_decodable_as_one_chunk
 from refshard_fs.formats.tiff.georeference import Georeference, locate_image
 from refshard_fs.formats.tiff.ifds import Tiff
 
@@ -108,7 +108,7 @@ def _count_levels(header: Header, most: int) -> tuple[int, str]:
         obstacle = header.find_obstacle(level)
         try:
             if obstacle:
-                check_whole(header, level, most)
+                check_decodable_as_one_chunk(header, level, most)
         except ValueError as e:
             if not level:
                 raise ValueError(f"{obstacle}, and {e}") from e

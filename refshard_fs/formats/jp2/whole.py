@@ -53,7 +53,7 @@ class WholeRecipe(msgspec.Struct, frozen=True):
             at = at + part.size if part.size else len(raw)
 
 
-def check_whole(header: Header, level: int, most: int) -> None:
+def check_decodable_as_one_chunk(header: Header, level: int, most: int) -> None:
     """Raise ValueError if a level cannot be decoded as one chunk of at most ``most`` bytes."""
     size = header.size
     needed = math.prod(size.compute_shape(level)) * size.bands * size.dtype.itemsize

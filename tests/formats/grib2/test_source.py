@@ -219,7 +219,7 @@ def test_unsupported_fields_are_reported() -> None:
     keyspace = Files({ROOT: clustered + make_message_on_level(500, shortName="t")}).open()
     assert keyspace.reports == {"the message at byte 0": "its product has template 3, which is not supported"}
     with pytest.raises(
-        ManifestError, match="none of its arrays can be shown. the message at byte 0: its product has template 3"
+        ManifestError, match="that can be shown, found none: the message at byte 0: its product has template 3"
     ):
         Files({ROOT: clustered}).open()
 

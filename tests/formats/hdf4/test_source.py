@@ -194,7 +194,7 @@ def test_damage_errors_name_the_file() -> None:
 
 
 def test_file_without_data_sets_is_refused() -> None:
-    with pytest.raises(ManifestError, match="none of its arrays can be shown. data sets: it has none"):
+    with pytest.raises(ManifestError, match="that can be shown, found none: data sets: it has none"):
         Files({ROOT: b"\x0e\x03\x13\x01\0\1\0\0\0\0" + bytes(12)}).open()
 
 
