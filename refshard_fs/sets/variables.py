@@ -96,7 +96,7 @@ class NamedSet(msgspec.Struct, frozen=True):
         """Return the length of a dimension; ManifestError if no array has it, or if arrays have different lengths."""
         lengths = {path: self.variables[path].meta.shape[axis] for path, axis in self.axes_along(dim).items()}
         if not lengths:
-            known = sorted({each for v in self.variables.values() for each in v.dims})
+            known = sorted({name for v in self.variables.values() for name in v.dims if name is not None})
             raise ManifestError(
                 f"{self.name}: expected an array along {dim!r}, found the dimensions {known}: leave it out, or choose "
                 "another dimension"
