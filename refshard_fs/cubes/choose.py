@@ -72,7 +72,7 @@ def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | bool
 
 
 def _update_attributes(values: Attributes, before: Attributes) -> Attributes:
-    """Return the attributes ``before`` updated with ``values``, of which None removes an attribute."""
+    """Return the attributes ``before`` updated with ``values``; a value of None removes the attribute."""
     return {name: value for name, value in {**before, **values}.items() if value is not None}
 
 

@@ -33,7 +33,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """One set: its URL as in the document, its length along the dimension, and the bytes of its coordinate, or None.
 
     Instead of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap.
-    ``places`` has, by dimension, the places of its elements along other dimensions of which it has only some elements.
+    ``places`` has an entry for each other dimension along which the piece lacks elements: the places of its elements.
     ``take`` is the first element that is joined, and the length of the set; None if all elements are joined. ``select``
     has the choices that are applied to the set, after those of the document.
     """
@@ -117,8 +117,8 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     - ``join``: with "outer", a piece may lack arrays; their chunks do not exist there.
     - ``metadata``: documents, by key, that are shown instead of those of the first piece.
     - ``bounds``: by path of an array, the path of the coordinate whose units it has in each piece.
-    - ``stacked``: arrays that lack the dimension in the pieces, each of which is one place along it; here, it is their
-      first dimension.
+    - ``stacked``: arrays that lack the dimension in the pieces. The cube shows them with it as their first dimension,
+      along which each piece has one element.
     - ``unions``: dimensions of which a piece may have only some elements, with their arrays: the axis by path.
     - ``held``: the coordinates of these dimensions, by path: the bytes of their one chunk, without codecs.
     - ``select``: choices that are applied, in order, to each piece with a URL; all else here describes the result.
