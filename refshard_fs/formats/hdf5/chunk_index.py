@@ -24,7 +24,7 @@ from refshard_fs.formats.hdf5.heaps import B_TREE_2, BTree2, parse_b_tree_2
 UInt64s = npt.NDArray[np.uint64]
 UNDEFINED_ADDRESS: Final = np.uint64(2**64 - 1)  # HDF5's mark for "no address": the chunk was never written
 _END_OF_KEYS: Final = 1 << 64  # all keys are smaller
-ADJOINING: Final = 8  # blocks on each side of a block that are read with it, in one request, if they adjoin it
+NEAR: Final = 16 << 10  # bytes before and after a block: adjoining blocks within them are read in the same request
 _MOST_PAGE_BITS: Final = 40  # a page of an array has 2**bits elements: more than 2**40 are damage
 
 
@@ -267,10 +267,12 @@ class ChunkIndex:
             for node in nodes:
                 unread = sorted((child for child in node.children if child.address in self._unread), key=_BY_ADDRESS)
                 for run in _split_runs(unread):
-                    places = [place for place, child in enumerate(run) if child.address in selected]
-                    for place in {near for at in places for near in range(at - ADJOINING, at + ADJOINING + 1)}:
-                        if 0 <= place < len(run) and run[place].address not in selected:
-                            found[run[place].address] = run[place]
+                    for ordered in (run, run[::-1]):
+                        room = 0  # bytes up to which blocks are near the last needed one
+                        for child in ordered:
+                            room = NEAR if child.address in selected else room - child.length
+                            if room >= 0 and child.address not in selected:
+                                found[child.address] = child
         return list(found.values())
 
     def _note_read(self, blocks: Iterable[Child], nodes: Iterable[Node]) -> None:

@@ -227,6 +227,17 @@ def test_adjoining_blocks_are_read_in_one_request(http_server: RangeServer) -> N
     assert len(http_server.requests("/file.h5")) == 1  # the chunk
 
 
+def test_adjoining_pages_are_not_read_together(http_server: RangeServer) -> None:
+    """A page of a fixed array has 8 KiB or more: reading many of them for one chunk would cost more than a request."""
+    file = io.BytesIO()
+    with h5py.File(file, "w", libver="latest") as file_object:
+        file_object.create_dataset("a", data=np.arange(1_000_000, dtype="i4"), chunks=(50,), fletcher32=True)
+    fs = RefShardFileSystem(http_server.put("file.h5", file.getvalue()), zarr_format=2)
+    fs.cat_file("a/12000")
+    pages = [r.stop - r.start for r in http_server.requests("/file.h5")][1:]
+    assert sum(pages) < 65_536
+
+
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_damaged_block_leaves_chunks_of_its_neighbour(http_server: RangeServer, which: int, is_remote: bool) -> None:
