@@ -121,7 +121,7 @@ class Chunks:
 
     are_many: bool = False
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         """Return the entry of chunk ``number`` of the grid; None if the chunk does not exist.
 
         Chunks are numbered in C order: the last dimension runs fastest. zarr expects all chunks to have the same size:
@@ -130,9 +130,9 @@ class Chunks:
         """
         raise NotImplementedError
 
-    def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
+    def find_entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         """Return the entries of several chunks, which are looked up together."""
-        return (yield from run_together([self.entry(number) for number in numbers]))
+        return (yield from run_together([self.find_entry(number) for number in numbers]))
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         """Return the chunks that exist, by their keys relative to the array; None if all chunks of the grid exist.
@@ -208,7 +208,7 @@ class SingleChunk(Chunks):
     def __init__(self, data: bytes) -> None:
         self._data = Inline(data)
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         return self._data
 
@@ -254,7 +254,7 @@ class RecipeChunks(Chunks):
         self._grid = grid
         self._chunks = chunks
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         if number not in self._chunks:
             return None
@@ -343,7 +343,7 @@ class ArrayGroup(KeySpace):
         if at is None:
             self.check_shown(key)
             return None
-        return (yield from self.chunks_by_path[at.array].entry(at.number))
+        return (yield from self.chunks_by_path[at.array].find_entry(at.number))
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
         at = find_chunk(self.grids, key)
@@ -410,7 +410,7 @@ class ArrayGroup(KeySpace):
         if array not in self.chunks_by_path or (grid is not None and grid != self.grids[array]):
             return (yield from super().chunks(array, numbers, grid))
         builder = ChunksBuilder(len(numbers))
-        for row, entry in enumerate((yield from self.chunks_by_path[array].entries(column_of(numbers).tolist()))):
+        for row, entry in enumerate((yield from self.chunks_by_path[array].find_entries(column_of(numbers).tolist()))):
             builder.put_entry(row, entry)
         return builder.finish()
 
@@ -634,7 +634,7 @@ class Contiguous(Chunks):
                 f"{where}: the file ends at byte {source.size}: expected its values up to byte {end}. Fetch it again"
             )
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         found = self._source.part(*self.place(number))
         return found if found.size == self._size else make_entry(found, Padded(self._size), self._size, "")
@@ -658,7 +658,7 @@ class EvenlySpaced(Chunks):
         self._step = step
         self.chunk = min(count, 1 << 16)
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         numbers = np.arange(number * self.chunk, (number + 1) * self.chunk)
         return Inline((self._first + self._step * numbers).astype("<f8").tobytes())

@@ -190,7 +190,7 @@ class Edits:
         for key, edit in changes.items():
             self.put(key, edit)
 
-    def names(self, prefix: str) -> Mapping[str, bool]:
+    def list_names(self, prefix: str) -> Mapping[str, bool]:
         """Return the written names directly below ``prefix``: name → whether it is a directory."""
         with self._lock:
             return {name: join(prefix, name) in self._below for name in self._below.get(prefix, ())}
@@ -333,7 +333,7 @@ class EditedKeySpace(View):
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         edits = self.edits
-        written = edits.names(prefix)
+        written = edits.list_names(prefix)
         below = None
         if not edits.hides(prefix):
             below = yield from self.base.children(prefix)

@@ -27,7 +27,7 @@ this is enough:
         def __init__(self, source):
             self._source = source
 
-        def entry(self, number):  # of a chunk; None if the file lacks it
+        def find_entry(self, number):  # of a chunk; None if the file lacks it
             yield from ()  # or needs, if the place has to be read first
             return self._source.part(108 + number * 292, 292)  # offset and size
 

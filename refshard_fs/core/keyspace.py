@@ -317,7 +317,7 @@ class KeySpace(ABC):
             grid = self.grids[array]
         column = column_of(numbers)
         builder = ChunksBuilder(len(column))
-        entries = yield from self.entries([join(array, tail) for tail in tails(grid, column)])
+        entries = yield from self.find_entries([join(array, tail) for tail in tails(grid, column)])
         for row, entry in enumerate(entries):
             builder.put_entry(row, entry)
         return builder.finish()
@@ -330,7 +330,7 @@ class KeySpace(ABC):
         yield from ()
         return None
 
-    def entries(self, keys: Sequence[str]) -> Steps[list[Entry | None]]:
+    def find_entries(self, keys: Sequence[str]) -> Steps[list[Entry | None]]:
         """Look up all ``keys`` together; return their entries."""
         look_ups = self.lookups(keys)
         found: list[Entry | None] = [None] * len(keys)

@@ -253,7 +253,7 @@ class ConcatKeySpace(KeySpace):
             for at, entry in zip(look_up.places, some, strict=True):
                 in_part[at] = entry
         if fit.recoding is not None:
-            in_part = [fit.recoding.entry(entry) for entry in in_part]
+            in_part = [fit.recoding.recode_entry(entry) for entry in in_part]
         entries = iter(in_part)
         return [None if coords is None else next(entries) for coords in stored]
 
@@ -626,8 +626,8 @@ class ConcatKeySpace(KeySpace):
         if fit.recoding is None:
             return places, piece.resolve, (yield from piece.chunks(path, find_range(stored), own))
         builder = ChunksBuilder(len(stored))
-        for row, entry in enumerate((yield from piece.entries([join(path, tail) for tail in tails(own, stored)]))):
-            builder.put_entry(row, fit.recoding.entry(entry))
+        for row, entry in enumerate((yield from piece.find_entries([join(path, tail) for tail in tails(own, stored)]))):
+            builder.put_entry(row, fit.recoding.recode_entry(entry))
         return places, piece.resolve, builder.finish()
 
 

@@ -124,7 +124,7 @@ class Recoding(msgspec.Struct, frozen=True):
         except ValueError:
             return True
 
-    def entry(self, found: Entry | None) -> Entry | None:
+    def recode_entry(self, found: Entry | None) -> Entry | None:
         """Return the entry of a chunk, given the entry of the other array's chunk."""
         match found:
             case None:

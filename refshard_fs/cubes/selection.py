@@ -193,7 +193,7 @@ class Selection(View):
         sections = _cut_sections(array, coords)
         check_sections([array.meta] * len(sections))
         source = PieceArray.of(array.meta, array.recut, None, repr(array.source))
-        found = yield from array.space.entries(
+        found = yield from array.space.find_entries(
             [join(array.source, source.tail(section.coords)) for section in sections]
         )
         return join_sections(
@@ -310,7 +310,7 @@ class Selection(View):
             return sorted((Listed(found.child(n), size, not found.is_leaf) for n in numbers if found), key=by_name)
         if not grid.counts:  # a scalar, whose one chunk lies at any depth in the source
             key = grid.encoding.encode(())
-            (entry,) = yield from array.space.entries([join(array.source, stored.encoding.encode(array.before))])
+            (entry,) = yield from array.space.find_entries([join(array.source, stored.encoding.encode(array.before))])
             return [Listed(key, None)] if entry is not None and not directory else None
         leading = grid.leading(directory)
         if leading is None and directory:

@@ -166,7 +166,7 @@ class Lookups:
                 doubtful = self._answers.find_doubtful(need, self.pool)
                 if doubtful is not None:  # another source read it: check whether the object has changed
                     with contextlib.suppress(OSError, RefShardError):
-                        await self._ask(*doubtful, VersionedObject.facts)
+                        await self._ask(*doubtful, VersionedObject.get_facts)
                         if (known := self._known(need)) is not None:
                             return known.value
                 try:
@@ -179,7 +179,7 @@ class Lookups:
                         return None
                     raise
             case Stat(url, origin=origin):
-                value, weight = await self._ask(url, origin, VersionedObject.facts), 256
+                value, weight = await self._ask(url, origin, VersionedObject.get_facts), 256
             case Head(url, length, origin):
                 head = await self._ask(url, origin, lambda found, path: found.head(path, length))
                 if head is not None:
@@ -187,9 +187,9 @@ class Lookups:
                     self._answers.put_head(need, head, self.pool)
                 return head
             case Names(url, origin):
-                return await self._ask(url, origin, VersionedObject.names)
+                return await self._ask(url, origin, VersionedObject.list_names)
             case Tree(url, origin):
-                return await self._ask(url, origin, VersionedObject.tree)
+                return await self._ask(url, origin, VersionedObject.list_tree)
         if value is not None:
             self._answers.put(need, value, weight, self.pool)
         return value

@@ -157,7 +157,7 @@ class ReferenceBuilder:
         kept = (keys if len(left) == count else keys.take(left)).pack()
         is_irregular = _may_be_irregular(kept)
         if is_irregular:
-            kept = Keys.of_names(map(self._normalise_key, kept.names()))
+            kept = Keys.of_names(map(self._normalise_key, kept.list_names()))
         members = KeyTable.of_keys(kept, ranges if len(left) == count else ranges.take(left), self._texts)
         self._keep(order, members, is_placed=not is_irregular and not is_text.all())
 

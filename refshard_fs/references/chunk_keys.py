@@ -60,7 +60,7 @@ class Keys(NamedTuple):
         """Join the keys, each followed by a NUL and without its first ``skipped`` bytes."""
         return join_pieces(self.text, self.starts + skipped, self.stops + 1)
 
-    def names(self, skipped: int = 0) -> list[str]:
+    def list_names(self, skipped: int = 0) -> list[str]:
         """Return the keys as texts, without the first ``skipped`` bytes of each."""
         return self.join(skipped).decode("utf-8", "surrogatepass").split("\0")[:-1]
 
@@ -151,7 +151,7 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
         below, skipped, grid = keys.take(rows), len(_make_prefix(path)), grids[path]
         numbers = parse_chunk_numbers(below, skipped, grid)
         if numbers is None:
-            found = [grid.number(tail) for tail in below.names(skipped)]
+            found = [grid.number(tail) for tail in below.list_names(skipped)]
             rows = rows[[number is not None for number in found]]
             numbers = np.array([number for number in found if number is not None], np.uint64)
         if len(rows):

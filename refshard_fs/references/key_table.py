@@ -151,7 +151,7 @@ class KeyTable(Mapping[str, Value]):
         return isinstance(key, str) and self._row(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.keys_in_rows.names())
+        return iter(self.keys_in_rows.list_names())
 
     def items(self) -> ItemsView[str, Value]:
         return _Items(self)

@@ -98,7 +98,7 @@ class FlatKeySpace(KeySpace):
 
     @property
     def order(self) -> Iterable[str]:
-        return (parent(key)[0] for key in self.refs.keys.keys_at(self._documents).names())
+        return (parent(key)[0] for key in self.refs.keys.keys_at(self._documents).list_names())
 
     @property
     def origins(self) -> Origins:
@@ -223,7 +223,7 @@ class FlatKeySpace(KeySpace):
         keys, rows = self.refs.keys, self._rows.get(prefix)
         if rows is None:
             return []
-        paths, known = keys.keys_at(rows).names(), keys.sizes(rows)
+        paths, known = keys.keys_at(rows).list_names(), keys.sizes(rows)
         sizes = [
             self._size_of(path, keys.value(int(row))) if size < 0 else size
             for path, size, row in zip(paths, known, rows, strict=True)

@@ -124,7 +124,7 @@ def _find_grids(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
     read = GridReader(where).grid
     documents = keys.keys_in_rows.find_named(METADATA)
     found = {}
-    for key, row in zip(keys.keys_at(documents).names(), documents.tolist(), strict=True):
+    for key, row in zip(keys.keys_at(documents).list_names(), documents.tolist(), strict=True):
         grid = read(key, keys.value(row))
         if grid is not None:
             found[key.rpartition("/")[0]] = grid

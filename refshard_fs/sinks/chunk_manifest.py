@@ -30,7 +30,7 @@ class ChunkManifestSink(Sink):
         objects = destination.objects
         assert isinstance(objects, Objects), "a hierarchy has several objects"
         nodes = convert_documents(references.documents(), references.grids)
-        names = objects.names()
+        names = objects.list_names()
         if names and not (destination.overwrite and (_ROOT in names or _is_unfinished(objects))):
             if not destination.overwrite:
                 raise FileExistsError(f"{objects.url} is not empty: overwrite=True replaces a hierarchy of version 3")

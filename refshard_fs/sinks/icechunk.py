@@ -151,7 +151,7 @@ def _create_repository(storage: Any, config: Any, destination: Destination) -> A
         return icechunk.Repository.create(storage, config)
     except icechunk.InvalidInputError as e:
         assert isinstance(destination.objects, Objects), "a repository has several objects"
-        names = set(destination.objects.names())
+        names = set(destination.objects.list_names())
         if REPO not in names and not names <= REMAINS:
             raise FileExistsError(
                 f"{destination.url} is not empty, and it is not an Icechunk repository: give another place"

@@ -51,7 +51,7 @@ class ParquetSink(Sink):
             for array, grid in references.grids.items():
                 for numbers, partition in references.partitions(array, size):
                     encode_partition(array, grid, numbers, partition, dry=True)
-        names = objects.names()
+        names = objects.list_names()
         replaced = _find_replaced(objects, names, overwrite=destination.overwrite)
         # Readers with the replaced set open recognise partitions of the new set by their generation.
         generation = 0 if replaced is None else replaced.generation + 1

@@ -139,7 +139,7 @@ def _find_chunks(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Steps[ArrayC
     except NotListable:
         if grid.size > MAX_STATS:
             raise
-    entries = yield from keyspace.entries([join(path, grid.tail(number)) for number in range(grid.size)])
+    entries = yield from keyspace.find_entries([join(path, grid.tail(number)) for number in range(grid.size)])
     spans = {number: entry for number, entry in enumerate(entries) if isinstance(entry, Span)}
     facts = (yield tuple(Stat(span.url, origin=span.origin) for span in spans.values())) if spans else ()
     present = [number for number, known in zip(spans, facts, strict=True) if known is not None]
@@ -182,7 +182,7 @@ def _collect_all(keyspace: KeySpace, contents: Contents, **options: bool) -> Ste
     if with_manifests:  # their directories may hold objects of earlier commits
         others = [key for key in others if find_nearest(key, with_manifests) is None]
     for keys in batches(sorted(others), KEY_BATCH):
-        for key, entry in zip(keys, (yield from keyspace.entries(keys)), strict=True):
+        for key, entry in zip(keys, (yield from keyspace.find_entries(keys)), strict=True):
             collection.add(key, entry)
     return collection
 

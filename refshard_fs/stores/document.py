@@ -40,7 +40,7 @@ class Document:
             with self._committing():
                 with self._object.stream("", self._condition, durable=True) as file:
                     yield file
-                self.made = self._object.facts("")
+                self.made = self._object.get_facts("")
         else:
             with tempfile.TemporaryFile() as file:
                 yield file
@@ -61,7 +61,7 @@ class Document:
                 if stored is None or sum_of([stored.data]) not in known:
                     raise
                 made = self._object.put("", (data,), stored.facts)
-            self.made = made or self._object.facts("")
+            self.made = made or self._object.get_facts("")
         self._sent.clear()
 
     def may_be(self, data: bytes) -> bool:

@@ -34,7 +34,7 @@ class LocalStore(Store):
         with hold_lock(folder):
             yield
 
-    def facts(self, path: str) -> Facts | None:
+    def get_facts(self, path: str) -> Facts | None:
         try:
             found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):

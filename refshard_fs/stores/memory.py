@@ -15,7 +15,7 @@ from refshard_fs.targets.pool import IMMEDIATE
 class MemoryStore(Store):
     """The files of ``memory://``. Each has a version; there is one lock for all of them."""
 
-    def facts(self, path: str) -> Facts | None:
+    def get_facts(self, path: str) -> Facts | None:
         try:
             answer = IMMEDIATE[MemoryFileSystem].read_now(path, 0, 0)
         except FileNotFoundError:
@@ -24,7 +24,7 @@ class MemoryStore(Store):
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
         super().put(place, parts, condition, durable=durable)
-        return self.facts(place.path)
+        return self.get_facts(place.path)
 
     @contextlib.contextmanager
     def lock(self, place: Place, *, of_parent: bool = False) -> Iterator[None]:

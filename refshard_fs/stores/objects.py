@@ -99,13 +99,13 @@ class Objects:
             known = self._opened = os.getpid(), *self._stores.open(self.url)
         return known[1], known[2]
 
-    def facts(self, name: str) -> Facts | None:
+    def get_facts(self, name: str) -> Facts | None:
         """Return the size and version of the object ``name``; None if it does not exist."""
-        return self.store.facts(self.path(name))
+        return self.store.get_facts(self.path(name))
 
     def version(self, name: str) -> Version:
         """Return the version of the object ``name``, which may be `ABSENT`."""
-        return self.facts(name) or ABSENT
+        return self.get_facts(name) or ABSENT
 
     def fetch(self, name: str) -> ObjectBytes | None:
         """Return the object ``name``; None if it does not exist, SourceNotReachable if bytes of it are missing."""
@@ -140,7 +140,7 @@ class Objects:
         objects = ((str(path), info) for path, info in found.items() if info.get("type") != "directory")
         return {path[stem:]: facts_in(info) for path, info in sorted(objects) if not is_draft(path)}
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names directly below the URL; none if it does not exist, FileExistsError if it is a file."""
         store, root = self._open()
         store.fs.invalidate_cache()

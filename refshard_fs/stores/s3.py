@@ -37,7 +37,7 @@ class S3Store(Store):
         """Try again only if an answer ended early: botocore repeats other failed requests itself."""
         return self._retry.pause(failure, tried) if isinstance(failure, Incomplete) else None
 
-    def facts(self, path: str) -> Facts | None:
+    def get_facts(self, path: str) -> Facts | None:
         bucket, key, _ = self.fs.split_path(path)
         try:
             head = self.call("call_s3", "head_object", Bucket=bucket, Key=key)
@@ -81,7 +81,7 @@ class S3Store(Store):
         except OSError as e:
             if condition is None or _find_status(e) not in _REFUSED:
                 raise
-            if self.facts(place.path) is not None:
+            if self.get_facts(place.path) is not None:
                 raise make_conflict_error(place, condition) from e
         self.fs.invalidate_cache(place.path)  # the object is gone, even if an earlier try removed it
 

@@ -146,7 +146,7 @@ class Store:
         with _locks.setdefault(place.url, threading.RLock()):
             yield
 
-    def facts(self, path: str) -> Facts | None:
+    def get_facts(self, path: str) -> Facts | None:
         """Return the size and version of an object; None if it does not exist."""
         self.fs.invalidate_cache()
         try:
@@ -156,7 +156,7 @@ class Store:
 
     def fetch(self, path: str) -> ObjectBytes | None:
         """Return an object; None if it does not exist. If the answer ended early, this is only a part of the object."""
-        facts = self.facts(path)
+        facts = self.get_facts(path)
         if facts is None:
             return None
         if facts.size is not None and facts.size <= LARGE:
@@ -179,7 +179,7 @@ class Store:
 
     def check(self, place: Place, condition: Condition, *, is_certain: bool = True) -> None:
         """Raise ConflictError if an object does not meet ``condition``."""
-        if condition is not None and not is_same_version(condition, self.facts(place.path) or ABSENT):
+        if condition is not None and not is_same_version(condition, self.get_facts(place.path) or ABSENT):
             raise make_conflict_error(place, condition, is_certain=is_certain)
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
@@ -209,7 +209,7 @@ class Store:
         has_renamed = source != place.path
 
         def replace_again() -> None:
-            if has_renamed and self.facts(source) is None:
+            if has_renamed and self.get_facts(source) is None:
                 return
             if condition is not None and not has_renamed and self._has_content(place.path, parts):
                 return
@@ -265,7 +265,7 @@ class Store:
 
     def remove(self, place: Place, condition: Condition) -> None:
         """Remove an object, if it exists; ConflictError if it does not meet ``condition``."""
-        if condition is not None and self.facts(place.path) is None:
+        if condition is not None and self.get_facts(place.path) is None:
             return
         self.check(place, condition)
         self.remove_file(self.resolve_links(place))

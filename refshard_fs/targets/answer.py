@@ -48,7 +48,7 @@ class Target:
 
     most_retries = 1000  # further tries after temporary failures; few, if a layer below also tries again
     patience = math.inf  # seconds to wait for the answer to a request
-    tells_versions = True  # answers have the version of their bytes; otherwise only `current_facts` has it
+    tells_versions = True  # answers have the version of their bytes; otherwise only `get_current_facts` has it
     logs_requests = False  # whether the target logs its requests itself; otherwise `VersionedObject` logs them
 
     async def read(
@@ -63,19 +63,19 @@ class Target:
         """
         raise NotImplementedError
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         """Return the size and version of an object, without its bytes."""
         raise NotImplementedError
 
-    async def current_facts(self, path: str) -> Facts:
-        """Return the same as `facts`, but ignore cached listings."""
-        return await self.facts(path)
+    async def get_current_facts(self, path: str) -> Facts:
+        """Return the same as `get_facts`, but ignore cached listings."""
+        return await self.get_facts(path)
 
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
+    async def list_names(self, path: str) -> tuple[Listed, ...] | None:
         """Return the names directly below ``path``, or None if this target cannot list."""
         return None
 
-    async def tree(self, path: str) -> tuple[Listed, ...] | None:
+    async def list_tree(self, path: str) -> tuple[Listed, ...] | None:
         """Return all objects below ``path``, named relative to it; None if this target lists directory by directory."""
         return None
 
@@ -92,7 +92,7 @@ class Target:
 
 
 class ImmediateTarget(Target):
-    """Objects that are read without an event loop, in any thread; only `names` and `facts` are coroutines."""
+    """Objects that are read without an event loop, in any thread; only `list_names` and `get_facts` are coroutines."""
 
     most_retries = 0
     fs: Any = None  # the filesystem that writes objects, usable from any thread, if there is one

@@ -56,11 +56,11 @@ class DecompressedTarget(Target):
         for task in self._reading.values():
             task.cancel()
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         return (await self._find()).facts
 
-    async def current_facts(self, path: str) -> Facts:
-        now = await self._file.target.current_facts(self._path)
+    async def get_current_facts(self, path: str) -> Facts:
+        now = await self._file.target.get_current_facts(self._path)
         return Facts(len((await self._find()).data), now.etag, now.last_modified)
 
     async def read(
@@ -82,7 +82,7 @@ class DecompressedTarget(Target):
         try:
             kept = _kept.get(self._url)
             if kept is not None and isinstance(kept.version, Facts):  # another source has read it: is it still current?
-                self._version = await self._file.facts(self._path)
+                self._version = await self._file.get_facts(self._path)
                 if kept.version == self._version:
                     return kept
             return await self._read_whole()

@@ -158,7 +158,7 @@ class FsspecTarget(Target):
             if isinstance(self.fs, ArrowFSWrapper):
                 options["seekable"] = True  # the default opens a stream, which cannot seek to a range
         elif most is not None:
-            facts = await self.facts(path)
+            facts = await self.get_facts(path)
             check_size(facts.size, most)
             if facts.size is None:
                 options = {"start": 0, "end": most + 1}  # one byte more shows that the object is too large
@@ -176,7 +176,7 @@ class FsspecTarget(Target):
         if stop is None:
             check_size(len(data), most)
             if facts is not None and facts.size != len(data):  # the facts may come from an older listing
-                facts = await self.current_facts(path)
+                facts = await self.get_current_facts(path)
         return Answer(data, facts or UNKNOWN)
 
     async def _open_for(self, path: str) -> str:
@@ -187,7 +187,7 @@ class FsspecTarget(Target):
         self.fs = await share_task(self._opening, "", lambda: run_in_thread(open_))
         return str(self.fs._strip_protocol(path))
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         path = await self._open_for(path)
         info = await self._call("info", path)
         if info.get("type") == "directory":
@@ -209,11 +209,11 @@ class FsspecTarget(Target):
 
         return await run_in_thread(size)
 
-    async def current_facts(self, path: str) -> Facts:
+    async def get_current_facts(self, path: str) -> Facts:
         path = await self._open_for(path)
         for listed in (path, self.fs._parent(path)):  # filesystems keep a listing under one of these
             self.fs.invalidate_cache(listed)
-        return await self.facts(path)
+        return await self.get_facts(path)
 
     async def _get_recent_facts(self, path: str) -> Facts:
         """Return the facts of an object; all its readers within `RECENT` seconds share one request."""
@@ -222,7 +222,7 @@ class FsspecTarget(Target):
         if task is None or (task.done() and (asked + RECENT < now or task.cancelled() or task.exception())):
             for other in [other for other, (when, _) in self._asked.items() if when + RECENT < now]:
                 del self._asked[other]
-            task = asyncio.get_running_loop().create_task(self.facts(path))
+            task = asyncio.get_running_loop().create_task(self.get_facts(path))
             self._asked[path] = now, task
         return await asyncio.shield(task)
 
@@ -230,10 +230,10 @@ class FsspecTarget(Target):
         """Return the facts of the object if it ends before ``start``, and ``error`` may mean that; otherwise None."""
         if getattr(error, "status", None) != 416 and "not satisfiable" not in str(error):
             return None
-        facts = await self.facts(path)
+        facts = await self.get_facts(path)
         return facts if facts.size is not None and facts.size <= start else None
 
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
+    async def list_names(self, path: str) -> tuple[Listed, ...] | None:
         path = await self._open_for(path)
         try:
             rows = await self._call("ls", path, detail=True)
@@ -253,7 +253,7 @@ class FsspecTarget(Target):
                 out.append(Listed(name, row.get("size"), False, *version_in(row)))
         return tuple(sorted(out, key=lambda listed: listed.name))
 
-    async def tree(self, path: str) -> tuple[Listed, ...] | None:
+    async def list_tree(self, path: str) -> tuple[Listed, ...] | None:
         if not _lists_flat(self.fs):
             return None
         path = (await self._open_for(path)).rstrip("/")

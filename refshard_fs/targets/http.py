@@ -116,7 +116,7 @@ class HttpTarget(Target):
 
         return await self._request("GET", path, make_range_headers(start, stop, etag), take)
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         facts = await self._request("HEAD", path, {}, _read_facts)
         if facts is None:  # HEAD is refused, or its answer lacks the size: a range of one byte has it
             facts = (await self.read(path, 0, 1)).facts

@@ -162,7 +162,7 @@ class LocalTarget(ImmediateTarget):
             data = _read_rest(file, data, start, length)
         return Answer(data, file.facts)
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         if not self._follows:
             return self._file(path).facts
         found = os.stat(path)
@@ -170,7 +170,7 @@ class LocalTarget(ImmediateTarget):
             raise IsADirectoryError(path)
         return facts_of(found)
 
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
+    async def list_names(self, path: str) -> tuple[Listed, ...] | None:
         if self._follows:
             return _list(path)
         directory = _open_without_links(path)
@@ -245,11 +245,11 @@ class MemoryTarget(ImmediateTarget):
             view.release()  # the file cannot grow while a view of it exists
         return Answer(data, self._facts(file, size))
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         file = self._file(path)
         return self._facts(file, file.getbuffer().nbytes)
 
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
+    async def list_names(self, path: str) -> tuple[Listed, ...] | None:
         rows = self.fs.ls(path, detail=True)
         if [row["name"] for row in rows if row["type"] == "file"] == [path]:
             raise NotADirectoryError(path)
@@ -288,7 +288,7 @@ class DataTarget(ImmediateTarget):
             check_size(len(data), most)
         return Answer(data[start:stop], Facts(len(data)))
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         return Facts(len(_decode(path)))
 
 

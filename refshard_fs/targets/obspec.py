@@ -146,7 +146,7 @@ class ObspecTarget(Target):
         except OSError:
             raise
         except Exception:  # any store's error; raised again unless the store cannot serve this range
-            facts = await self.facts(path) if options else UNKNOWN
+            facts = await self.get_facts(path) if options else UNKNOWN
             if facts.size is not None and start < 0:  # the store does not support ranges from the end
                 return await self.read(path, max(facts.size + start, 0), facts.size, etag, most)
             if facts.size is None or start < facts.size:
@@ -155,12 +155,12 @@ class ObspecTarget(Target):
         check_size(len(data), most)
         return Answer(data, facts)
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         if hasattr(self._store, "head") or hasattr(self._store, "head_async"):
             return self._facts_of(await self._call(self._store, "head", path))
         return self._facts_of((await self._call(self._store, "get", path)).meta)
 
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
+    async def list_names(self, path: str) -> tuple[Listed, ...] | None:
         if not self._lists:
             return None
         found = await self._call(self._store, "list_with_delimiter", path)

@@ -156,19 +156,19 @@ class S3Target(Target):
                 return answer
             raise
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         # By GET: the answer to HEAD is the same for a missing bucket and a missing object.
         answer = await self.read(path, 0, 1)
-        return await self._leave_to_s3fs(self._theirs.facts(path)) if answer.size is None else answer.facts
+        return await self._leave_to_s3fs(self._theirs.get_facts(path)) if answer.size is None else answer.facts
 
-    async def current_facts(self, path: str) -> Facts:
-        return await (self.facts(path) if self._fast else self._leave_to_s3fs(self._theirs.current_facts(path)))
+    async def get_current_facts(self, path: str) -> Facts:
+        return await (self.get_facts(path) if self._fast else self._leave_to_s3fs(self._theirs.get_current_facts(path)))
 
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
-        return await self._list(path, "/") or await self._leave_to_s3fs(self._theirs.names(path))
+    async def list_names(self, path: str) -> tuple[Listed, ...] | None:
+        return await self._list(path, "/") or await self._leave_to_s3fs(self._theirs.list_names(path))
 
-    async def tree(self, path: str) -> tuple[Listed, ...] | None:
-        return await self._list(path, "") or await self._leave_to_s3fs(self._theirs.tree(path))
+    async def list_tree(self, path: str) -> tuple[Listed, ...] | None:
+        return await self._list(path, "") or await self._leave_to_s3fs(self._theirs.list_tree(path))
 
     async def store(self, path: str) -> tuple[AbstractFileSystem, str]:
         return self.fs, path

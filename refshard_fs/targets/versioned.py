@@ -39,7 +39,13 @@ MAX_VERSIONS = 1 << 16  # a source remembers the versions of so many objects
 SMALL_FILE = 2 << 20
 
 # The methods in log records of targets without HTTP requests, by the names of coroutines.
-_METHODS: Final = {"_read": "READ", "facts": "STAT", "current_facts": "STAT", "names": "LIST", "tree": "LIST"}
+_METHODS: Final = {
+    "_read": "READ",
+    "get_facts": "STAT",
+    "get_current_facts": "STAT",
+    "list_names": "LIST",
+    "list_tree": "LIST",
+}
 _NUMBER = re.compile(r"-?\d+(\.\d*)?$")
 _PRECONDITION_FAILED = 412
 _NO_SUFFIX = frozenset([400, 416, 501])  # the statuses of servers that do not support ranges from the end
@@ -361,11 +367,11 @@ class VersionedObject:
     async def _read(self, path: str, start: int, stop: int | None, pin: Pin | None, most: int | None) -> Answer:
         version = self._version
         if self._is_written and version.seen is None and not self.target.tells_versions:
-            version.learn(await self.target.current_facts(path), None)  # before the bytes, which may be newer
+            version.learn(await self.target.get_current_facts(path), None)  # before the bytes, which may be newer
         try:
             answer = await self._read_range(path, start, stop, version.required_etag(pin), most)
             if pin is not None and not self.target.tells_versions:
-                facts = await self.target.current_facts(path)  # after the bytes, to notice a replaced object
+                facts = await self.target.get_current_facts(path)  # after the bytes, to notice a replaced object
                 answer = msgspec.structs.replace(answer, facts=facts)
         except HttpStatus as e:
             if e.status == _PRECONDITION_FAILED:
@@ -384,37 +390,37 @@ class VersionedObject:
             # Some servers do not support ranges from the end, or do not tell the size with them.
             size = self.size
             if size is None:
-                size = (await self.target.facts(path)).size
+                size = (await self.target.get_facts(path)).size
             if size is None:
                 raise
         return await self.target.read(path, max(size + start, 0), size, etag)
 
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         """Return the size and version of the object, without its bytes."""
-        facts = await self._request(0, self.target.facts, path)
+        facts = await self._request(0, self.target.get_facts, path)
         self._version.learn(facts, None)
         return facts
 
     async def ask_version(self, path: str) -> None:
         """Ask for the present version of the object, and compare it with the known one."""
-        facts = await self._request(0, self.target.current_facts, path)
+        facts = await self._request(0, self.target.get_current_facts, path)
         self._version.learn(facts, None)
 
     async def head(self, path: str, length: int) -> tuple[Facts, bytes]:
         """Return the facts of the object, and its first ``length`` bytes."""
         answer = await self.read(path, 0, length)
         if answer.size is None:
-            return await self.facts(path), answer.data
+            return await self.get_facts(path), answer.data
         self._version.keep(bytes(answer.data))
         return answer.facts, answer.data
 
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
+    async def list_names(self, path: str) -> tuple[Listed, ...] | None:
         """Return the names directly below ``path``, or None if the target cannot list."""
-        return self._count_listing(await self._persist(math.inf, self.target.names, path))
+        return self._count_listing(await self._persist(math.inf, self.target.list_names, path))
 
-    async def tree(self, path: str) -> tuple[Listed, ...] | None:
+    async def list_tree(self, path: str) -> tuple[Listed, ...] | None:
         """Return all objects below ``path``, or None if the target lists directory by directory."""
-        return self._count_listing(await self._persist(math.inf, self.target.tree, path))
+        return self._count_listing(await self._persist(math.inf, self.target.list_tree, path))
 
     def _count_listing(self, listing: tuple[Listed, ...] | None) -> tuple[Listed, ...] | None:
         if listing is not None:  # None: the target cannot list

@@ -99,17 +99,17 @@ class ZipTarget(Target):
             await self._fallback.close()
 
     @_with_fallback
-    async def facts(self, path: str) -> Facts:
+    async def get_facts(self, path: str) -> Facts:
         member, _, opened = await self._find(path)
         return _get_member_facts(member, opened)
 
     @_with_fallback
-    async def current_facts(self, path: str) -> Facts:
+    async def get_current_facts(self, path: str) -> Facts:
         member, _, _ = await self._find(path)
-        return _get_member_facts(member, await self._archive.target.current_facts(self._path))
+        return _get_member_facts(member, await self._archive.target.get_current_facts(self._path))
 
     @_with_fallback
-    async def names(self, path: str) -> tuple[Listed, ...]:
+    async def list_names(self, path: str) -> tuple[Listed, ...]:
         keyspace, _ = await self._open()
         name = _member_of(path)
         found = await self._run(keyspace.children(name))
@@ -124,7 +124,7 @@ class ZipTarget(Target):
         return await share_task(self._opened, "", self._read_directory)
 
     async def _read_directory(self) -> tuple[ZipKeySpace, Facts]:
-        facts = await self._archive.facts(self._path)
+        facts = await self._archive.get_facts(self._path)
         size = facts.size
         if size is None:
             raise Unreadable(

@@ -99,18 +99,18 @@ class HierarchyCommit:
         return plan
 
     def _commit(self, plan: Plan) -> None:
-        for name in plan.names():
+        for name in plan.list_names():
             check_name(name, self._objects.url_of(name))
         if self._is_new:
             self._overlay.expect_new(self._objects.url_of(name) for name, _ in plan.documents)
         removed = self._list_removed(plan)
         leftovers = self._find_leftovers(plan)
-        self._objects.check_places([*plan.names(), *removed, *leftovers, *self._empty_shards])
+        self._objects.check_places([*plan.list_names(), *removed, *leftovers, *self._empty_shards])
         conditions = self._check_versions(plan, removed, leftovers)
         changes = dict.fromkeys(filter(is_metadata, plan.removed), None) | dict(plan.documents)
         outdated = self._find_outdated(changes, plan)
-        self._objects.sweep(plan.names())
-        blocking = _find_blocking(removed, plan.names())
+        self._objects.sweep(plan.list_names())
+        blocking = _find_blocking(removed, plan.list_names())
         self._remove(blocking)
         self._objects.tidy(blocking, with_root=False)
         self._put_data(plan, conditions)
@@ -327,11 +327,11 @@ class HierarchyCommit:
         found: dict[str, Version] = {}
         for grown in plan.grown:
             if grown.added > LISTED_FROM:
-                put = dict.fromkeys(filter(grown.has, plan.names()), ABSENT)
+                put = dict.fromkeys(filter(grown.has, plan.list_names()), ABSENT)
                 listed = self._objects.find(grown.path).items()
                 found |= put | {name: facts for name, facts in listed if grown.has(name)}
             else:
-                names = list(grown.names())
+                names = list(grown.list_names())
                 with ThreadPoolExecutor(WORKERS) as pool:
                     found |= zip(names, pool.map(self._objects.version, names), strict=True)
         return found
@@ -343,7 +343,7 @@ class HierarchyCommit:
             found |= {name: facts for name, facts in self._objects.find(prefix).items() if is_within(name, prefix)}
         for path in plan.replaced:
             found |= {name: facts for name, facts in self._objects.find(path).items() if not is_metadata(name)}
-        put = {*plan.names()}
+        put = {*plan.list_names()}
         return {name: facts for name, facts in found.items() if name not in put}
 
 

@@ -58,7 +58,7 @@ class Growth(NamedTuple):
         room = self.layout.room(coords)
         return all(map(len, room)) and self.is_new(tuple(part.start for part in room))
 
-    def names(self) -> Iterator[str]:
+    def list_names(self) -> Iterator[str]:
         """Yield the names of the objects that have only chunks of the new part."""
         seen: set[str] = set()
         for coords in self._iterate_new():
@@ -128,7 +128,7 @@ class Plan(NamedTuple):
     replaced: list[str]  # all shards of these arrays are removed, except those that the commit puts
     grown: list[Growth]  # arrays that become longer
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of all objects that may be put."""
         return [*(shard.key for shard in self.shards), *self.data, *(name for name, _ in self.documents)]
 

@@ -184,7 +184,7 @@ class Writer:
         assert store is not None
         name = sum_of(parts).hex() if by_content else uuid.uuid4().hex
         name = f"{name[:2]}/{name[2:]}"  # the first two letters are a directory, so that none has too many files
-        if not (by_content and (name in overlay.names or store.facts(name) is not None)):
+        if not (by_content and (name in overlay.names or store.get_facts(name) is not None)):
             store.put(name, parts, durable=durable)
         url = store.url_of(name)
         if by_content:

@@ -34,7 +34,7 @@ class Given(Chunks):
     def __init__(self, *chunks: bytes | Span | None) -> None:
         self.chunks = chunks
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         found = self.chunks[number]
         return Inline(found) if isinstance(found, bytes) else found
@@ -154,8 +154,8 @@ def test_interleaved_records_are_read_by_stride() -> None:
 
 def test_short_last_piece_is_padded() -> None:
     chunks = Contiguous(Span("file", 0, 100), 10, (5,), (2,), 8, "a")
-    assert result(chunks.entry(1)) == Span("file", 26, 42)
-    last = result(chunks.entry(2))
+    assert result(chunks.find_entry(1)) == Span("file", 26, 42)
+    last = result(chunks.find_entry(2))
     assert isinstance(last, Packed)
     assert last.spans == (Span("file", 42, 50),)
     assert last.finish([b"12345678"]) == b"12345678" + bytes(8)

@@ -49,7 +49,7 @@ def test_scan_finds_the_same_as_single_lookups(encoding: ChunkKeyEncoding) -> No
     block = json.dumps({key: ["u", 1, 2] for key in keys}, separators=(",", ":"))[1:-1].encode()
     records = scan(block)
     assert records is not None
-    names = records.keys.names()
+    names = records.keys.list_names()
     found = {}
     for path, rows, numbers in place_chunks(records.keys, grids):
         assert (np.diff(rows) > 0).all()

@@ -67,7 +67,9 @@ def test_fast_reader_declines_unusual_input() -> None:
     mixed = scan(b'"a":"x\\\\","b":["v",1,2],"c":"\\"","d":["w"]')
     assert mixed is not None
     keys, ranges, _, texts = mixed
-    found = zip(keys.names(), ranges.targets.tolist(), ranges.offsets.tolist(), ranges.lengths.tolist(), strict=True)
+    found = zip(
+        keys.list_names(), ranges.targets.tolist(), ranges.offsets.tolist(), ranges.lengths.tolist(), strict=True
+    )
     assert {key: texts[at : at + size] for key, target, at, size in found if target == NO_TARGET} == {
         "a": b"x\\",
         "c": b'"',

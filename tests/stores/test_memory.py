@@ -14,9 +14,9 @@ from refshard_fs.stores.objects import Objects
 def test_putting_equal_bytes_makes_a_new_version() -> None:
     objects = Objects(f"memory://{uuid.uuid4().hex}", {})
     first = objects.put("a", [b"x"], ABSENT)
-    assert first == objects.facts("a")
+    assert first == objects.get_facts("a")
     objects.put("a", [b"x"])
     with pytest.raises(ConflictError):
         objects.put("a", [b"y"], first)
     objects.remove_tree()
-    assert objects.facts("a") is None
+    assert objects.get_facts("a") is None

@@ -124,7 +124,7 @@ def test_removed_object_is_a_conflict(make: Make) -> None:
 def test_removing_a_missing_object_is_accepted(make: Make) -> None:
     objects = make()
     objects.remove("never/was")
-    told = objects.put("a", [b"first"]) or objects.facts("a")
+    told = objects.put("a", [b"first"]) or objects.get_facts("a")
     objects.remove("a", told)
     objects.remove("a", told)  # a client repeats the removal if the first answer was lost
     objects.remove("a", ABSENT)
@@ -177,7 +177,7 @@ def test_name_with_double_dots_is_refused(make: Make, name: str) -> None:
         lambda: objects.copy("a", name),
         lambda: objects.fetch(name),
         lambda: objects.stream(name).__enter__(),
-        lambda: objects.facts(name),
+        lambda: objects.get_facts(name),
     ]
     for use in uses:
         with pytest.raises(ReadOnlyError, match="lies outside"):

@@ -57,7 +57,7 @@ def test_server_that_cannot_be_reached_is_an_os_error() -> None:
     options = {"key": "a", "secret": "b", "endpoint_url": "http://127.0.0.1:9", "config_kwargs": config}
     objects = Objects("s3://bucket/x", options)
     with pytest.raises(OSError, match=r"127\.0\.0\.1"):
-        objects.facts("a")
+        objects.get_facts("a")
 
 
 def test_put_with_a_lost_answer_is_recognised(s3_server: SeaweedServer) -> None:
@@ -67,7 +67,7 @@ def test_put_with_a_lost_answer_is_recognised(s3_server: SeaweedServer) -> None:
         objects = Objects(f"s3://objects/{uuid.uuid4().hex}", options)
         made = objects.put("a", [b"data"], ABSENT)
         assert proxy.puts == 2
-        assert made == objects.facts("a")
+        assert made == objects.get_facts("a")
 
 
 def test_clients_of_equal_options_are_shared(s3_server: SeaweedServer) -> None:

@@ -95,7 +95,7 @@ def test_look_ups_and_removals_are_repeated() -> None:
     objects = Objects("flaky:///place", fs)
     objects.put("a", [b"data"])
     fs.fails = ["info", "cat_file", "ls", "find", "rm_file"]
-    assert objects.names() == ["a"]
+    assert objects.list_names() == ["a"]
     assert list(objects.find("")) == ["a"]
     found = objects.fetch("a")
     assert found is not None

@@ -39,11 +39,11 @@ class Reader:
 
         return self.run(url, read)
 
-    def facts(self, url: str) -> Facts:
-        return self.run(url, lambda opened, path: opened.facts(path))
+    def get_facts(self, url: str) -> Facts:
+        return self.run(url, lambda opened, path: opened.get_facts(path))
 
-    def names(self, url: str) -> tuple[Listed, ...] | None:
-        return self.run(url, lambda opened, path: opened.names(path))
+    def list_names(self, url: str) -> tuple[Listed, ...] | None:
+        return self.run(url, lambda opened, path: opened.list_names(path))
 
     def run(self, url: str, use: Callable[[VersionedObject, str], Awaitable[T]]) -> T:
         async def go(pool: Pool) -> T:

@@ -56,7 +56,7 @@ def test_ranges_refer_to_the_decompressed_file(http_server: RangeServer, codec: 
     reader = Reader()
     for start, stop in [(0, 10), (70_000, 80_000), (-7, None), (0, None), (9, 9)]:
         assert reader.read(url, start, stop) == DATA[start:stop]
-    assert reader.facts(url).size == len(DATA)
+    assert reader.get_facts(url).size == len(DATA)
     methods = [request.method for request in http_server.requests()]
     assert methods == ["GET", *["HEAD"] * 5], "each later call opens the file again, and requests only its version"
 

@@ -333,7 +333,7 @@ def test_missing_member_or_archive_is_file_not_found(http_server: RangeServer, a
     ):
         with pytest.raises(error):
             Reader().read(url, 0, 5)
-    assert Reader().names(f"tar://d::{archive}")[0] == Listed("0", 3000)  # type: ignore[index]
+    assert Reader().list_names(f"tar://d::{archive}")[0] == Listed("0", 3000)  # type: ignore[index]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves files open
@@ -434,7 +434,7 @@ def test_requested_facts_are_never_cached() -> None:
         opened, path = pool.place("odd://x")  # type: ignore[misc]  # it is not None
         await opened.read(path, -7, None)
         fs.etag = "2"
-        assert (await opened.facts(path)).size == 3000
+        assert (await opened.get_facts(path)).size == 3000
 
     with pytest.raises(TargetChanged):
         run_with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)

@@ -179,7 +179,7 @@ def test_whole_object_sent_compressed_is_inflated(http_server: RangeServer) -> N
 def test_only_missing_objects_are_file_not_found(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(404)
-    for read in (lambda: Reader().read(url, 0, 5), lambda: Reader().read(url), lambda: Reader().facts(url)):
+    for read in (lambda: Reader().read(url, 0, 5), lambda: Reader().read(url), lambda: Reader().get_facts(url)):
         with pytest.raises(FileNotFoundError):
             read()
 
@@ -191,7 +191,7 @@ def test_zarr_does_not_take_refusals_for_missing_chunks(http_server: RangeServer
     url = http_server.put("/x", DATA)
     http_server.fault(status, method="GET")
     http_server.fault(status, method="HEAD")
-    for read in (lambda: Reader().read(url, 0, 5), lambda: Reader().read(url), lambda: Reader().facts(url)):
+    for read in (lambda: Reader().read(url, 0, 5), lambda: Reader().read(url), lambda: Reader().get_facts(url)):
         with pytest.raises((HttpStatus, TargetChanged)) as caught:
             read()
         assert not isinstance(caught.value, FileNotFoundError)
@@ -204,12 +204,12 @@ def test_size_is_read_by_get_without_head(http_server: RangeServer) -> None:
     for refusal in (405, 403, 501):
         http_server.heal()
         http_server.fault(refusal, method="HEAD")
-        assert Reader().facts(url).size == 3000
+        assert Reader().get_facts(url).size == 3000
 
 
 def test_facts_have_size_and_version(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
-    facts = Reader().facts(url)
+    facts = Reader().get_facts(url)
     answer = Reader().answer(url, 0, 1)
     assert facts == answer.facts
     assert facts.etag is not None
@@ -554,7 +554,7 @@ def test_nginx_is_read(nginx_server: Callable[[Path], NginxServer], tmp_path: Pa
     reader = Reader()
     for start, stop in RANGES:
         assert reader.read(f"{server.url}/x.bin", start, stop) == expected(start, stop)
-    assert reader.facts(f"{server.url}/x.bin").size == 3000
+    assert reader.get_facts(f"{server.url}/x.bin").size == 3000
     assert reader.read(f"{server.url}/empty", -5, None) == b""
     with pytest.raises(FileNotFoundError):
         reader.read(f"{server.url}/none", 0, 5)

@@ -112,7 +112,7 @@ def test_missing_file_and_directory_are_file_not_found(tmp_path: Path) -> None:
         with pytest.raises((FileNotFoundError, IsADirectoryError)):
             Reader().read(str(path), 0, 5)
         with pytest.raises((FileNotFoundError, IsADirectoryError)):
-            Reader().facts(str(path))
+            Reader().get_facts(str(path))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this platform has no named pipes")
@@ -136,7 +136,7 @@ def test_directory_lists_files_and_directories(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "a").write_bytes(b"123")
     os.utime(tmp_path / "a", (0, 1.5))
-    found = Reader().names(str(tmp_path))
+    found = Reader().list_names(str(tmp_path))
     assert found == (Listed("a", 3, last_modified="1.5"), Listed("b", None, True))
 
 
@@ -151,7 +151,7 @@ def test_file_removed_during_a_listing_is_left_out(tmp_path: Path, monkeypatch: 
         return False
 
     monkeypatch.setattr(local, "is_draft", removes)
-    found = Reader().names(str(tmp_path))
+    found = Reader().list_names(str(tmp_path))
     assert found is not None
     assert [listed.name for listed in found] == ["a", "c"]
 
@@ -161,7 +161,7 @@ def test_broken_link_leaves_its_directory_listable(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"123")
     (tmp_path / "itself").symlink_to(tmp_path / "itself")
     (tmp_path / "nowhere").symlink_to(tmp_path / "none")
-    found = Reader().names(str(tmp_path))
+    found = Reader().list_names(str(tmp_path))
     assert found is not None
     assert [(listed.name, listed.size) for listed in found] == [("file", 3), ("itself", None)]
     with pytest.raises(OSError, match="symbolic links"):
@@ -216,11 +216,11 @@ def test_link_created_after_admission_is_not_followed(where: str, tmp_path: Path
     os.rename(moved, other)
     moved.symlink_to(other)
     if other.is_dir():
-        names = asyncio.run(LocalTarget().names(str(place.parent)))
+        names = asyncio.run(LocalTarget().list_names(str(place.parent)))
         assert names is not None
         with pytest.raises(Unreadable, match="symbolic link"):
-            asyncio.run(target.names(str(place.parent)))
+            asyncio.run(target.list_names(str(place.parent)))
     fresh = LocalTarget(follows=False)
-    for read in (lambda: fresh.read_now(str(place), 0, 10), lambda: asyncio.run(fresh.facts(str(place)))):
+    for read in (lambda: fresh.read_now(str(place), 0, 10), lambda: asyncio.run(fresh.get_facts(str(place)))):
         with pytest.raises(Unreadable, match="symbolic link"):
             read()

@@ -115,7 +115,7 @@ def test_facts_of_a_store_come_with_its_bytes(store: Any) -> None:
 
     async def facts(pool: Any) -> list[Facts]:
         object_, path = pool.place(f"{prefix}d/x y")
-        return [await object_.target.facts(path), (await object_.target.read(path, 3, 9)).facts]
+        return [await object_.target.get_facts(path), (await object_.target.read(path, 3, 9)).facts]
 
     asked, came = run_with_pool(options, facts)
     assert asked == came

@@ -153,7 +153,7 @@ def test_data_urls_are_decoded(url: str, data: bytes) -> None:
         assert answer is not None
         assert (answer.data, answer.size) == (data[start:stop], len(data))
     assert Reader().read(url) == data
-    assert Reader().facts(url).size == len(data)
+    assert Reader().get_facts(url).size == len(data)
 
 
 @pytest.mark.parametrize("url", ["data:", "data:;base64,A", "data:;base64,é=="])
@@ -178,7 +178,7 @@ def test_memory_is_read_in_place_and_changes_are_noticed() -> None:
         opened.read_now(path, 0, 5)
     with pytest.raises(FileNotFoundError):
         Reader().read("memory://pool/none", 0, 5)
-    assert [n.name for n in Reader().names("memory://pool") or ()] == sorted(
+    assert [n.name for n in Reader().list_names("memory://pool") or ()] == sorted(
         name.removeprefix("/pool/") for name in fs.store if name.startswith("/pool/")
     )
 

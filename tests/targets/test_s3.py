@@ -182,13 +182,13 @@ def test_certificates_are_verified_as_botocore_does(how: str, tmp_path: Path, mo
 
 def test_only_missing_objects_are_file_not_found(s3_server: SeaweedServer, bucket: str) -> None:
     mine = reader(s3_server.storage_options)
-    for call in (lambda url: mine.read(url, 0, 5), mine.facts):
+    for call in (lambda url: mine.read(url, 0, 5), mine.get_facts):
         with pytest.raises(FileNotFoundError):
             call(f"{bucket}/none")
         with pytest.raises(HttpStatus, match="NoSuchBucket"):
             call("s3://no-such-bucket/x")
     with pytest.raises(HttpStatus, match="NoSuchBucket"):
-        reader(s3_server.storage_options, fast_s3=True).names("s3://no-such-bucket/x")
+        reader(s3_server.storage_options, fast_s3=True).list_names("s3://no-such-bucket/x")
 
 
 @pytest.mark.parametrize("wrong", [{"key": "nobody"}, {"secret": "wrong"}])
@@ -254,7 +254,7 @@ def test_replaced_object_is_an_error_that_says_so(s3_server: SeaweedServer, buck
 
 def test_empty_object_and_range_after_the_end_are_empty(s3_server: SeaweedServer, bucket: str) -> None:
     mine = reader(s3_server.storage_options)
-    assert mine.facts(f"{bucket}/empty").size == 0
+    assert mine.get_facts(f"{bucket}/empty").size == 0
     assert mine.read(f"{bucket}/empty") == b""
 
     async def behind(opened: Any, path: str) -> Answer:
@@ -266,7 +266,7 @@ def test_empty_object_and_range_after_the_end_are_empty(s3_server: SeaweedServer
 
 
 def test_names_below_a_prefix_are_listed(s3_server: SeaweedServer, bucket: str) -> None:
-    names = reader(s3_server.storage_options).names(f"{bucket}/a") or ()
+    names = reader(s3_server.storage_options).list_names(f"{bucket}/a") or ()
     (listed,) = names
     assert (listed.name, listed.size, listed.is_directory) == ("b c+d%é&=?.bin", 3000, False)
     assert listed.etag is not None
@@ -275,7 +275,7 @@ def test_names_below_a_prefix_are_listed(s3_server: SeaweedServer, bucket: str) 
 
 @pytest.mark.parametrize("how", ["signed", "anonymous"])
 @pytest.mark.parametrize("below", ["", "/a", "/a/", "/deep", "/deep/er", "/nothing"])
-@pytest.mark.parametrize("call", ["names", "tree"])
+@pytest.mark.parametrize("call", ["list_names", "list_tree"])
 def test_listing_equals_s3fs(
     s3_server: SeaweedServer, s3_proxy: CountingProxy, bucket: str, call: str, below: str, how: str
 ) -> None:
@@ -333,7 +333,9 @@ class Pages(HttpServer):
 
 def test_listing_continues_to_the_last_page() -> None:
     with Pages() as server:
-        listed = reader({"anon": True, "endpoint_url": server.url}).run("s3://bkt/d+", lambda o, path: o.tree(path))
+        listed = reader({"anon": True, "endpoint_url": server.url}).run(
+            "s3://bkt/d+", lambda o, path: o.list_tree(path)
+        )
         assert len(server.requests()) == 3
     assert listed is not None
     assert [(each.name, each.size, each.etag) for each in listed] == [(str(key), key, str(key)) for key in range(7)]

@@ -62,9 +62,9 @@ def test_range_of_a_member_equals_a_slice(http_server: RangeServer, method: int,
         assert Reader().read(f"zip://d/m::{url}", start, stop) == DATA[start:stop]
     assert Reader().read(f"zip:///d/m::{url}", 1, 4) == DATA[1:4], "a slash before the member is ignored"
     assert Reader().read(f"zip://empty::{url}") == b""
-    assert Reader().facts(f"zip://d/m::{url}").size == 3000
-    assert Reader().names(f"zip://d::{url}") == (Listed("m", 3000),)
-    assert Reader().names(f"zip::{url}") == (Listed("before", 70000), Listed("d", None, True), Listed("empty", 0))
+    assert Reader().get_facts(f"zip://d/m::{url}").size == 3000
+    assert Reader().list_names(f"zip://d::{url}") == (Listed("m", 3000),)
+    assert Reader().list_names(f"zip::{url}") == (Listed("before", 70000), Listed("d", None, True), Listed("empty", 0))
     for name in ("none", "d", "d/m/x"):
         with pytest.raises((FileNotFoundError, IsADirectoryError)):
             Reader().read(f"zip://{name}::{url}", 0, 5)
@@ -232,7 +232,7 @@ def test_options_of_zipfilesystem_are_left_to_fsspec(http_server: RangeServer, m
 def test_members_have_the_version_of_their_archive(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", zipped({"m": DATA}))
     etag = fsspec.filesystem("http").info(url)["ETag"]
-    facts = Reader().facts(f"zip://m::{url}")
+    facts = Reader().get_facts(f"zip://m::{url}")
     assert (facts.size, facts.etag) == (3000, etag)
     assert Reader().read(f"zip://m::{url}", 5, 50, Pin(etag=etag)) == DATA[5:50]
     with pytest.raises(TargetChanged):
@@ -275,4 +275,4 @@ def test_pin_is_checked_by_a_request_if_answers_lack_versions() -> None:
             await opened.read(path, 50, 90, Pin(etag="1"))
 
     run_with_pool(PoolOptions({"told": fs}, retry=AT_ONCE), read)
-    assert Reader(by_protocol={"told": fs}).facts("zip://m::told://told/a.zip") == Facts(3000, "2")
+    assert Reader(by_protocol={"told": fs}).get_facts("zip://m::told://told/a.zip") == Facts(3000, "2")

@@ -178,7 +178,7 @@ class FrameChunks(Chunks):
         if self._begin > size:
             raise ManifestError(f"{url} is cut short: its offsets end at byte {self._begin}, the file at byte {size}")
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         header, size = self._header, self._chunk_size
         start = number * size
         stop = min(start + size, header.total)

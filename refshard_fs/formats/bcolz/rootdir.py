@@ -70,7 +70,7 @@ class CarrayChunks(Chunks):
         self._row_size = row_size
         self._dtype = dtype
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         url = self._make_chunk_url(number)
         frame = yield from self._read_frame(number)
         full = self._rows_per_chunk * self._row_size

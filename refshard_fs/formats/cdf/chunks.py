@@ -108,11 +108,11 @@ class VariableChunks(FilledChunks):
     def encode_fill(self) -> bytes:
         return self._recipe.make_fill(self._pad)
 
-    def entry(self, number: int) -> Steps[Entry | None]:
-        [entry] = yield from self.entries([number])
+    def find_entry(self, number: int) -> Steps[Entry | None]:
+        [entry] = yield from self.find_entries([number])
         return entry
 
-    def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
+    def find_entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         ranges = [self._find_range(number) for number in numbers]
         yield from self._load_headers(ranges)
         return [self._make_entry(start, stop) for start, stop in ranges]

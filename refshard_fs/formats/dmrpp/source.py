@@ -441,8 +441,8 @@ class ConvertedChunks(Chunks):
         self._recipe = recipe
         self._where = label
 
-    def entry(self, number: int) -> Steps[Entry | None]:
-        entry = yield from self._contiguous.entry(number)
+    def find_entry(self, number: int) -> Steps[Entry | None]:
+        entry = yield from self._contiguous.find_entry(number)
         assert entry is not None
         source = entry.source if isinstance(entry, Packed) else entry
         return make_entry(source, self._recipe, self._recipe.size, self._where)
@@ -488,7 +488,7 @@ class ListedChunks(FilledChunks):
             raise ValueError(f"a chunk was never written, and {reason}")
         return encode_chunk(array.fill_element * math.prod(array.chunk), array.shown_codecs)
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         row = int(np.searchsorted(self._numbers, np.uint64(number)))
         if row < len(self._numbers) and self._numbers[row] == number:

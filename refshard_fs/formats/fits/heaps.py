@@ -98,7 +98,7 @@ class HeapChunks(Chunks):
         self._rows, self._at, self._count, self._recipe, self._where = rows, at, count, recipe, where
         self._descriptor = np.dtype((">i4" if descriptor == "P" else ">i8", (2,)))
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         table, first = self._rows, number * self._count
         rows = min(self._count, table.length - first)
         (raw,) = yield (Load(table.source.part(table.start + first * table.size, rows * table.size), Raw()),)

@@ -141,7 +141,7 @@ class ColumnChunks(Chunks):
         self._source, self._start, self._rows, self._count = source, start, rows, count
         self._recipe, self._where = recipe, where
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         recipe, first = self._recipe, number * self._count
         begin, size = self._start + first * recipe.row_size, min(self._count, self._rows - first) * recipe.row_size

@@ -123,7 +123,7 @@ class TileChunks(Chunks):
         }
         self._seed = header.get_integer("ZDITHER0", 0)
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         shape = self._image.shape
         coords = list(self._grid.coords(number))
         extents = tuple(

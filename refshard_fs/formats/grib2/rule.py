@@ -561,7 +561,7 @@ class FieldChunks(Chunks):
         length = place.step - variable.compute_begin(place.step) if variable.covers else None
         return MessageValues(kind, seconds, 3600 * place.step, length, place.member, self._section, *self._scan)
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         place = self.locate(number)
         if place is None:
             return None
@@ -586,7 +586,7 @@ class FieldChunks(Chunks):
                 f"the fields of {files} files are too many to list: expected at most {_LISTED} files. Each field can "
                 "still be read by its key. To copy some runs, give the document their start and stop"
             )
-        entries = yield from run_together([self.entry(number) for number in range(size)])
+        entries = yield from run_together([self.find_entry(number) for number in range(size)])
         return [Listed(self._grid.tail(number), None) for number in range(size) if entries[number] is not None]
 
     def _check_absent(self, place: FieldPlace) -> Steps[None]:
@@ -607,7 +607,7 @@ class ValidTimes(Chunks):
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         block = _choose_block(self._rule)
         first = int((self._rule.compute_time(number * block) - _EPOCH).total_seconds())
@@ -628,7 +628,7 @@ class RuleKeySpace(ArrayGroup):
     def lookup(self, key: str) -> Steps[Entry | None]:
         at = find_chunk(self.fields, key)
         if at is not None:
-            return (yield from self.chunks_by_path[at.array].entry(at.number))
+            return (yield from self.chunks_by_path[at.array].find_entry(at.number))
         return (yield from super().lookup(key))
 
 

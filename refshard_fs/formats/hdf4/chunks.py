@@ -151,7 +151,7 @@ class LinkedBlocks(Contiguous):
         self._key = key
         self._recipe = Padded(math.prod(array.chunks) * itemsize)
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         parts = yield from self._elements.find_parts(self._key)
         start, size = self.place(number)
         chunk_parts = cut_parts(parts, start, size)
@@ -221,7 +221,7 @@ class CodedChunks(FilledChunks):
         numbers = np.ravel_multi_index(tuple(rows["origin"].T), counts) if len(rows) else np.empty(0, np.int64)
         return {number: (CHUNK, ref) for number, ref in zip(numbers.tolist(), rows["ref"].tolist(), strict=True)}
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         try:
             key = (yield from self.find_written()).get(number)
             if key is None:

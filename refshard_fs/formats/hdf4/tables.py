@@ -38,7 +38,7 @@ class FieldChunks(Chunks):
         self._elements, self._ref, self._start = elements, ref, start
         self._records, self._count, self._recipe = records, count, recipe
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         elements, first_record, record = self._elements, number * self._count, self._recipe.record
         size = min(self._count, self._records - first_record) * record
         parts = cut_parts(

@@ -173,11 +173,11 @@ class DatasetChunks(FilledChunks):
         self._contiguous, self._index = _locate_data(file, superblock, dataset)
         self.is_small_coordinate = dataset.is_small_coordinate
 
-    def entry(self, number: int) -> Steps[Entry | None]:
-        (entry,) = yield from self.entries((number,))
+    def find_entry(self, number: int) -> Steps[Entry | None]:
+        (entry,) = yield from self.find_entries((number,))
         return entry
 
-    def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
+    def find_entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         """Return the entries of several chunks, which are located in the same rounds."""
         with self._report_damage():
             chunks = yield from self.find_stored(numbers)
@@ -199,7 +199,7 @@ class DatasetChunks(FilledChunks):
     def prepare(self) -> Steps[None]:
         """Read what most users need next: all chunks of a small coordinate, or the first block of a chunk index."""
         if self.is_small_coordinate:
-            yield from self.entries(range(self.grid.size))
+            yield from self.find_entries(range(self.grid.size))
         elif self._index is not None:
             yield from self._index.find(np.empty(0, np.uint64))
 
@@ -226,7 +226,7 @@ class DatasetChunks(FilledChunks):
             }
         if self._contiguous is None:
             return {}
-        entries = yield from run_together([self._contiguous.entry(number) for number in numbers])
+        entries = yield from run_together([self._contiguous.find_entry(number) for number in numbers])
         return {number: StoredChunk(entry) for number, entry in zip(numbers, entries, strict=True) if entry is not None}
 
     def _make_entry(self, number: int, chunk: StoredChunk | None) -> Entry | None:

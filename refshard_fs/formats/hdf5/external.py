@@ -141,8 +141,8 @@ class ExternalChunks(Chunks):
         room = Span("", 0, sum(part.size for part in layout.parts))
         self._contiguous = Contiguous(room, 0, shape, chunk, itemsize, label)
 
-    def entry(self, number: int) -> Steps[Entry | None]:
-        chunk = yield from self._contiguous.entry(number)
+    def find_entry(self, number: int) -> Steps[Entry | None]:
+        chunk = yield from self._contiguous.find_entry(number)
         assert chunk is not None
         start, size = self._contiguous.place(number)
         spans: list[Span] = []

@@ -90,7 +90,7 @@ class HDF5KeySpace(ArrayGroup):
         lookups = [self.single_lookup(position, keys[position]) for position in other_positions]
         for path, pairs in chunks.items():
             positions, numbers = zip(*pairs, strict=True)
-            lookups.append(LookUp(positions, self.chunks_by_path[path].entries(numbers)))
+            lookups.append(LookUp(positions, self.chunks_by_path[path].find_entries(numbers)))
         return lookups
 
 

@@ -144,10 +144,10 @@ class TileChunks(Chunks):
         self._level = level
         self._most = most
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         return self._locate(number, (yield from self._index.read()))
 
-    def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
+    def find_entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         parts = yield from self._index.read()
         return [self._locate(number, parts) for number in numbers]
 

@@ -78,7 +78,7 @@ class WholeChunks(Chunks):
         self._range = start, stop - start
         self._recipe = recipe
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         url = self._file.url
         return make_entry(self._file.source.part(*self._range), self._recipe, self._recipe.size, f"{url}: the image")

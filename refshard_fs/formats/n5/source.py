@@ -127,7 +127,7 @@ class BlockChunks(Chunks):
         self._grid = grid
         self._codec = codec
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         array, coords = self._array, self._grid.coords(number)
         axes = zip(array.shape, array.chunks, coords, strict=True)

@@ -354,7 +354,7 @@ class RecordChunks(Chunks):
         self._record_size = record_size
         self._records = records
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         first_record = number * self._records
         count = min(self._records, self._variable.shape[0] - first_record)

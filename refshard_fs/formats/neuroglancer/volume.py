@@ -100,7 +100,7 @@ class _ScaleChunks(Chunks):
 class FileChunks(_ScaleChunks):
     """The chunks of a scale with a file for each chunk, whose name is the chunk's position in the volume."""
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         coords = self.grid.coords(number)
         size = self._find_stored_size(coords)
@@ -142,7 +142,7 @@ class ShardChunks(_ScaleChunks):
             False  # True once it is known that a shard is one file, not two files as in the obsolete form
         )
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         coords = self.grid.coords(number)
         chunk = self._code.encode(coords)
         shard, minishard = self._sharding.find_shard(chunk)

@@ -440,7 +440,7 @@ class TileChunks(Chunks):
         self._has_fill = has_fill
         self._first = next(page for page in pages if page is not None)
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    def find_entry(self, number: int) -> Steps[Entry | None]:
         page, offset, size = yield from self._locate(number)
         if page is None:
             return None if self._has_fill else Inline(self._first.recipe.encode_chunk(bytes(self._first.recipe.size)))

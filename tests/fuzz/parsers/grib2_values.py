@@ -61,4 +61,4 @@ def check_input(data: bytes) -> None:
                     made = make_recipe(field, inner[-1], get_scan_flags(field, inner)).make(sections)
                     assert len(made) == 4 * field.count
                     for name in places if field.count < _POINTS else ():
-                        _run_in_memory(group.chunks[name].entry(0))
+                        _run_in_memory(group.chunks[name].find_entry(0))
