@@ -142,7 +142,7 @@ class Chunks:
         yield from ()
         return None
 
-    def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
+    def list_numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
         """Yield one chunk number for each unread block of the array's index, the blocks after ``number`` first."""
         return iter(())
 
@@ -348,7 +348,7 @@ class ArrayGroup(KeySpace):
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
         at = find_chunk(self.grids, key)
         if at is not None:
-            for number in self.chunks_by_path[at.array].numbers_in_unread_blocks(at.number):
+            for number in self.chunks_by_path[at.array].list_numbers_in_unread_blocks(at.number):
                 yield join(at.array, self.grids[at.array].tail(number))
 
     def check_shown(self, key: str) -> None:

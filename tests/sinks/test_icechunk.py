@@ -193,7 +193,7 @@ def test_versions_in_a_repository_are_handed_over_for_each_chunk(tmp_path: Path)
     found = []
     for there in ("old", "made.icechunk"):
         source = RefShardFileSystem(str(tmp_path / there)).source
-        found.append(source.run("", partial(source.open().entries, [f"a/c/{step}" for step in range(5)])))
+        found.append(source.run("", partial(source.open().find_entries, [f"a/c/{step}" for step in range(5)])))
     assert found[1] == found[0]
     assert [entry and entry.pin for entry in found[0][:3]] == [
         Pin(last_modified="1704067200"),

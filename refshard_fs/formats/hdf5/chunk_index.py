@@ -201,7 +201,7 @@ class ChunkIndex:
         self._read: set[int] = set()  # addresses of blocks that were read
         self._unread: dict[int, int] = {}  # by address of a known block that was not read: its first key
 
-    def numbers_in_unread_blocks(self) -> list[int]:
+    def list_numbers_in_unread_blocks(self) -> list[int]:
         """Return the number of one chunk in each block that is known but was not read yet."""
         keys = np.array(list(self._unread.values()), np.uint64)
         numbers, is_inside = self._space.to_numbers(keys) if self._is_array else (keys, keys >= 0)
@@ -320,7 +320,7 @@ class ConsecutiveChunks:
         self._size = size
         self._mask = mask
 
-    def numbers_in_unread_blocks(self) -> list[int]:
+    def list_numbers_in_unread_blocks(self) -> list[int]:
         """Return an empty list: there are no blocks."""
         return []
 

@@ -210,8 +210,8 @@ class DatasetChunks(FilledChunks):
             locations = NO_CHUNKS if self._index is None else (yield from self._index.find(None))
         return self.list_written(locations.numbers)
 
-    def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
-        numbers = [] if self._index is None else self._index.numbers_in_unread_blocks()
+    def list_numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
+        numbers = [] if self._index is None else self._index.list_numbers_in_unread_blocks()
         return iter(sorted(numbers, key=lambda other: (other < number, other)))
 
     def find_stored(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
