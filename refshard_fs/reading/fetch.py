@@ -457,8 +457,11 @@ class Fetcher:
             self._detach(reader)
             self.requests.pump()
 
-    def _fetch(self, fresh: Iterable[tuple[Span, Reader | None]]) -> None:
-        """Merge spans and request them for their readers; without a reader, keep the bytes until they are read."""
+    def _fetch(self, fresh: Iterable[tuple[Span, Reader | None]], *, extends: bool = True) -> None:
+        """Merge spans and request them for their readers; without a reader, keep the bytes until they are read.
+
+        With ``extends``, the requests may be extended by bytes that will probably be read next.
+        """
         by_object: dict[Hashable, list[tuple[Span, Reader | None]]] = {}
         for span, reader in fresh:
             by_object.setdefault(_identify_object(span), []).append((span, reader))
@@ -482,7 +485,7 @@ class Fetcher:
                     last_urgent = block if urgent else last_urgent
             if any(reader is None for _, reader in members):  # `ReadAhead` follows an array of the file
                 self._files.discard(which)
-            elif last_urgent is not None and merging.gap > 0 and self.follows_files:
+            elif extends and last_urgent is not None and merging.gap > 0 and self.follows_files:
                 self._extend(last_urgent, which)
 
     def _extend(self, block: Block, which: Hashable) -> None:
@@ -597,7 +600,7 @@ class Fetcher:
                 if span.stop is None:
                     self._join(reader, self._open(span, urgent=True, shared=False), 0, 0)
             if span.stop is not None:
-                self._fetch([(span, reader) for reader in some])
+                self._fetch([(span, reader) for reader in some], extends=False)
 
     def on_failure(self, block: Block, error: Exception) -> None:
         """Raise ``error`` in the readers of ``block``, or request their ranges again if merging may be its cause."""
@@ -611,6 +614,8 @@ class Fetcher:
         is_more_than_wanted = is_whole or (
             block.shared and (not block.span.exact or (is_merged and isinstance(error, Unfit)))
         )
+        if (file := self._files.get(_identify_object(block.span))) is not None:
+            file.wasted += sum(block.expected.values())  # else the next request of the file is extended as far
         block.readers, block.expected = [], {}
         self._forget(block)
         if is_more_than_wanted:

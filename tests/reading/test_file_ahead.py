@@ -13,6 +13,7 @@ import xarray as xr
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.file_ahead import FREE, NEAR, SHARE, SURE, FileAhead
 from refshard_fs.targets.versioned import SMALL_FILE
+from tests.servers.faults import Kind
 from tests.servers.http import RangeServer
 
 SIZE = 1 << 30
@@ -96,3 +97,20 @@ def test_unread_bytes_of_a_real_file_are_bounded(http_server: RangeServer, many:
     without, ahead = stats.values()
     assert without["requests"] > ahead["requests"]
     assert ahead["bytes_fetched"] - without["bytes_fetched"] <= max(FREE, ahead["bytes_wanted"] // SHARE)
+
+
+@pytest.mark.parametrize("kind", ["long_body", "missing_content_range", "gzip"])
+def test_refused_extension_is_requested_once(http_server: RangeServer, kind: Kind) -> None:
+    data = random.Random(1).randbytes(2 << 20)
+    url = http_server.put("data", data)
+    refs = {f"a{i}": [url, 30_000 * i, 1000] for i in range(SURE + 4)}
+    fs = RefShardFileSystem({"version": 1, "refs": refs}, retries=0, skip_instance_cache=True)
+    for i in range(SURE + 1):
+        fs.cat_file(f"a{i}")
+    http_server.clear()
+    http_server.fault(kind, times=1)
+    for i in range(SURE + 1, SURE + 4):
+        assert fs.cat_file(f"a{i}") == data[30_000 * i : 30_000 * i + 1000]
+    sizes = [(r.stop or 0) - (r.start or 0) for r in http_server.requests()]
+    assert sizes[0] > 1000
+    assert sizes[1:] == [1000] * 3
