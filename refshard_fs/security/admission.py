@@ -299,6 +299,17 @@ class Admission(msgspec.Struct, frozen=True):
             raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", remedy(url))
         return url, self._admit_by_default(url, redirected_by)
 
+    def check_adoption(self, url: str) -> None:
+        """Raise TargetNotAllowed unless a document of the user may take ``url`` over from this source.
+
+        A document of the user may point anywhere, with the user's credentials, and does not record from where it took
+        its URLs. So it only takes URLs over that this source may open with the user's credentials.
+        """
+        _, access = self.admit(url)
+        if access is not Access.OWN:
+            rule = f"{self._stranger} names it, and your own documents take over only URLs on its server or bucket"
+            raise TargetNotAllowed(url, rule, remedy(url))
+
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
         """Raise TargetNotAllowed unless the local ``path``, with its links resolved, lies in a permitted directory.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -13,7 +13,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.concat import concat
 from refshard_fs.sets.lazy_set import LazySet
 from refshard_fs.sets.scanning import choose_reading_options
-from refshard_fs.sets.tables import read_parquet_table
+from refshard_fs.sets.tables import adopt_rows, move_credentials, read_parquet_table
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.normalizing import is_many_sources
 from refshard_fs.source.options import prepare_keywords
@@ -41,7 +41,8 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
         (``"{member}/tas_{time:%Y%m}.nc"``), a list of URLs, or a table that says where each lies: pairs
         ``(url, {"time": ..., "band": ...})``, a DataFrame with a column ``url`` and one for each dimension, items of
         STAC (pystac's, or JSON), whose dimensions are ``time`` and, if they have several assets, ``asset``; or the path
-        of a Parquet file with such a table or such items. A saved document is opened as it is.
+        of a Parquet file with such a table or such items. A saved document is opened as it is. A table or a document
+        from elsewhere may only name sources on its own server or bucket, and those that ``options`` or ``allow`` name.
     dim:
         The dimension. By default it is the dimension whose coordinate differs from file to file, or several, if files
         form a grid along them; else a scalar coordinate that differs, such as the time of a file with one time; else a
@@ -59,6 +60,8 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
     ManifestError
         No dimension is found, or more than one fits: the error names the choices. Or files do not fit together: it
         names them, the variable and the field.
+    TargetNotAllowed
+        A table or a document from elsewhere names a source that it may not name.
 
     Examples
     --------
@@ -77,11 +80,14 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
         options = {name: value for name, value in arguments.items() if name not in _OF_CONCAT}
         options = prepare_keywords(options, [os.fspath(sources)], open)
         dims = arguments.get("dims") or (None if dim is None else (dim,))
-        rows = _read_table(os.fspath(sources), options, dims)
+        rows = _read_table(os.fspath(sources), options, dims, arguments.get("assets"))
         saved = None if rows is not None else LazySet.of(RefShardFileSystem(sources, **options))
         if saved is not None:
             return _open_part(saved, words | {name: arguments[name] for name in _OF_PARTS if name in arguments})
-        sources = sources if rows is None else rows
+        if rows is not None:
+            of_concat = {name: value for name, value in arguments.items() if name in _OF_CONCAT}
+            arguments = of_concat | move_credentials([url for url, _ in rows], os.fspath(sources), options)
+            sources = rows
     return _open_part(concat(sources, dim, lazy=True, **arguments), words)
 
 
@@ -96,14 +102,22 @@ def _open_part(made: LazySet, words: Mapping[str, Any]) -> LazySet:
     return made.select(**given) if given else made
 
 
-def _read_table(url: str, options: Mapping[str, Any], dims: Iterable[str] | None) -> list[Any] | None:
-    """Return the sources that a Parquet file lists; None if the file does not exist."""
+def _read_table(
+    url: str, options: Mapping[str, Any], dims: Iterable[str] | None, assets: Sequence[str] | None
+) -> list[Any] | None:
+    """Return the sources that a Parquet file lists, with their places; None if the file does not exist.
+
+    TargetNotAllowed if the file is not the user's own, and names a URL that the user may not take over.
+    """
     if not url.endswith((".parquet", ".geoparquet")):
         return None
     place = str(source_of(url, options.get("target_protocol"), None, True))
     fs = RefShardFileSystem({}, **choose_reading_options([place], options))
     data: bytes = fs.source.run("", lambda: _read_file(place))
-    return read_parquet_table(data, url, None if dims is None else list(dims)) if data else None
+    if not data:
+        return None
+    rows = read_parquet_table(data, url, None if dims is None else list(dims))
+    return adopt_rows(rows, place, RefShardFileSystem(place, **options).source.admission, assets)
 
 
 def _read_file(url: str) -> Steps[bytes]:

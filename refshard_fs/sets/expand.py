@@ -81,6 +81,8 @@ def _walk(url: str) -> Steps[list[str]]:
         below: list[str] = []
         for folder in known:
             names = [n.name for n in listed[folder] if is_last or n.is_directory]
+            if any("::" in name for name in names):
+                raise ManifestError(f"{url!r}: expected names without '::', which separates the links of a chain")
             exact = [name for name in names if name == step]  # a name with brackets that is not a pattern
             below += [f"{folder}/{name}" for name in exact or filter(matches, names)]
         if not below:

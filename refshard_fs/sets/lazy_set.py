@@ -126,12 +126,15 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     @classmethod
     def of(cls, fs: RefShardFileSystem) -> LazySet | None:
-        """Return the cube that ``fs`` shows, with absolute URLs; None if it shows another source."""
+        """Return the cube that ``fs`` shows, with absolute URLs; None if it shows another source.
+
+        Raise TargetNotAllowed if the document is not the user's own, and names a URL that the user may not take over.
+        """
         document = document_of(fs.source)
         if document is None:
             return None
         data = document.dumps(fs.source.open().cube.resolve)
-        opened = {name: value for name, value in fs.storage_options.items() if name in _ACCESS}
+        opened = {name: value for name, value in fs.storage_options.items() if name in (*_ACCESS, "allow")}
         return cls(data, hashlib.sha256(data).hexdigest(), REMARK, describe(document), opened)
 
     def _make_set(self, document: ConcatDocument) -> LazySet:

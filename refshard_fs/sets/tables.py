@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from refshard_fs.security.admission import Admission, is_trusted, origin_of
+from refshard_fs.security.policy import directory_of, resolve
 from refshard_fs.sets.patterns import Place
 
 DATA: Final = "data"  # the role of assets of STAC that are the data themselves
@@ -67,6 +69,32 @@ def read_parquet_table(data: bytes, where: str, dims: Sequence[str] | None) -> l
     if unknown:
         raise ValueError(f"{where} lacks the columns {', '.join(sorted(unknown))}: it has {', '.join(columns)}")
     return [(row.pop(column), row) for row in table.select([column, *(dims or columns)]).to_pylist()]
+
+
+def adopt_rows(
+    rows: Sequence[Any], table: str, rule: Admission, assets: Sequence[str] | None = None
+) -> list[tuple[str, dict[str, Place]]]:
+    """Return the rows of the ``table`` at a URL as pairs; TargetNotAllowed if ``rule`` refuses the URL of a row.
+
+    The sources of a cube are the user's own, but the author of the table has chosen their URLs. In a table from
+    elsewhere, relative URLs start at the directory of the table.
+    """
+    base = None if is_trusted(table) else directory_of(table)
+    pairs = [(resolve(url, base, None), places) for url, places in parse_placed_sources(rows, assets) or ()]
+    for url, _ in pairs:
+        rule.check_adoption(url)
+    return pairs
+
+
+def move_credentials(urls: Sequence[str], table: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options`` in which the credentials for the ``table`` at a URL are not for ``urls`` on other servers."""
+    name = "target_options" if options.get("ref_storage_args") is None else "ref_storage_args"
+    credentials = options.get(name)
+    if not credentials or is_trusted(table):
+        return dict(options)
+    own = {url: credentials for url in urls if origin_of(url) == origin_of(table)}
+    kept = {key: value for key, value in options.items() if key not in ("ref_storage_args", "target_options")}
+    return {**kept, "options": {**own, **(options.get("options") or {})}}
 
 
 def _find_url_column(names: Sequence[str], where: str) -> str:

@@ -19,12 +19,15 @@ REMARK: Final = "only refshard can read this document"
 def document_of(source: Source) -> ConcatDocument | None:
     """Return the document of the cube that ``source`` shows, with its selections; None if it shows another source.
 
-    URLs are as they are written; `KeySpace.resolve` of the cube makes them absolute.
+    URLs are as they are written; `KeySpace.resolve` of the cube makes them absolute. A copy of the document is the
+    user's own: TargetNotAllowed if the document is not, and names a URL that a copy may not take over.
     """
     cube = source.open().cube
     if cube is None:
         return None
     document: ConcatDocument = cube.document
+    for url in document.urls:
+        source.admission.check_adoption(cube.resolve(url))
     return msgspec.structs.replace(document, view=(*document.view, *source.options.select))
 
 

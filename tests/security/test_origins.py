@@ -433,3 +433,101 @@ def test_origin_records_of_parts_are_joined() -> None:
     assert grown.of("https://c.org/x") == grown.of("https://a.org/y") == theirs
     assert grown.of("https://a.org/any") == home  # a set may read all of its own server
     assert Origins.combine([("https://a.org/x", ())], theirs).servers == {*theirs}
+
+
+# Documents of cubes and tables keep no record, so they take over only URLs that the user's credentials open.
+
+
+def put_part(server: RangeServer, name: str = "0") -> str:
+    """Put a set of one chunk, whose byte is 0, on ``server``; return its URL."""
+    return put(server, refs_of(server.put("/x", b"\0")), name)
+
+
+def write_parts(server: RangeServer, folder: Path) -> list[str]:
+    """Put two sets on ``server``, and one into ``folder``; return their URLs."""
+    return [put_part(server, "0"), put_part(server, "1"), own(folder)]
+
+
+def write_cube(server: RangeServer, parts: list[str]) -> str:
+    document = {"refshard": "concat", "dim": "t", "axes": {"a": 0}, "sets": [[part, 1] for part in parts]}
+    return server.put("/cube.refshard", json.dumps(document).encode())
+
+
+TAKE_OVER: dict[str, Callable[..., Any]] = {
+    "open": lambda url, out, **options: refshard_fs.open(url, **options),
+    "part": lambda url, out, **options: refshard_fs.open(url, isel={"t": slice(0, 2)}, **options),
+    "save": lambda url, out, **options: RefShardFileSystem(url, **options).save(out),
+}
+
+
+@pytest.mark.parametrize("how", TAKE_OVER)
+def test_document_of_a_cube_takes_over_own_urls_only(how: str, http_server: RangeServer, tmp_path: Path) -> None:
+    *there, here = write_parts(http_server, tmp_path)
+    out = str(tmp_path / "out.refshard")
+    TAKE_OVER[how](write_cube(http_server, there), out)
+    with RangeServer() as inside:
+        for part in (here, put_part(inside)):
+            url = write_cube(http_server, [*there, part])
+            with pytest.raises(TargetNotAllowed):
+                TAKE_OVER[how](url, out)
+            with pytest.raises(TargetNotAllowed, match="outside allow="):
+                TAKE_OVER[how](url, out, allow=[http_server.url])
+            assert inside.requests() == []
+            TAKE_OVER[how](url, out, allow="any")
+
+
+def test_document_takes_over_no_public_server(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
+    """In the user's own document, the user's credentials would open it."""
+    there = write_parts(http_server, tmp_path)[:1]
+    with RangeServer() as other:
+        url = write_cube(http_server, [*there, put_part(other)])
+        assert RefShardFileSystem(url).cat_file("a/c/1") == b"\0"
+        with pytest.raises(TargetNotAllowed, match="take over only URLs on its server"):
+            refshard_fs.open(url)
+        made = refshard_fs.open(url, options={other.url: {}})
+        assert RefShardFileSystem(made).cat_file("a/c/1") == b"\0"
+
+
+def test_allowed_prefixes_of_a_document_stay_allowed(http_server: RangeServer, tmp_path: Path) -> None:
+    with RangeServer() as other:
+        parts = [put_part(http_server), put(http_server, refs_of(other.put("/x", b"x")), "1")]
+        document = {"refshard": "concat", "dim": "t", "axes": {"a": 0}, "sets": [[part, 1] for part in parts]}
+        (tmp_path / "cube.refshard").write_text(json.dumps(document))
+        made = refshard_fs.open(str(tmp_path / "cube.refshard"), allow=[http_server.url])
+        with pytest.raises(TargetNotAllowed, match="outside allow="):
+            RefShardFileSystem(made).cat_file("a/c/1")
+        assert other.requests() == []
+
+
+def write_table(urls: list[str], path: Path) -> bytes:
+    frame = pytest.importorskip("pandas").DataFrame({"url": urls, "member": range(len(urls))})
+    pytest.importorskip("pyarrow")
+    frame.to_parquet(path)
+    return path.read_bytes()
+
+
+def test_table_from_elsewhere_names_its_own_server_only(http_server: RangeServer, tmp_path: Path) -> None:
+    *there, here = write_parts(http_server, tmp_path)
+    own_table = write_table([there[0], "1.json"], tmp_path / "own.parquet")
+    assert len(refshard_fs.open(http_server.put("/set/own.parquet", own_table))) == 2
+    with RangeServer() as inside:
+        for part in (here, f"file://{here}", "data:application/json,{}", put_part(inside)):
+            url = http_server.put("/set/table.parquet", write_table([there[0], part], tmp_path / "t.parquet"))
+            for options in ({}, {"allow": [http_server.url]}):
+                with pytest.raises(TargetNotAllowed):
+                    refshard_fs.open(url, **options)
+        assert inside.requests() == []
+
+
+def test_table_gives_its_credentials_to_no_other_server(http_server: RangeServer, tmp_path: Path) -> None:
+    there = write_parts(http_server, tmp_path)[0]
+    with RangeServer() as other:
+        elsewhere = put_part(other)
+        url = http_server.put("/set/table.parquet", write_table([there, elsewhere], tmp_path / "t.parquet"))
+        http_server.clear()
+        allowed = [http_server.url, other.url]
+        made = refshard_fs.open(url, allow=allowed, headers={"Authorization": SECRET})
+        assert RefShardFileSystem(made).cat_file("a/c/1/0")
+        assert all(SECRET in repr(request.headers) for request in http_server.requests())
+        assert other.requests()
+        assert SECRET not in repr([request.headers for request in other.requests()])
