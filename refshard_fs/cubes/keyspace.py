@@ -529,12 +529,15 @@ class ConcatKeySpace(KeySpace):
                 members[key] = yield from self.read(key)
             except (OSError, RefShardError) as e:
                 _record_error(errors, key, e)
-        arrays = {}
-        for path, own in found.arrays.items():
-            array = self._documents.arrays.get(path)
-            is_joined = array is not None and array.meta is not None
-            arrays[path] = (yield from self._find_chunks(path, array, own, errors)) if array and is_joined else own
-        return Contents(members, arrays, others, found.indexes)
+        joined = {
+            path: array
+            for path in found.arrays
+            if (array := self._documents.arrays.get(path)) is not None and array.meta is not None
+        }
+        # All arrays together: each piece is then opened once, not once for each array.
+        steps = [self._find_chunks(path, array, found.arrays[path], errors) for path, array in joined.items()]
+        chunks = dict(zip(joined, (yield from run_together(steps)), strict=True))
+        return Contents(members, {**found.arrays, **chunks}, others, found.indexes)
 
     def _find_chunks(
         self, path: str, array: ConcatArray, first: ArrayChunks, errors: dict[str, Exception] | None
