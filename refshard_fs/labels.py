@@ -9,8 +9,7 @@ import numpy as np
 import xarray as xr
 
 from refshard_fs.core.keys import parent
-from refshard_fs.cubes.nodes import group_by_node
-from refshard_fs.cubes.read_all_documents import read_all_documents
+from refshard_fs.cubes.nodes import group_by_node, parse_documents
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.source import Source
 
@@ -27,7 +26,7 @@ def find_positions(fs: OpenFileSystem, sel: Mapping[str, Any]) -> dict[str, int 
     This reads the coordinates. Raise ManifestError if a dimension or a label does not exist, or if the labels are not
     neighbours in the coordinate's order.
     """
-    nodes = group_by_node(fs.source.run("", lambda: read_all_documents(fs.source.open())))
+    nodes = group_by_node(parse_documents(fs.source.run("", lambda: fs.source.open().documents())))
     isel: dict[str, int | slice] = {}
     for dim, label in sel.items():
         path = next((path for path in nodes.find_all(dim) if nodes[path].dims == [parent(path)[1]]), None)

@@ -36,6 +36,7 @@ from refshard_fs.core.model import (
     batches,
     run_together,
 )
+from refshard_fs.core.node_documents import read_node_documents
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import RefShardError
 from refshard_fs.security.origins import NOTHING, Origins
@@ -127,6 +128,8 @@ class KeySpace(ABC):
     cube: Any = None
     # The common part of key spaces of files by the same writer, if it is known.
     likeness: Likeness | None = None
+    # This key space, if it is the view that shows shards as their inner chunks.
+    shard_view: Any = None
     # The uncommitted writes, if this key space shows any over ``base``.
     edits: Any = None
 
@@ -274,7 +277,9 @@ class KeySpace(ABC):
         return url or ""
 
     def documents(self, prefix: str = "") -> Steps[dict[str, bytes]]:
-        """Return the metadata documents of every array and group below ``prefix``, by key."""
+        """Return the metadata documents of every array and group below ``prefix``, by key; no chunks are listed."""
+        if not (self.holds_all_metadata or self.is_reference_set):
+            return (yield from read_node_documents(self, prefix))
         members = (yield from self.contents(prefix)).members
         found: dict[str, bytes] = {}
         for key, value in members.items():

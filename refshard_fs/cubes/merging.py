@@ -9,8 +9,7 @@ from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps, read_once, run_together
 from refshard_fs.cubes.choice import Choice
-from refshard_fs.cubes.nodes import group_by_node
-from refshard_fs.cubes.read_all_documents import read_all_documents
+from refshard_fs.cubes.nodes import group_by_node, parse_documents
 from refshard_fs.cubes.selection import Selection
 
 
@@ -22,7 +21,8 @@ def merge(base: KeySpace, others: Sequence[KeySpace]) -> Steps[KeySpace]:
     spaces = [base, *others]
     owners: dict[str, KeySpace] = {}  # sources by the path of an array or a group
     shown: dict[str, dict[str, Any]] = {}
-    for space, documents in zip(spaces, (yield from run_together(list(map(read_all_documents, spaces)))), strict=True):
+    read = yield from run_together([space.documents() for space in spaces])
+    for space, documents in zip(spaces, map(parse_documents, read), strict=True):
         nodes = {parent(key)[0] for key in documents} - owners.keys()
         owners |= dict.fromkeys(nodes, space)
         shown |= {key: document for key, document in documents.items() if parent(key)[0] in nodes}

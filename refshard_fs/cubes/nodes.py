@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from refshard_fs.core.consolidated import may_repeat, reconsolidate
 from refshard_fs.core.keys import join, parent
-from refshard_fs.core.zarrmeta import CONSOLIDATED
+from refshard_fs.core.zarrmeta import CONSOLIDATED, object_in
 from refshard_fs.cubes.choice import DIMENSIONS, Attributes
 from refshard_fs.errors import ManifestError
 
@@ -156,6 +156,11 @@ class Nodes(dict[str, Node]):
         known = sorted(filter(None, dict.fromkeys(names)))
         more = "" if len(known) <= _SHOWN else f" and {len(known) - _SHOWN:,} more"
         return ManifestError(f"{what}: its {'dimensions' if dims else 'names'} are {', '.join(known[:_SHOWN])}{more}")
+
+
+def parse_documents(documents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Parse metadata documents; ManifestError, which names the key, for one that is not a JSON object."""
+    return {key: object_in(data, repr(key)) for key, data in documents.items()}
 
 
 def group_by_node(documents: Mapping[str, Mapping[str, Any]]) -> Nodes:

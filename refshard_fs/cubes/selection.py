@@ -18,8 +18,7 @@ from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Ste
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.choose import choose
-from refshard_fs.cubes.nodes import Node, collect_documents, group_by_node
-from refshard_fs.cubes.read_all_documents import read_all_documents
+from refshard_fs.cubes.nodes import Node, collect_documents, group_by_node, parse_documents
 from refshard_fs.cubes.recutting import Recut, Section, check_recut
 from refshard_fs.cubes.sections import PieceArray, check_sections, join_sections
 from refshard_fs.errors import ManifestError, NotListable
@@ -134,7 +133,7 @@ class Selection(View):
 
         ManifestError, with the names that exist, for a name that the source does not have.
         """
-        return cls(base, choose(group_by_node((yield from read_all_documents(base))), choice))
+        return cls(base, choose(group_by_node(parse_documents((yield from base.documents()))), choice))
 
     @property
     def source(self) -> KeySpace:

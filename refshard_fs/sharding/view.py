@@ -295,6 +295,10 @@ class ShardView(ArrayView[ArrayInfo]):
         return Load(entry.part(start, length), TableIndex(level, shard, path, view, size - trailer))
 
     @property
+    def shard_view(self) -> ShardView:
+        return self
+
+    @property
     def whole_shards(self) -> KeySpace:
         return self.base.whole_shards
 

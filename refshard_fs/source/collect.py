@@ -31,7 +31,6 @@ from refshard_fs.core.model import (
     batches,
     run_together,
 )
-from refshard_fs.cubes.read_all_documents import read_all_documents
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
@@ -118,11 +117,12 @@ def _contents_to_compare(keyspace: KeySpace, unread: UnreadArrays) -> Steps[Cont
 
     Of other arrays, the first chunk stands for all: their directories are not listed.
     """
-    documents = yield from read_all_documents(keyspace)
-    members = {key: zarrmeta.dumps(document) for key, document in documents.items()}
+    members = yield from keyspace.documents()
     grids: dict[str, ChunkGrid] = {}
-    for key, document in documents.items():
-        if parent(key)[1] in METADATA and (meta := zarrmeta.array_meta(document, repr(key))) and meta.grid is not None:
+    for key, data in members.items():
+        document = zarrmeta.object_in(data, repr(key)) if parent(key)[1] in METADATA else {}
+        meta = zarrmeta.array_meta(document, repr(key)) if document else None
+        if meta is not None and meta.grid is not None:
             grids[parent(key)[0]] = meta.grid
     skipped = unread.choose(members, grids)
     compared = [path for path in grids if path not in skipped]

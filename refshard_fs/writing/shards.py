@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool, Spooled
@@ -148,7 +148,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
         return edit
 
     changes = edits.changes()
-    view = cast(ShardView, keyspace) if keyspace.whole_shards is not keyspace else None
+    view: ShardView | None = keyspace.shard_view
     documents: dict[str, bytes] = {}
     layouts: dict[str, ShardLayout | None] = {}
     grown: dict[str, Growth] = {}

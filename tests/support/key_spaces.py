@@ -10,7 +10,9 @@ import numpy as np
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.chunks import Chunks
+from refshard_fs.core.keys import is_within
 from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ManifestError
 
 
@@ -32,6 +34,12 @@ def check(fs: RefShardFileSystem) -> None:
     found = run("", space.contents)
     expected = run("", partial(KeySpace.contents, space))
     assert found.members == expected.members
+    documents = run("", space.documents)
+    assert documents.keys() == {key for key in found.members if is_metadata(key)}
+    some_array = next(iter(found.arrays))
+    assert run("", partial(space.documents, some_array)) == {
+        k: d for k, d in documents.items() if is_within(k, some_array)
+    }
     assert found.others.keys() == expected.others.keys()
     assert found.arrays.keys() == expected.arrays.keys()
     for path, array in found.arrays.items():
