@@ -22,18 +22,18 @@ from refshard_fs.formats.cdf.values import ConversionRecipe, DecompressionRecipe
 
 # A compressed block of at least BLOCK bytes of values becomes a chunk. Blocks of the CDF library have almost 64 KiB.
 BLOCK: Final = 32 << 10
-JOINED: Final = 256 << 10  # bytes of chunks that are made of several smaller blocks
-MOST_BLOCK: Final = 1 << 29  # bytes of a block after decompression
-MOST_LEVELS: Final = 16  # levels of an index
+JOINED: Final = 256 << 10  # bytes: smaller blocks are joined to chunks of at most this size
+MOST_BLOCK: Final = 1 << 29  # the most bytes of a block after decompression
+MOST_LEVELS: Final = 16  # the most levels of an index
 _PREVIOUS: Final = 2  # value of `Variable.sparse`: a missing record repeats the record before it
 
 
 class Layout(msgspec.Struct, frozen=True):
     """The division of a variable's values into chunks. ``shape`` and ``chunks`` have the order of axes in the file.
 
-    ``axes`` are the numbers of the file's axes in the order that readers see, another one if the file is column-major:
-    then chunks of one record have the ``order`` F, and the axes of longer chunks are reordered while reading
-    (``is_moved``). ``is_compressed``: zarr decompresses the chunks with gzip.
+    ``axes`` has the numbers of the file's axes in the order that readers see. If the file is column-major, the two
+    orders differ: then chunks of one record have the ``order`` F, and the axes of longer chunks are reordered while
+    reading (``is_moved``). ``is_compressed``: zarr decompresses the chunks with gzip.
     """
 
     shape: tuple[int, ...]
@@ -140,11 +140,13 @@ class VariableChunks(FilledChunks):
         yield from self._load_headers([(0, self._record_size * self._variable.records)])
 
     def _check_runs(self, runs: list[Run], first: int, last: int) -> list[Run]:
+        """Return the runs that begin before record ``last``, sorted; DamagedIndex if they overlap."""
         runs = sorted(run for run in runs if run.first <= last)
         for previous, run in zip([Run(0, first - 1, 0), *runs], runs, strict=False):
             if run.last < run.first or run.first <= previous.last:
                 raise self._records.make_error(
-                    f"{self.where}: its index lists the records {run.first} to {run.last} twice, or in the wrong order"
+                    f"{self.where}: its index lists records {run.first} to {run.last} after record {previous.last}: "
+                    "expected each record once"
                 )
         return runs
 
@@ -177,6 +179,7 @@ class VariableChunks(FilledChunks):
                 yield run
 
     def _make_entry(self, start: int, stop: int) -> Entry | None:
+        """Return the entry of a chunk, bytes ``start`` to ``stop`` of the stream; None if zarr fills the chunk."""
         parts: list[Entry] = []
         position, previous = start, None
         for run in self._find_runs(start, stop, self._runs or ()):
@@ -212,10 +215,14 @@ class VariableChunks(FilledChunks):
         run_size = (run.last - run.first + 1) * self._record_size
         if kind == VVR and offset + size <= stored_size:
             return self._records.source.part(values_offset + offset, size)
-        if kind != CVVR or run_size > MOST_BLOCK:
+        if kind != CVVR:
             raise self._records.make_error(
-                f"{self.where}: its record at byte {values_offset} has {stored_size} bytes: expected {run_size} bytes "
-                "of values"
+                f"{self.where}: the values at byte {values_offset} have {stored_size} bytes: expected {run_size}"
+            )
+        if run_size > MOST_BLOCK:
+            raise self._records.make_error(
+                f"{self.where}: the block at byte {values_offset} has {run_size} bytes after decompression: expected at "
+                f"most {MOST_BLOCK}"
             )
         recipe = DecompressionRecipe(self._variable.compression, run_size)
         entry = make_entry(self._records.source.part(values_offset, stored_size), recipe, run_size, self._records.url)

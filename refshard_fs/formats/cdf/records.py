@@ -21,19 +21,19 @@ RLE, HUFFMAN, ADAPTIVE_HUFFMAN, GZIP = 1, 2, 3, 5  # kinds of compression
 PAGE: Final = 16 << 10  # bytes of a page, the unit of reading
 AHEAD: Final = 8  # pages that are read together if the page before them is in memory: lists are often consecutive
 WHOLE: Final = 1 << 20  # bytes: files up to this size are read whole when they are opened
-MOST_PAGES: Final = (64 << 20) // PAGE  # pages that may be read when a file is opened
-MOST_PAGES_OPENED: Final = 16  # pages that stay in memory after the file was opened
-MOST_DIMENSIONS: Final = 32  # the format permits 10
+MOST_PAGES: Final = (64 << 20) // PAGE  # the most pages that opening a file reads
+MOST_PAGES_OPENED: Final = 16  # the most pages that stay in memory after the file was opened
+MOST_DIMENSIONS: Final = 32  # the most dimensions of a variable; the format permits 10
 
 _RECORDS_VARY, _HAS_PAD, _IS_COMPRESSED = 1, 2, 4  # flags of a variable
 _IS_ROW_MAJOR, _IS_SINGLE = 1, 2  # flags of a file
-_MOST_VALUES: Final = 1 << 60  # values of a variable, so that its size in bytes fits 64 bits
+_MOST_VALUES: Final = 1 << 60  # the most values of a variable, so that its size in bytes fits into 64 bits
 
 
 class Head(NamedTuple):
     """The descriptors of a file (CDR and GDR).
 
-    ``r_variables``, ``z_variables`` and ``attributes`` are the offsets of lists, ``counts`` the lengths of these.
+    ``r_variables``, ``z_variables`` and ``attributes`` are the offsets of three lists, ``counts`` their lengths.
     """
 
     encoding: int
@@ -46,7 +46,7 @@ class Head(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A variable descriptor. ``lengths`` are those of dimensions along which values vary: others are not stored."""
+    """A variable descriptor. ``lengths`` has only the dimensions along which values vary: others are not stored."""
 
     name: str
     is_z: bool
@@ -94,7 +94,7 @@ class Run(NamedTuple):
 
 
 class Records:
-    """A reader of the records of a file of ``version`` 2 or 3. It reads pages, because many records share a page."""
+    """Read the records of a file of ``version`` 2 or 3, in pages, because many records share a page."""
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes, version: int) -> None:
         self.url = url
@@ -150,9 +150,8 @@ class Records:
     def read_headers(self, offsets: Sequence[int]) -> Steps[list[tuple[int, int]]]:
         """Return the type of each record at ``offsets``, and the bytes of its values if it is a VVR or a CVVR."""
         layout = self.make_struct("OiiO")
-        lengths = [
-            min(layout.size, self.size - offset) for offset in offsets
-        ]  # a VVR at the end of the file may be shorter
+        # A VVR at the end of the file may be shorter than this layout.
+        lengths = [min(layout.size, self.size - offset) for offset in offsets]
         for offset, length in zip(offsets, lengths, strict=True):
             if offset < 0 or length < self.header:
                 raise self.make_error(
@@ -184,7 +183,8 @@ class Records:
         size, record_type = self.make_struct("Oi").unpack((yield from self.read(offset, self.header)))
         if record_type != kind or size < self.header:
             raise self.make_error(
-                f"the record at byte {offset} has the type {record_type} and {size} bytes: expected the type {kind}"
+                f"the record at byte {offset} has the type {record_type} and {size} bytes: expected the type {kind} "
+                f"and at least {self.header} bytes"
             )
         self._bytes_left -= 0 if self.is_opened else size
         if self._bytes_left < 0:
@@ -199,7 +199,7 @@ class Records:
         gdr_offset, version, release, encoding, flags = self._unpack("Oiiii", cdr)
         if not flags & _IS_SINGLE:
             raise ManifestError(
-                f"{self.url}: its variables lie in separate files, which is not supported: join them with cdfconvert"
+                f"{self.url}: its variables lie in separate files: expected one file. Join them with cdfconvert"
             )
         self.is_old = (version, release) < (2, 5)
         gdr = yield from self.read_record(gdr_offset, GDR)

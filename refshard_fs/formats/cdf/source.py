@@ -43,12 +43,12 @@ from refshard_fs.formats.cdf.values import (
     make_default_pad,
 )
 
-MOST_INFLATED: Final = 64 << 20  # bytes of a file that is compressed as a whole, before and after decompression
+MOST_INFLATED: Final = 64 << 20  # the most bytes of a file compressed as a whole, before and after decompression
 
 _CF_NAMES: Final = {"UNITS": "units", "LABLAXIS": "long_name"}  # names that xarray's plots use
 _SEPARATOR: Final = "\\N "  # separates texts in an entry
-_TARGETS: Final = re.compile(r"DEPEND_\d", re.IGNORECASE)
-_DELTAS: Final = ("DELTA_PLUS_VAR", "DELTA_MINUS_VAR")
+_TARGETS: Final = re.compile(r"DEPEND_\d", re.IGNORECASE)  # attributes that name the coordinate of a dimension
+_DELTAS: Final = ("DELTA_PLUS_VAR", "DELTA_MINUS_VAR")  # attributes that name a variable with uncertainties
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -160,8 +160,6 @@ class _Group(ArrayGroupBuilder):
             except ManifestError as e:
                 self.reports[name] = str(e)
         self.arrays = {name: self.arrays[name] for name in self._variables if name in self.arrays}
-        if not self.arrays and not self.reports:
-            self.reports["variables"] = "it has none"
 
     def load_indexes(self) -> Steps[None]:
         """Read the indexes of all variables. Ignore damage: reading the variable raises the same error."""
@@ -224,7 +222,7 @@ class _Group(ArrayGroupBuilder):
             numbered_names = (f"{'record' if is_record else 'dim'}{number}" for number in range(len(self._lengths) + 2))
             candidates = [*self._suggest_names(name, variable, axis), *numbered_names, f"{name}_{axis}"]
             dimension = next(
-                candidate for candidate in candidates if candidate not in names and self._has_length(candidate, length)
+                candidate for candidate in candidates if candidate not in names and self._take_name(candidate, length)
             )
             names.append(dimension)
             if is_record and dimension not in self.unlimited:
@@ -251,8 +249,8 @@ class _Group(ArrayGroupBuilder):
         if rank > 1 and axis == rank - 1 and name in self._targets:
             yield f"{name}_dim"
 
-    def _has_length(self, name: str, length: int) -> bool:
-        """Whether ``name`` can be the name of a dimension of this length. If so, record the length.
+    def _take_name(self, name: str, length: int) -> bool:
+        """Take ``name`` for dimensions of this ``length``. Return False if it is already taken for another length.
 
         The name of a variable can only be the name of the variable's single dimension.
         """
@@ -273,7 +271,7 @@ class _Group(ArrayGroupBuilder):
         }
 
     def read_root_attributes(self) -> dict[str, Any]:
-        """Return the attributes of the file. ``coordinates`` are the coordinates that are not index coordinates."""
+        """Return the attributes of the file. ``coordinates`` names coordinates that are not index coordinates."""
         attributes: dict[str, Any] = {}
         for attribute in self._attributes:
             values = [self._decode_entry(entry) for entry in sorted(attribute.entries)] if attribute.is_global else []

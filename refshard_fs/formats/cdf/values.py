@@ -18,6 +18,7 @@ from refshard_fs.formats.cdf.records import ADAPTIVE_HUFFMAN, GZIP, HUFFMAN, RLE
 _BIG: Final = (1, 2, 5, 7, 9, 11, 12, 18)  # numbers of the encodings of a file, by byte order
 _LITTLE: Final = (4, 6, 13, 16, 17, 19)
 _VAX: Final = (3, 14, 15, 20, 21)  # little-endian, with VAX floats
+# Numpy's data types by the number of CDF's type, without the byte order; "S" stands for texts.
 _TYPES: Final = {
     1: "i1", 2: "i2", 4: "i4", 8: "i8", 11: "u1", 12: "u2", 14: "u4", 21: "f4", 22: "f8", 41: "i1", 44: "f4", 45: "f8",
     31: "f8", 32: "c16", 33: "i8", 51: "S", 52: "S",
@@ -81,7 +82,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def find_kind(number: int, elements: int, encoding: int) -> Kind:
-    """Return the type with this ``number`` in a file of this ``encoding``. ``elements`` are the characters of a text.
+    """Return the type with this ``number`` in a file of this ``encoding``. A text has ``elements`` characters.
 
     Raises ManifestError if the type or the encoding is not supported.
     """
@@ -113,9 +114,8 @@ def convert_tt2000(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
     A leap second has the same values as the second after it.
     """
-    are_times = (times > NOT_A_TIME + 1) & (
-        times < np.iinfo(np.int64).max - _J2000
-    )  # 64-bit nanoseconds end in the year 2262
+    latest = np.iinfo(np.int64).max - _J2000  # 64-bit nanoseconds end in the year 2262
+    are_times = (times > NOT_A_TIME + 1) & (times < latest)
     tai = np.where(are_times, times, 0) + _J2000
     ahead = _SECOND * (10 + np.searchsorted(_TAI_OF_LEAPS, tai, side="right"))
     if tai.size and tai.min() < _TAI_OF_1972:
@@ -178,7 +178,7 @@ _RUN: Final = re.compile(rb"\0(.)", re.DOTALL)
 
 
 class ConversionRecipe(msgspec.Struct, frozen=True):
-    """Convert the values of a chunk to those that readers see, and reorder its axes to ``axes``.
+    """Convert the values of a chunk by `Kind.convert`, and reorder its axes to ``axes``.
 
     A shorter chunk is padded to ``stored_shape``, the shape in the file. ``is_compressed``: the result is compressed
     with gzip, as the array's metadata say.

@@ -36,8 +36,9 @@ class Layout(NamedTuple):
     """How the values of a data set are stored. ``length`` is their size in bytes, before compression.
 
     ``chunk`` is the shape of the chunks: () if all values are one chunk, None if they are stored without chunks and
-    compression. ``written`` are the chunks that were written, by number; None if the Vdata ``table`` lists them.
-    ``fill`` are the bytes of an element that was never written.
+    compression. ``shape`` is the shape of the data set, if the header of the chunks states it. ``written`` has the
+    elements of the written chunks, by chunk number; None if the Vdata with the reference number ``table`` lists them.
+    ``fill`` are the bytes of one value that was never written.
     """
 
     length: int
@@ -59,7 +60,7 @@ def find_layout(elements: Elements, key: Key | None) -> Steps[Layout | None]:
     kind = yield from elements.read_kind(key)
     if kind == "plain":
         return Layout(elements.descriptors[key].length)
-    header = yield from elements.read_stored(key)
+    header = yield from elements.read_stored_bytes(key)
     match kind:
         case "linked":
             return Layout(int.from_bytes(header[2:6], "big", signed=True))
@@ -72,8 +73,8 @@ def find_layout(elements: Elements, key: Key | None) -> Steps[Layout | None]:
             return parse_chunked(header)
         case "external":
             name = header[14:].split(b"\0")[0].decode(errors="replace")
-            raise ManifestError(f"its values lie in another file, {name[:100]!r}, which is not supported")
-    raise ManifestError(f"its values are in a {kind} element, which is not supported")
+            raise ManifestError(f"its values lie in another file, {name[:100]!r}: other files are not read")
+    raise ManifestError(f"its values are in a {kind} element: this kind is not supported")
 
 
 def parse_compressed(header: bytes) -> tuple[int, int, bytes]:
@@ -105,7 +106,7 @@ def parse_chunked(header: bytes) -> Layout:
         if min(shape) < 0 or min(chunk) < 1 or count != math.prod(chunk) or len(fill) != length or width < 1:
             raise ValueError(
                 f"the header of its chunks contradicts itself: shape {shape}, chunks of shape {chunk}, "
-                f"{count} elements in a chunk, {width} bytes in an element"
+                f"{count} values in a chunk, {width} bytes in a value"
             )
         coding = None
         if position + 6 <= len(header):
@@ -126,7 +127,7 @@ def find_chunk_shape(layout: Layout | None, shape: tuple[int, ...], itemsize: in
 def make_chunks(
     elements: Elements, key: Key | None, layout: Layout | None, array: ArrayDescription, grid: ChunkGrid, fill: bytes
 ) -> Chunks:
-    """Return the chunks of a data set; ``fill`` are the bytes of an element that was never written.
+    """Return the chunks of a data set; ``fill`` are the bytes of one value that was never written.
 
     Raises ManifestError if the data set has fewer bytes than its shape needs.
     """
@@ -186,7 +187,7 @@ class CodedChunks(FilledChunks):
         itemsize = array.dtype.itemsize
         self._chunk_size = math.prod(array.chunks) * itemsize
         self._fill = layout.fill if len(layout.fill) == itemsize else fill
-        # The metadata have the fill value of the attribute, so readers fill with it: the file must do the same.
+        # zarr fills unwritten chunks with the fill value of the attribute: this is right only if the file has it, too.
         fills_itself = array.fill_value is not None and self._fill == fill
         super().__init__(array.where, grid, self._chunk_size, fills_itself=fills_itself)
         self._elements = elements
@@ -206,7 +207,7 @@ class CodedChunks(FilledChunks):
 
     def _read_table(self) -> Steps[dict[int, Key]]:
         ref, counts = self._layout.table, self.grid.counts
-        header = parse_vdata((yield from self._elements.read_stored((VDATA, ref))))
+        header = parse_vdata((yield from self._elements.read_stored_bytes((VDATA, ref))))
         row = np.dtype([("origin", ">i4", (len(counts),)), ("tag", ">u2"), ("ref", ">u2")])
         if header.size != row.itemsize:
             raise ValueError(f"the records of its table of chunks have {header.size} bytes: expected {row.itemsize}")
@@ -227,9 +228,11 @@ class CodedChunks(FilledChunks):
             if key is None:
                 return self.unwritten_entry()
             parts = yield from self._find_parts(key)
-            size = sum(length for _, length in parts)
-            if not size or any(offset + length > self._elements.file.size for offset, length in parts):
-                raise ValueError(f"chunk {number} has no bytes, or ends beyond the end of the file")
+            size, end = sum(length for _, length in parts), max(map(sum, parts), default=0)
+            if not size:
+                raise ValueError(f"chunk {number} has no bytes")
+            if end > self._elements.file.size:
+                raise ValueError(f"chunk {number} ends at byte {end}, but the file has {self._elements.file.size}")
             if self._layout.coding is None and size != self._chunk_size:
                 raise ValueError(f"chunk {number} has {size} bytes: expected {self._chunk_size}")
         except RefShardError:
@@ -251,7 +254,7 @@ class CodedChunks(FilledChunks):
             return (yield from elements.find_parts(key))
         compressed = elements.find_compressed(key) if key[0] == CHUNK else None
         if compressed is None:
-            _, ref, _ = parse_compressed((yield from elements.read_stored(key)))
+            _, ref, _ = parse_compressed((yield from elements.read_stored_bytes(key)))
             compressed = COMPRESSED, ref
         return (yield from elements.find_parts(compressed))
 

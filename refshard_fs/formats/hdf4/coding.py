@@ -1,4 +1,4 @@
-"""Compressions of HDF4 elements: zarr's codec if it has one, otherwise a recipe that decodes here. No I/O here."""
+"""Decode compressed HDF4 elements: by a codec of zarr, or, if zarr has none, by a recipe. No I/O here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from refshard_fs.core.compression import decode_by_imagecodecs
 from refshard_fs.errors import ManifestError
 
-MOST_DECODED: Final = 1 << 29  # bytes of a decoded chunk: runs can decode to 65 times their bytes
+MOST_DECODED: Final = 1 << 29  # the most bytes of a decoded chunk: runs can decode to 65 times their bytes
 _NONE, _RUNS, _BITS, _HUFFMAN, _DEFLATE, _SZIP = range(6)
 _NAMES: Final = ("none", "RLE", "NBIT", "skipping Huffman", "deflate", "szip")
 _OTHER_NAMES: Final = {7: "JPEG", 12: "IMCOMP"}
-_LAYOUTS: Final = {_BITS: ">iHHii", _HUFFMAN: ">II", _DEFLATE: ">H", _SZIP: ">IIIBB"}  # the formats of parameters
-_PREAMBLE: Final = 0x10000  # flag in szip's options: five bytes come before the data
+_LAYOUTS: Final = {_BITS: ">iHHii", _HUFFMAN: ">II", _DEFLATE: ">H", _SZIP: ">IIIBB"}  # parameters, as for `struct`
+_PREAMBLE: Final = 0x10000  # a flag in szip's options: five bytes come before the data
 _ELEMENTS_AT_ONCE: Final = 1 << 16  # elements whose bits are unpacked together
 
 
@@ -68,8 +68,8 @@ def parse_coding(data: bytes) -> Coding:
         name = _OTHER_NAMES.get(coder) or (_NAMES[coder] if coder <= _SZIP else f"number {coder}")
         raise ManifestError(f"it is compressed with {name} (model {model}), which is not supported")
     if len(data) < 4 + struct.calcsize(layout):
-        found = f"expected {4 + struct.calcsize(layout)} bytes, found {len(data)}"
-        raise ValueError(f"the header of an element that is compressed with {_NAMES[coder]} is cut short: {found}")
+        sizes = f"expected {4 + struct.calcsize(layout)} bytes, found {len(data)}"
+        raise ValueError(f"the header of an element that is compressed with {_NAMES[coder]} is cut short: {sizes}")
     return Coding(coder, struct.unpack_from(layout, data, 4))
 
 
@@ -94,7 +94,7 @@ class DecodingRecipe(msgspec.Struct, frozen=True):
 
 
 def decode_runs(raw: bytes, size: int, repeated: int = 3, plain: int = 1) -> bytes:
-    """Decode runs to ``size`` bytes. Raise ValueError if the runs have fewer.
+    """Decode runs to ``size`` bytes. Raise ValueError if they decode to fewer.
 
     A run begins with a byte: its highest bit is a flag, the other bits are a count. With the flag, the next byte is
     repeated ``count + repeated`` times; without it, ``count + plain`` bytes follow as they are.
@@ -144,13 +144,13 @@ def _decode_szip(raw: bytes, size: int, values: tuple[int, ...]) -> bytes:
     width = (depth + 7) // 8
     width += width == 3
     if pixels * width != size:
-        raise ValueError(f"szip of {pixels} pixels of {width} bytes: expected {size} bytes")
+        raise ValueError(f"its szip header states {pixels} pixels of {width} bytes: expected {size} bytes in all")
     if options & _PREAMBLE:
         if len(raw) < 5:
             raise ValueError(f"its szip bytes are cut short: expected at least 5, found {len(raw)}")
         length = int.from_bytes(raw[1:5], "big")
         if length > len(raw) - 5:
-            raise ValueError(f"its {len(raw) - 5} bytes of szip are cut short: expected {length}")
+            raise ValueError(f"its szip bytes are cut short: expected {length}, found {len(raw) - 5}")
         if raw[0] == 1:  # stored without compression, because that is smaller
             return raw[5 : 5 + length]
         raw = raw[5 : 5 + length]

@@ -42,7 +42,7 @@ from refshard_fs.formats.hdf4.objects import (
     parse_vgroup,
 )
 
-SMALL: Final = 64 << 10  # bytes of a Vdata's values that are read with the metadata, because they may be attributes
+SMALL: Final = 64 << 10  # bytes: values of a Vdata up to this size are read on opening, since they may be attributes
 FEW: Final = 64  # if at most this number of data sets are chunked, their tables of chunks are read on opening
 
 _NAMES: Final = {VGROUP: "Vgroup", VDATA: "Vdata"}
@@ -51,18 +51,14 @@ _DIMENSION, _UNLIMITED = "Dim0.0", "UDim0.0"
 _COUNTED, _VALUED, _COORDINATE = "DimVal0.0", "DimVal0.1", "CoordVar"
 _IMAGE_ATTRIBUTE: Final = "RIATTR0.0C"
 _FILL, _IMAGE_FILL = "_FillValue", "FillValue"
-_LIBRARY_CLASSES: Final = (
-    "Attr",
-    "DimVal",
-    "SDSVar",
-    "CoordVar",
-    "RIATTR",
-    "_HDF",
-)  # prefixes of the classes of Vdatas that the library writes: these are not tables of users
+# Prefixes of the classes of Vdatas that the library writes: these are not tables of users.
+_LIBRARY_CLASSES: Final = ("Attr", "DimVal", "SDSVar", "CoordVar", "RIATTR", "_HDF")
 _SCALES, _RANGE, _CALIBRATION = 703, 707, 731  # tags of elements of version 3.2
+# Attributes that are texts, by the tag of the element that has the texts of a data set and of its dimensions.
 _TEXTS: Final = {704: "long_name", 705: "units", 706: "format", 708: "coordsys"}
 _OLD_GROUP: Final = 700  # the tag of groups in version 3.1
-_MOST_MEMBERS: Final = 1 << 10  # members of a group
+_MOST_MEMBERS: Final = 1 << 10  # the most members of a numeric data group that are read
+# The attributes that a calibration gives, in its order.
 _CALIBRATED: Final = ("scale_factor", "scale_factor_err", "add_offset", "add_offset_err")
 
 
@@ -74,7 +70,10 @@ class Dimension(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """Attributes as JSON, the data types of packing attributes (scale_factor, add_offset), and the fill value."""
+    """Attributes: ``shown`` as JSON, and the ``fill`` value.
+
+    ``dtypes`` has the data types of scale_factor and add_offset, by name.
+    """
 
     shown: dict[str, Any]
     dtypes: dict[str, str]
@@ -82,7 +81,10 @@ class Attributes(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """A scientific data set. ``data`` is the element of its values, stored as ``layout`` says; None: never written."""
+    """A scientific data set. ``data`` is the key of its values, and ``layout`` tells how these are stored.
+
+    Both or one of them are None if the values were never written.
+    """
 
     name: str
     key: Key  # the key of its group identifies the data set
@@ -93,7 +95,7 @@ class DataSet(NamedTuple):
     data: Key | None
     layout: Layout | None
     is_coordinate: bool = False
-    unlimited: str = ""  # the name of its unlimited dimension
+    unlimited: str = ""  # the name of its unlimited dimension; "" if all have a length
     values: bytes | None = None  # the values of a dimension's scale in files of version 3.2
 
 
@@ -119,9 +121,9 @@ class Tree:
         if len(special) <= FEW and len(blocks) <= 16 * FEW:  # most linked blocks belong to tables of chunks
             keys += blocks
         # An element that ends beyond the end of the file is not read: the data sets that need it are reported.
-        ends = [(key, elements.descriptors[key]) for key in keys]
+        descriptors = [(key, elements.descriptors[key]) for key in keys]
         yield from elements.load(
-            key for key, descriptor in ends if descriptor.offset + descriptor.length <= elements.file.size
+            key for key, descriptor in descriptors if descriptor.offset + descriptor.length <= elements.file.size
         )
         for key in self.list_keys(VGROUP, VDATA):
             data = yield from elements.read_contents(key)
@@ -194,6 +196,7 @@ class Tree:
         return (yield from self.read_attributes(root.members)), data_sets
 
     def _run_and_report(self, name: str, steps: Steps[list[DataSet]]) -> Steps[list[DataSet]]:
+        """Return the data sets that ``steps`` return. If they raise an error, report it under ``name``."""
         try:
             return (yield from steps)
         except (ValueError, struct.error, DamagedIndex) as e:
@@ -216,7 +219,7 @@ class Tree:
                 dimension = yield from self._read_dimension(member)
                 dimensions += [dimension] if dimension is not None else []
             elif tag == NUMBER_TYPE:
-                dtype = parse_number_type((yield from self.elements.read_stored((tag, member))))
+                dtype = parse_number_type((yield from self.elements.read_stored_bytes((tag, member))))
             elif tag == DATA:
                 data = tag, member
             elif tag == DATA_GROUP:
@@ -254,7 +257,7 @@ class Tree:
         return shape
 
     def _read_dimension(self, ref: int) -> Steps[Dimension | None]:
-        """Read the dimension that a Vgroup describes; None if the Vgroup is not of a dimension."""
+        """Read the dimension that a Vgroup describes; None if it does not describe a dimension."""
         if ref in self._dimensions:
             return self._dimensions[ref]
         group = self.groups.get(ref)
@@ -276,47 +279,46 @@ class Tree:
     def _read_old_data_sets(self, key: Key, first_number: int) -> Steps[list[DataSet]]:
         """Read the data set of a numeric data group, and the scales of its dimensions as data sets.
 
-        ``first_number`` is the number in the name of its first dimension.
+        The first dimension is named ``fakeDim{first_number}``.
         """
-        members = (yield from self.elements.read_stored(key))[: 4 * _MOST_MEMBERS]
+        members = (yield from self.elements.read_stored_bytes(key))[: 4 * _MOST_MEMBERS]
         refs = dict(struct.iter_unpack(">HH", members[: len(members) // 4 * 4]))
         if DIMENSIONS not in refs:
             raise ValueError("its group has no element of dimensions")
-        header = yield from self.elements.read_stored((DIMENSIONS, refs[DIMENSIONS]))
+        header = yield from self.elements.read_stored_bytes((DIMENSIONS, refs[DIMENSIONS]))
         (rank,) = struct.unpack_from(">H", header)
         if rank > MOST_DIMENSIONS:
             raise ValueError(f"it has {rank} dimensions: expected at most {MOST_DIMENSIONS}")
         *lengths, _ = struct.unpack_from(f">{rank}iH", header, 2)
         dtypes = []
         for tag, ref in struct.iter_unpack(">HH", header[2 + 4 * rank :][: 4 * rank + 4]):
-            dtypes.append(parse_number_type((yield from self.elements.read_stored((tag, ref)))))
+            dtypes.append(parse_number_type((yield from self.elements.read_stored_bytes((tag, ref)))))
         if len(dtypes) < rank + 1:
             raise ValueError(f"it has {len(dtypes)} number types: expected {rank + 1}, for values and dimensions")
         data = (DATA, refs[DATA]) if DATA in refs else None
         layout = yield from find_layout(self.elements, data)
         names = tuple(f"fakeDim{first_number + number}" for number in range(rank))
         shape = self._find_shape([*map(Dimension, names, lengths)], layout, dtypes[0].itemsize)
-        attributes_by_axis: list[dict[str, Any]] = [
-            {} for _ in range(rank + 1)
-        ]  # the first item is for the data set, the others are for its dimensions
+        # The first item is for the data set, the others are for its dimensions.
+        attributes_by_axis: list[dict[str, Any]] = [{} for _ in range(rank + 1)]
         for tag, name in _TEXTS.items():
             if tag in refs:
-                texts = (yield from self.elements.read_stored((tag, refs[tag]))).split(b"\0")
+                texts = (yield from self.elements.read_stored_bytes((tag, refs[tag]))).split(b"\0")
                 for axis_attributes, text in zip(attributes_by_axis, texts, strict=False):
                     if text:
                         axis_attributes[name] = decode_text(text)
         attributes = Attributes(attributes_by_axis[0], {})
         if _RANGE in refs and dtypes[0].kind != "S":
-            limits = np.frombuffer((yield from self.elements.read_stored((_RANGE, refs[_RANGE]))), dtypes[0]).tolist()
+            limits = np.frombuffer((yield from self.elements.read_stored_bytes((_RANGE, refs[_RANGE]))), dtypes[0]).tolist()
             attributes.shown.update(zip(("valid_max", "valid_min"), limits, strict=False))
         if _CALIBRATION in refs:
-            calibration = yield from self.elements.read_stored((_CALIBRATION, refs[_CALIBRATION]))
+            calibration = yield from self.elements.read_stored_bytes((_CALIBRATION, refs[_CALIBRATION]))
             kind = ">f8" if len(calibration) == 36 else ">f4"
             attributes.shown.update(zip(_CALIBRATED, np.frombuffer(calibration, kind, 4).tolist(), strict=True))
             attributes.shown["calibrated_nt"] = int.from_bytes(calibration[-4:], "big")
             attributes.dtypes.update(dict.fromkeys(PACKING, kind))
         scale_data_sets = []
-        scales = (yield from self.elements.read_stored((_SCALES, refs[_SCALES]))) if _SCALES in refs else b""
+        scales = (yield from self.elements.read_stored_bytes((_SCALES, refs[_SCALES]))) if _SCALES in refs else b""
         flags = scales[:rank].ljust(rank, b"\0")
         position = rank
         for number, (name, length) in enumerate(zip(names, shape, strict=True)):

@@ -1,8 +1,8 @@
 """The data elements of an HDF4 file: read their descriptors, and locate their bytes. No I/O here.
 
-The names come from the specification (HDF 4.1 and later). A data descriptor has a tag, which is the kind of an element,
-a reference number, an offset and a length. The bytes there are the element, or the header of a special element, which
-says how the element is stored.
+The names come from the specification (HDF 4.1 and later). A data descriptor gives the tag (the kind), the reference
+number, the offset and the length of an element. At this offset lies the element itself, or, if the element is special,
+a header that says how the element is stored.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 
+# Tags of elements.
 NULL, LINKED, COMPRESSED, CHUNK = 1, 20, 40, 61
 NUMBER_TYPE, DIMENSIONS, DATA, DATA_GROUP = 106, 701, 702, 720
 VDATA, VDATA_VALUES, VGROUP = 1962, 1963, 1965
 IMAGE_DIMENSIONS, PALETTE, IMAGE, COMPRESSED_IMAGE, IMAGE_GROUP = 300, 301, 302, 303, 306
 
-SMALL_FILE: Final = 4 << 20  # bytes of a file that is read whole when it is opened
-# Bytes that are read from the start of a block of descriptors; more if blocks lie near each other. Each block points to
-# the next one, so that each block beyond these bytes takes a round of requests.
+SMALL_FILE: Final = 4 << 20  # bytes: a file of at most this size is read whole when it is opened
+# Bytes that are read from the start of a block of descriptors; up to MOST_WINDOW if blocks lie near each other. Each
+# block points to the next one: a block that these bytes do not contain takes another round of requests.
 WINDOW: Final = 64 << 10
 MOST_WINDOW: Final = 2 << 20
-NEAR: Final = 256 << 10  # blocks of descriptors within this number of bytes lie near each other
-MOST_BYTES: Final = 16 << 20  # bytes of metadata, or of a table of chunks
-TOGETHER: Final = 1 << 28  # bytes of all metadata and tables together
-MOST_PARTS: Final = 1 << 18  # parts of one linked element
+NEAR: Final = 256 << 10  # bytes: blocks of descriptors at most this far apart lie near each other
+MOST_BYTES: Final = 16 << 20  # the most bytes of an element that is metadata or a table of chunks
+TOGETHER: Final = 1 << 28  # the most bytes of all these elements together
+MOST_PARTS: Final = 1 << 18  # the most blocks of a linked element
 
-_SPECIAL: Final = 0x4000
-_EXTENDED: Final = 0x8000  # tags from here on are defined by users
+_SPECIAL: Final = 0x4000  # the flag of a special element in its tag
+_EXTENDED: Final = 0x8000  # users define the tags from this number on
 _DESCRIPTOR: Final = np.dtype([("tag", ">u2"), ("ref", ">u2"), ("offset", ">i4"), ("length", ">i4")])
+# Kinds of special elements, by the code at the beginning of the header.
 _KINDS: Final = {1: "linked", 2: "external", 3: "compressed", 4: "linked", 5: "chunked", 6: "buffered", 7: "compressed"}
 
 Key = tuple[int, int]  # tag and reference number
@@ -54,7 +56,7 @@ NOWHERE: Final = Descriptor(0, 0, False)
 
 
 class Elements:
-    """The elements of a file by their keys. The bytes of elements that were read stay in memory."""
+    """The elements of a file, by key. Once an element is read, its bytes stay in memory."""
 
     def __init__(self, file: FileBytes, descriptors: Mapping[Key, Descriptor]) -> None:
         self.file = file
@@ -81,9 +83,10 @@ class Elements:
                     f"expected at most {MOST_BYTES}"
                 )
         loaded = self._loaded_bytes + sum(descriptor.length for descriptor in descriptors.values())
-        if loaded > min(TOGETHER, max(4 * self.file.size, 1 << 20)):
+        most = min(TOGETHER, max(4 * self.file.size, 1 << 20))  # more than the file only if elements overlap
+        if loaded > most:
             raise self.make_error(
-                f"its metadata take {loaded} bytes, too many for its size: it refers to them repeatedly"
+                f"its metadata have {loaded} bytes: expected at most {most} in a file of {self.file.size} bytes"
             )
         data = yield from self.file.load(
             [(descriptor.offset, descriptor.length) for descriptor in descriptors.values()]
@@ -91,7 +94,7 @@ class Elements:
         self._data |= zip(descriptors, data, strict=True)
         self._loaded_bytes = loaded
 
-    def read_stored(self, key: Key) -> Steps[bytes]:
+    def read_stored_bytes(self, key: Key) -> Steps[bytes]:
         """Return the bytes of an element, or the header of a special element."""
         if key not in self._data:
             if key not in self.descriptors:
@@ -103,10 +106,10 @@ class Elements:
         """Return how an element is stored: plain, linked, compressed, chunked, external or buffered."""
         if not self.descriptors[key].is_special:
             return "plain"
-        header = yield from self.read_stored(key)
+        header = yield from self.read_stored_bytes(key)
         code = int.from_bytes(header[:2], "big")
         if code not in _KINDS:
-            raise ManifestError(f"element {key} is special in the unknown way {code}: expected 1 to 7")
+            raise ManifestError(f"{self.file.url}: element {key} is stored in the unknown way {code}: expected 1 to 7")
         return _KINDS[code]
 
     def find_parts(self, key: Key) -> Steps[list[Part]]:
@@ -118,8 +121,8 @@ class Elements:
             descriptor = self.descriptors[key]
             return [(descriptor.offset, descriptor.length)] if descriptor.length else []
         if kind != "linked":
-            raise ManifestError(f"element {key} is {kind}: expected a plain or a linked element")
-        header = yield from self.read_stored(key)
+            raise ManifestError(f"{self.file.url}: element {key} is {kind}: expected a plain or a linked element")
+        header = yield from self.read_stored_bytes(key)
         if len(header) < 16:
             raise self.make_error(f"the header of the linked element {key} has {len(header)} bytes: expected 16")
         remaining, usual_size, _, table = struct.unpack_from(">iiiH", header, 2)
@@ -131,8 +134,10 @@ class Elements:
                 raise self.make_error(f"{remaining} bytes of the linked element {key} have no block")
             tables.add(table)
             if len(parts) > MOST_PARTS:
-                raise ManifestError(f"the linked element {key} has more than {MOST_PARTS} blocks")
-            data = yield from self.read_stored((LINKED, table))
+                raise ManifestError(
+                    f"{self.file.url}: the linked element {key} has more than {MOST_PARTS} blocks, the most supported"
+                )
+            data = yield from self.read_stored_bytes((LINKED, table))
             table, *blocks = np.frombuffer(data, ">u2", len(data) // 2).tolist() or [0]
             for block in blocks:
                 descriptor = self.descriptors.get((LINKED, block), NOWHERE)
@@ -142,15 +147,20 @@ class Elements:
                     break
                 size = min(block_size, remaining)
                 if descriptor.length < size:
-                    raise self.make_error(f"block {block} of the linked element {key} is shorter than its {size} bytes")
+                    raise self.make_error(
+                        f"block {block} of the linked element {key} has {descriptor.length} bytes: expected {size}"
+                    )
                 parts += [(descriptor.offset, size)] if size else []
                 remaining, block_size = remaining - size, usual_size
         return _join_parts(parts)
 
     def read_contents(self, key: Key) -> Steps[bytes]:
-        """Return the bytes of a plain or linked element that is metadata. Raise ManifestError if they are too many."""
+        """Return the bytes of a plain or linked element that is metadata.
+
+        Raises ManifestError if the element has more than `MOST_BYTES`.
+        """
         if key in self.descriptors and not self.descriptors[key].is_special:
-            return (yield from self.read_stored(key))
+            return (yield from self.read_stored_bytes(key))
         parts = yield from self.find_parts(key)
         size = sum(size for _, size in parts)
         if size > MOST_BYTES:
@@ -162,14 +172,15 @@ class Elements:
     def find_compressed(self, key: Key) -> Key | None:
         """Return the key of the compressed bytes directly after the header of an element; None if they lie elsewhere.
 
-        The HDF4 library writes the bytes of a compressed chunk after its header, so the header need not be read.
+        The HDF4 library writes the bytes of a compressed chunk directly after the header of the chunk. So the header,
+        which has the key of these bytes, need not be read.
         """
         descriptor = self.descriptors[key]
         return self._compressed.get(descriptor.offset + descriptor.length)
 
 
 def _join_parts(parts: list[Part]) -> list[Part]:
-    """Join parts where the next one begins at the end of the one before."""
+    """Join consecutive parts that have no gap between them."""
     joined = parts[:1]
     for (offset, size), (next_offset, next_size) in pairwise(parts):
         if offset + size == next_offset:
@@ -195,7 +206,7 @@ def read_descriptors(file: FileBytes) -> Steps[Elements]:
         total += 6 + 12 * count
         if total > file.size:
             raise DamagedIndex(
-                "", file.url, f"its blocks of descriptors have {total} bytes: it refers to some of them repeatedly"
+                "", file.url, f"its blocks of descriptors have {total} bytes: expected at most {file.size}, as the file"
             )
         [rows] = yield from file.load([(address + 6, 12 * count)], window)
         table = np.frombuffer(rows, _DESCRIPTOR)

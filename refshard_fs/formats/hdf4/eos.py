@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-KINDS: Final = {"GRID": "grid", "SWATH": "swath"}  # by the class of the Vgroup with their fields
+KINDS: Final = {"GRID": "grid", "SWATH": "swath"}  # by the class of the Vgroup that has the fields
 
 # A list in parentheses may continue in the next lines.
 _LINE: Final = re.compile(r"^[ \t]*(\w{1,100})[ \t]*=[ \t]*(\([^)]{0,1000}\)|[^\n]*)", re.MULTILINE)
 _MOST_BLOCKS: Final = 1 << 16
-_LONGEST: Final = 4 << 20  # characters of the text
+_LONGEST: Final = 4 << 20  # the most characters of the text
 _WGS84: Final = 12  # the number of this sphere in GCTP, the library of projections that HDF-EOS2 uses
 _PROJECTIONS: Final = re.compile(
     "GCTP_(ALASKA|ALBERS|AZMEQD|BCEA|CEA|EQRECT|EQUIDC|GEO|GNOMON|GOOD|GVNSP|HAMMER|HOM|IMOLL|ISINUS1?|LAMAZ|LAMCC|MERCAT|"
@@ -20,8 +20,8 @@ _PROJECTIONS: Final = re.compile(
 )
 _ORIGINS: Final = re.compile("HDFE_GD_[UL][LR]")
 _INTEGER: Final = re.compile("-?[0-9]{1,3}")
-_UPPER_LEFT: Final = ("HDFE_GD_UL", None)  # values of GridOrigin that mean "row 0 is the northernmost"
-_ROLES: Final = {  # standard name, unit and axis of the coordinates x and y, by whether these are degrees
+_UPPER_LEFT: Final = ("HDFE_GD_UL", None)  # values of GridOrigin (None: not given) for "row 0 is the northernmost"
+_ROLES: Final = {  # standard name, unit and axis of the coordinates x and y; by whether these are in degrees
     True: (("longitude", "degrees_east", "X"), ("latitude", "degrees_north", "Y")),
     False: (("projection_x_coordinate", "m", "X"), ("projection_y_coordinate", "m", "Y")),
 }
@@ -49,9 +49,9 @@ class Axis(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """A grid or a swath. ``fields`` are names of dimensions by field; ``axes`` are coordinates by dimension.
+    """A grid or a swath. ``fields`` has the names of dimensions by field; ``axes`` has coordinates by dimension.
 
-    ``crs`` are the attributes of a grid's coordinate reference system.
+    ``crs`` has the attributes of a grid's coordinate reference system.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Structure(NamedTuple):
     axes: Mapping[str, Axis]
     crs: dict[str, Any]
     geolocation: tuple[str, ...]  # the dimensions of a swath's latitudes; empty if it has no longitudes
-    merged: frozenset[str] = frozenset()  # fields that share one data set with another name
-    problem: str = ""  # the damaged value because of which a grid has no coordinates; "" if none
+    merged: frozenset[str] = frozenset()  # fields that are stored together, in a data set with another name
+    problem: str = ""  # why a grid has no coordinates; "" if its values are usable
 
 
 def parse_odl(text: str) -> Block:
-    """Parse a text in ODL, the language of NASA's metadata. Other lines in it are ignored.
+    """Parse a text in ODL, the language of NASA's metadata. Lines that are not in ODL are ignored.
 
     Raises ValueError if a block has no end, or the end of another block.
     """
@@ -104,6 +104,7 @@ def parse_structures(text: str) -> dict[str, Structure]:
 
 
 def _list_fields(block: Block, *groups: str) -> dict[str, tuple[str, ...]]:
+    """Return the names of the dimensions of the fields in ``groups``, by field."""
     fields = [field.values for group in groups for field in block.find_blocks(group)]
     return {
         field.get("DataFieldName") or field.get("GeoFieldName", ""): tuple(re.findall(r'"([^"]*)"', field["DimList"]))
@@ -152,7 +153,7 @@ def _parse_grid(block: Block) -> Structure:
 
 
 def _find_problem(values: Mapping[str, str], counts: Sequence[int], corners: Sequence[float]) -> str:
-    """Return the reason why a grid has no coordinates: the first unusable value; "" if all values are usable."""
+    """Return why a grid has no coordinates: a text about its first unusable value; "" if all values are usable."""
     sizes = {"XDim": counts[0], "YDim": counts[1]}
     if not all(sizes.values()):
         return f"its numbers of columns and rows are {sizes}: expected at least 1"

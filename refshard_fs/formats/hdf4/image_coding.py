@@ -13,7 +13,7 @@ from refshard_fs.core.compression import decode_by_imagecodecs
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf4.coding import decode_runs
 
-RUNS, BLOCKS, JPEGS = 11, 12, (15, 16)  # tags of compressions; JPEG has a tag for three bands, 15, and one for one band
+RUNS, BLOCKS, JPEGS = 11, 12, (15, 16)  # tags of compressions; JPEG: 15 for three bands, 16 for one band
 _SIDE: Final = 4  # rows and columns of a block
 
 
@@ -41,7 +41,7 @@ class ImageCoding(msgspec.Struct, frozen=True):
         Raises ManifestError if the compression, or its use with this shape, is not supported.
         """
         if self.compression not in (RUNS, BLOCKS, *JPEGS):
-            raise ManifestError(f"it is a raster image with the compression {self.compression}, which is not supported")
+            raise ManifestError(f"it is a raster image: its compression {self.compression} is not supported")
         if itemsize != 1 or size != math.prod((self.rows, self.columns, self.bands)):
             raise ManifestError(
                 f"its compression is {self.compression}, and its pixels have {itemsize} bytes: expected 1 byte for "

@@ -26,7 +26,7 @@ from refshard_fs.formats.hdf4.image_coding import RUNS, ImageCoding
 from refshard_fs.formats.hdf4.objects import parse_number_type
 
 _KIND: Final = "RI0.0"  # the class of a Vgroup of an image
-_UNCOMPRESSED: Final = (0, 1)
+_UNCOMPRESSED: Final = (0, 1)  # tags of compressions that mean "not compressed"
 _AXES: Final = {0: ("y", "x", "band"), 1: ("y", "band", "x"), 2: ("band", "y", "x")}  # by the interlace mode
 
 
@@ -38,7 +38,7 @@ def find_images(tree: Tree) -> Steps[list[DataSet]]:
         members_by_name.setdefault(group.name or f"image {ref}", ((VGROUP, ref), list(group.members)))
     if not groups:  # groups of older versions
         for key in tree.list_keys(IMAGE_GROUP):
-            group_data = yield from tree.elements.read_stored(key)
+            group_data = yield from tree.elements.read_stored_bytes(key)
             members_by_name[f"image {key[1]}"] = (
                 key,
                 list(struct.iter_unpack(">HH", group_data[: len(group_data) // 4 * 4])),
@@ -61,9 +61,9 @@ def _describe_image(tree: Tree, name: str, key: Key, members: list[Key]) -> Step
         data = COMPRESSED_IMAGE, refs[COMPRESSED_IMAGE]
     if IMAGE_DIMENSIONS not in refs or not (is_old or IMAGE in refs):
         raise ManifestError("it is a raster image without an element of dimensions or of values")
-    header = yield from elements.read_stored((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
+    header = yield from elements.read_stored_bytes((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
     width, height, *number_type, bands, interlace, compression = struct.unpack_from(">iiHHhhH", header)
-    dtype = parse_number_type((yield from elements.read_stored((number_type[0], number_type[1]))))
+    dtype = parse_number_type((yield from elements.read_stored_bytes((number_type[0], number_type[1]))))
     dtype = np.dtype("u1") if dtype.kind == "S" else dtype
     layout = yield from find_layout(elements, data)
     if layout is None:
@@ -72,9 +72,9 @@ def _describe_image(tree: Tree, name: str, key: Key, members: list[Key]) -> Step
         coding = ImageCoding(compression, height, width, bands)
         layout = Layout(layout.length, (), None, coding, written={0: data})
     elif not elements.descriptors[data].is_special and compression not in _UNCOMPRESSED:
-        raise ManifestError(f"it is a raster image with the compression {compression}, which is not supported")
+        raise ManifestError(f"it is a raster image: its compression {compression} is not supported")
     if (layout.chunk is not None and compression != RUNS) or interlace not in _AXES:
-        interlace = 0  # the HDF4 library ignores the mode there, and writes all bands of a pixel together
+        interlace = 0  # the HDF4 library ignores the mode of these images: all bands of a pixel lie together
     lengths = {"y": height, "x": width, "band": bands}
     axes = tuple(axis for axis in _AXES[interlace] if axis != "band" or bands > 1)
     shape = tuple(lengths[axis] for axis in axes)
@@ -87,7 +87,7 @@ def _describe_image(tree: Tree, name: str, key: Key, members: list[Key]) -> Step
         layout = layout._replace(length=math.prod(shape) * dtype.itemsize)
         coding.make_recipe(layout.length, dtype.itemsize)  # raises if the image cannot be decoded
     if layout.shape is not None:
-        raise ManifestError("it is a raster image in chunks, which is not supported")
+        raise ManifestError("it is a raster image: chunks of raster images are not supported")
     attributes = yield from tree.read_attributes(members)
     if PALETTE in refs and bands == 1:
         colors = (yield from elements.read_contents((PALETTE, refs[PALETTE])))[:768]

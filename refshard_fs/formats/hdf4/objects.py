@@ -9,11 +9,12 @@ import numpy as np
 
 from refshard_fs.formats.hdf4.elements import Key
 
+# Numpy's data types by the code of a number type, without the byte order.
 _TYPES: Final = {
     3: "S1", 4: "S1", 5: "f4", 6: "f8", 20: "i1", 21: "u1", 22: "i2", 23: "u2", 24: "i4", 25: "u4", 26: "i8", 27: "u8",
 }  # fmt: skip
 _NATIVE, _LITTLE = 0x1000, 0x4000  # flags of a number type; "native" means little-endian on the machines of today
-_PC: Final = 4  # the byte order of numbers: 4 is little-endian, 0 and 1 are big-endian
+_PC: Final = 4  # in an element of the number type, 4 means little-endian; 0 and 1 mean big-endian
 
 
 class Vgroup(NamedTuple):
@@ -25,7 +26,7 @@ class Vgroup(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A field of a Vdata, with ``order`` numbers in each record."""
+    """A field of a Vdata, with ``order`` values in each record."""
 
     name: str
     dtype: np.dtype[Any]
@@ -33,7 +34,7 @@ class Field(NamedTuple):
 
 
 class Vdata(NamedTuple):
-    """A table with ``records`` records; ``fields`` is empty if one of them has an unknown type."""
+    """A table of ``records`` records. ``fields`` is empty if the type of any field is unknown."""
 
     name: str
     kind: str
@@ -44,7 +45,7 @@ class Vdata(NamedTuple):
 
 
 class _Cursor:
-    """A cursor over the fields of a Vgroup or a Vdata. Raises ValueError where the data end too early."""
+    """Take numbers and texts from ``data`` in order. Raise ValueError, which names ``label``, if the data end early."""
 
     def __init__(self, data: bytes, label: str) -> None:
         self.data = data
@@ -54,7 +55,8 @@ class _Cursor:
     def take(self, count: int) -> bytes:
         data = self.data[self.at : self.at + count]
         if len(data) < count:
-            raise ValueError(f"its {self.label} is cut short: it has {len(self.data)} bytes, and more are needed")
+            expected = self.at + count
+            raise ValueError(f"its {self.label} is cut short: {len(self.data)} bytes, expected at least {expected}")
         self.at += count
         return data
 
@@ -89,13 +91,13 @@ def parse_vdata(data: bytes) -> Vdata:
 
 
 def parse_type(code: int) -> np.dtype[Any] | None:
-    """Return the data type of a number type's code; None if it is unknown."""
+    """Return numpy's data type for the code of a number type; None if the code is unknown."""
     kind = _TYPES.get(code & 0xFFF)
     return None if kind is None else np.dtype(("<" if code & (_NATIVE | _LITTLE) else ">") + kind)
 
 
 def parse_number_type(data: bytes) -> np.dtype[Any]:
-    """Parse the number type of a data set. Raise ValueError if it is unknown."""
+    """Parse the number type of a data set. Raise ValueError if it is unknown or cut short."""
     if len(data) < 4:
         raise ValueError(f"its number type has {len(data)} bytes: expected 4")
     dtype = parse_type(data[1] | (_LITTLE if data[3] == _PC else 0))

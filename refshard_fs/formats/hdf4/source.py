@@ -1,7 +1,8 @@
 """HDF4 files as zarr groups: an array for each scientific data set and raster image, a group for each Vdata.
 
-In a file of HDF-EOS2, a single grid or swath is the root group; several are a group each. A grid has coordinates and a
-coordinate reference system in rioxarray's convention. Fields of a swath name its latitudes and longitudes.
+In a file of HDF-EOS2, a single grid or swath is the root group. If there are several, each is a group. A grid has
+coordinates, and a coordinate reference system as rioxarray expects. The attribute ``coordinates`` of a swath's fields
+names the latitudes and longitudes.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from refshard_fs.formats.hdf4.tables import describe_fields
 
 SPATIAL_REF: Final = "spatial_ref"  # the variable that has a grid's CRS and transform as attributes
 
-_METADATA: Final = re.compile(r"StructMetadata\.(\d{1,4})")
+_METADATA: Final = re.compile(r"StructMetadata\.(\d{1,4})")  # the attributes with the text StructMetadata
 _ATTRIBUTES: Final = ("Grid Attributes", "Swath Attributes")  # names of Vgroups
-# The HDF4 library fills a data set that has no fill value with these, by data type.
+# The numbers, by data type, with which the HDF4 library fills a data set that has no fill value.
 _FILLS: Final = {"i1": -127, "u1": 129, "i2": -32767, "u2": 32769, "i4": -2147483647, "u4": 2147483649}
 _FLOAT_FILL: Final = 9.969209968386869e36
 MOST_REPORTS: Final = 1 << 16  # if more objects cannot be shown, further tables are neither shown nor reported
@@ -49,7 +50,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open an HDF4 file."""
     source, size = probe.file("HDF4")
     if not probe.head.startswith(MAGIC):
-        raise ManifestError(f"{probe.url}: expected an HDF4 file, which begins with {MAGIC!r}")
+        found = bytes(probe.head[: len(MAGIC)])
+        raise ManifestError(f"{probe.url}: expected an HDF4 file, which begins with {MAGIC!r}, found {found!r}")
     try:
         elements = yield from read_descriptors(FileBytes(probe.url, source, size, probe.head))
         tree = Tree(elements)
@@ -91,9 +93,8 @@ class _Group(ArrayGroupBuilder):
         self._data_set_names: dict[Key, str] = {}
         self._extents: dict[str, int] = {}  # lengths of dimensions, by path
         self._path_counts: dict[str, int] = {}  # by path: the number of data sets that would have it
-        self._dimension_attributes: dict[
-            str, dict[str, Any]
-        ] = {}  # attributes of dimensions that have no values, by name
+        # By name of a dimension without values: its attributes.
+        self._dimension_attributes: dict[str, dict[str, Any]] = {}
 
     def find_structures(self, attributes: Attributes) -> Steps[None]:
         """Find the grids and swaths of an HDF-EOS2 file, and the data sets that belong to each."""
@@ -119,6 +120,7 @@ class _Group(ArrayGroupBuilder):
                     self.groups.setdefault(self._make_path(group.name), {}).update(group_attributes.shown)
 
     def _list_members(self, group: Vgroup) -> Iterable[Vgroup]:
+        """Return the Vgroups in ``group``. Report Vgroups that the file lacks."""
         groups = self._tree.groups
         for tag, ref in group.members:
             if tag == VGROUP and ref not in groups:
@@ -197,7 +199,8 @@ class _Group(ArrayGroupBuilder):
     def _name_dimensions(self, group: str, data_set: DataSet) -> list[str]:
         """Return the names of a data set's dimensions.
 
-        If another length already has a name in the group, the name of the data set is appended to it.
+        If a dimension of another length has the same name in the group, or the name occurs twice, the name of the data
+        set and the number of the dimension are appended.
         """
         names: list[str] = []
         for name, extent in zip(data_set.dimensions, data_set.shape, strict=True):
@@ -211,7 +214,7 @@ class _Group(ArrayGroupBuilder):
         return names
 
     def finish(self) -> Steps[None]:
-        """Add fields that are Vdatas, the coordinates of grids, and tables. Report objects that are not shown."""
+        """Add fields of swaths that are Vdatas, the coordinates of grids, and tables. Report objects not shown."""
         tree = self._tree
         shown_tables = set()
         for (tag, ref), owner in self._owners.items():
@@ -243,8 +246,6 @@ class _Group(ArrayGroupBuilder):
         for ref, table in tree.list_tables().items():
             if ref not in shown_tables and len(self.reports) < MOST_REPORTS:
                 yield from self._add_table(ref, table)
-        if not self.arrays and not self.reports:
-            self.reports["data sets"] = "it has none"
 
     def _report_damage(self, structure: Structure) -> None:
         """Report contradictions between the text about a grid or a swath and its data sets."""
@@ -256,7 +257,7 @@ class _Group(ArrayGroupBuilder):
         names |= {self._data_set_names[key] for key in owned if key in self._data_set_names}
         for field in structure.fields.keys() - names - structure.merged:
             self.reports.setdefault(
-                field, f"StructMetadata describe it as a field of {structure.name!r}, which lacks it"
+                field, f"StructMetadata describe it as a field of {structure.name!r}, but it is not in the file"
             )
 
     def _add_table(self, ref: int, table: Vdata) -> Steps[None]:
@@ -264,10 +265,8 @@ class _Group(ArrayGroupBuilder):
         group = self._make_unique(_make_segment(table.name or f"Vdata {ref}"))
         self._tree.count_shown(len(table.name))
         try:
-            if table.records:
-                yield from self._tree.elements.find_parts(
-                    (VDATA_VALUES, ref)
-                )  # raises if the values lie in another file
+            if table.records:  # raise now if the values lie in another file
+                yield from self._tree.elements.find_parts((VDATA_VALUES, ref))
             fields = list(describe_fields(self._tree.elements, ref, table, f"{self.url}, Vdata {group!r}"))
         except (ManifestError, DamagedIndex) as e:
             self.reports[group] = str(e)
@@ -285,7 +284,7 @@ class _Group(ArrayGroupBuilder):
             extent = self._extents.get(path, axis.length)
             if extent != axis.length:
                 name = structure.name
-                reason = f"StructMetadata say {axis.length} cells along it in {name!r}, but its fields have {extent}"
+                reason = f"StructMetadata give it {axis.length} cells in {name!r}, but the fields have {extent}"
                 self.reports.setdefault(f"coordinate {path}", reason)
         if not structure.crs or not any(self._extents.get(path) == axis.length for path, axis in axes.items()):
             return
@@ -313,7 +312,10 @@ def _is_geolocation(name: str) -> bool:
 
 
 def _encode_fill(value: Any, dtype: np.dtype[Any]) -> tuple[Any, bytes]:
-    """Return the fill value as JSON for zarr (None: none), and the bytes of an element that was never written."""
+    """Return the fill value as JSON for zarr, and the bytes of an element that was never written.
+
+    The fill value is None if the data set has none, or ``dtype`` cannot hold it.
+    """
     if value is not None and dtype.kind == "S":
         raw = bytes(np.array(value).tobytes()[:1]).ljust(1, b"\0")
         return encode_fill_value(raw, dtype), raw

@@ -16,7 +16,7 @@ from refshard_fs.formats.hdf4.objects import Vdata
 
 
 class FieldRecipe(msgspec.Struct, frozen=True):
-    """Cut the ``width`` bytes from byte ``start`` on out of each record, and pad them with zeros to ``size`` bytes.
+    """Cut ``width`` bytes at byte ``start`` out of each record, join them, and pad them with zeros to ``size`` bytes.
 
     A record has ``record`` bytes.
     """
@@ -32,7 +32,11 @@ class FieldRecipe(msgspec.Struct, frozen=True):
 
 
 class FieldChunks(Chunks):
-    """The chunks of a field, of ``count`` records each. The ``records`` of a Vdata begin at byte ``start``."""
+    """The chunks of a field, of ``count`` records each.
+
+    ``start`` is the byte in the values of the Vdata at which its ``records`` begin; if all values of a field lie
+    together, at which the values of this field begin.
+    """
 
     def __init__(self, elements: Elements, ref: int, start: int, records: int, count: int, recipe: FieldRecipe) -> None:
         self._elements, self._ref, self._start = elements, ref, start
@@ -58,9 +62,9 @@ def describe_fields(
     """
     widths = [field.order * field.dtype.itemsize for field in table.fields]
     if not widths and table.size:
-        raise ManifestError(f"{label}: a field of its Vdata has an unknown type")
+        raise ManifestError(f"{label}: one of its fields has an unknown type")
     if sum(widths) != table.size or not all(widths):
-        raise ManifestError(f"{label}: the fields of its Vdata have {widths} bytes: expected {table.size} in all")
+        raise ManifestError(f"{label}: its fields have {widths} bytes: expected {table.size} in all, and no empty field")
     offset = 0
     for field, width in zip(table.fields, widths, strict=True):
         dtype, inner = field.dtype, () if field.order == 1 else (field.order,)

@@ -9,10 +9,10 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Steps
 from refshard_fs.formats.jp2 import CODE_STREAM
 
-MOST_BOXES: Final = 1 << 10  # boxes in a file or within a box; more would take minutes to open
+MOST_BOXES: Final = 1 << 10  # the most boxes in a file or within a box: opening a file with more would take minutes
 LONGEST: Final = 1 << 24  # the most bytes of all boxes with metadata
 HEADER, PALETTE, STREAM, UUID, ASSOCIATION, XML = b"jp2h", b"pclr", b"jp2c", b"uuid", b"asoc", b"xml "
-_NEEDED: Final = (HEADER, UUID, ASSOCIATION)
+_NEEDED: Final = (HEADER, UUID, ASSOCIATION)  # the boxes with metadata that are read
 _HEAD: Final = 16  # bytes of the longest header of a box
 _DEEPEST: Final = 8  # the most boxes that are nested in each other
 
@@ -35,7 +35,7 @@ class Boxes(NamedTuple):
 
 
 def read_boxes(file: FileBytes) -> Steps[Boxes]:
-    """Read the boxes of a file; ValueError if they do not fit it, or there is no code stream.
+    """Read the boxes of a file; ValueError if they do not fit into the file, or there is no code stream.
 
     A file that is a bare code stream has no boxes.
     """
@@ -76,7 +76,7 @@ def parse_box(head: bytes, at: int, end: int) -> Box:
         length, start = int.from_bytes(head[8:16]), at + 16
     elif not length:  # the box reaches the end
         length = end - at
-    if head[4:8] == STREAM:  # whether it is cut short is seen when its tile parts are located
+    if head[4:8] == STREAM:  # an error is raised only when a tile part that is cut off is read
         length = min(length, end - at)
     if at + length < start or at + length > end or len(head) < start - at:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Parse the main header of a JPEG 2000 code stream, and make headers of single tiles at lower resolutions. No I/O here.
 
-Numbers and names come from ISO/IEC 15444-1, annex A. Positions are pairs (x, y) on its reference grid, on which the
+Numbers and names come from ISO/IEC 15444-1, annex A. Positions are pairs (x, y) on the reference grid, on which the
 distances of samples are whole numbers.
 """
 
@@ -21,8 +21,8 @@ from refshard_fs.formats.jp2 import CODE_STREAM
 WINDOW: Final = 1 << 14  # bytes that are read first for a main header; each further read takes four times as many
 LONGEST: Final = 1 << 25  # the most bytes of a main header; its tables of tile parts (TLM) have at most 16 MiB
 LARGEST: Final = 1 << 31  # the most bytes of a decoded tile: zarr holds it in memory as an array
-# In a small file a decoded tile has at most this many bytes, or this many for each byte of the file if that is more: a
-# code block of equal samples is coded in about a bit.
+# A decoded tile may have SPARSE bytes, or, if that is more, RATIO bytes for each byte of the file: a code block of equal
+# samples takes only about one bit of the file.
 SPARSE: Final = 1 << 26
 RATIO: Final = 1 << 13
 BLOCK_BYTES: Final = 1 << 8  # bytes that the decoder needs for each code block or precinct
@@ -44,7 +44,7 @@ class Size(NamedTuple):
     start: tuple[int, int]
     tile: tuple[int, int]
     first_tile: tuple[int, int]
-    components: bytes  # three for each component: depth, and distance of samples along x and y
+    components: bytes  # three bytes for each component: depth, and distances of samples along x and y
 
     @classmethod
     def parse(cls, data: bytes) -> Size:
@@ -55,7 +55,7 @@ class Size(NamedTuple):
         if length != 38 + 3 * count or not count:
             raise ValueError(f"its segment SIZ has {length} bytes for {count} components: expected {38 + 3 * count}")
         if 0 in size.components[1::3] or 0 in size.components[2::3]:
-            raise ValueError("its segment SIZ has components without samples: expected distances of at least 1")
+            raise ValueError("its segment SIZ has samples at distances of 0: expected at least 1")
         for axis in (0, 1):
             if not (first[axis] <= start[axis] < stop[axis] and start[axis] < first[axis] + tile[axis]):
                 raise ValueError(
@@ -193,7 +193,7 @@ class Coding(NamedTuple):
         return self.order in ("", "RLCP", "RPCL") or (self.order, self.layers) == ("LRCP", 1)
 
     def count_blocks(self, size: Size) -> tuple[int, int]:
-        """Return the number of code blocks and precincts in a component, and of precincts in its largest resolution."""
+        """Return how many code blocks and precincts a component has, and the most precincts in one resolution."""
         blocks = most = 0
         for resolution in range(self.levels + 1):
             precinct = self.precincts[resolution] if self.precincts else 0xFF
@@ -212,8 +212,8 @@ class Coding(NamedTuple):
 class Header(msgspec.Struct, frozen=True):
     """A main header: the segment SIZ as ``size``, and the other ``segments`` that decoding a tile needs.
 
-    Each is a marker and the bytes of its segment. ``lengths`` are the bytes of the segments TLM, the tables of tile
-    parts. ``first`` is the position of the first tile part in the file.
+    Each segment is a marker and its bytes. ``lengths`` are the bytes of the segments TLM, the tables of tile parts.
+    ``first`` is the position of the first tile part in the file.
     """
 
     size: Size
@@ -232,7 +232,7 @@ class Header(msgspec.Struct, frozen=True):
         return [Coding.parse(marker, data, self.size.bands) for marker, data in segments if marker in markers]
 
     def parse_codings(self, tile: int, segments: Sequence[tuple[int, bytes]], most: int) -> list[Coding]:
-        """Return the codings in the ``segments`` of a tile part. They override those of the main header in its tile.
+        """Return the codings in the ``segments`` of a tile part. For its tile, they override the main header's codings.
 
         Raises ValueError if decoding the tile takes more than ``most`` bytes.
         """
@@ -268,9 +268,9 @@ class Header(msgspec.Struct, frozen=True):
                 return level - 1, obstacle
             reason = reason or obstacle
             if reason and not has_skipping_decoder:
-                return level - 1, reason + ", which needs a newer imagecodecs"
+                return level - 1, f"{reason}. Install imagecodecs 2026.10.10 or later to see more"
             if reason and any(start % (1 << level) for start in self.size.start):
-                return level - 1, f"{reason}, and its first sample at {self.size.start} is not one of level {level}"
+                return level - 1, f"{reason}, and level {level} lacks its first sample, at {self.size.start}"
         return levels, ""
 
     def encode(self, tile: int, level: int, depth: int) -> bytes:

@@ -29,8 +29,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a SAFE folder: read its manifest, then all its images together."""
     manifest = relative_to(probe.url, MANIFEST)
     data: bytes = yield Load(Span(manifest, 0, LONGEST, exact=False), Raw())
+    if len(data) == LONGEST:
+        raise ManifestError(f"{manifest}: expected fewer than {LONGEST} bytes, found at least as many")
     names = list(dict.fromkeys(name.decode() for name in _IMAGE.findall(data) if b".." not in name))
-    if not 0 < len(names) <= MOST or len(data) == LONGEST:
+    if not 0 < len(names) <= MOST:
         raise ManifestError(
             f"{manifest}: expected 1 to {MOST} images (GRANULE/*/IMG_DATA/*.jp2), found {len(names)}. "
             "Open the measurements of other missions one by one, or as a pattern"

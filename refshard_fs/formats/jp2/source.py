@@ -35,9 +35,9 @@ GEO_TIFF = bytes.fromhex("b14bf8bd083d4b43a5ae8cd7d5a6ce03")  # the UUID of a bo
 
 
 class Image(NamedTuple):
-    """An image whose headers were read: its lower resolution ``levels``, its place, and attributes of its samples.
+    """An image whose headers were read: its place, and the attributes of its array.
 
-    ``most`` is the most bytes that decoding a tile may take.
+    ``levels`` is the number of lower resolutions, ``most`` the most bytes that decoding a tile may take.
     """
 
     file: FileBytes
@@ -102,7 +102,10 @@ def read_image(probe: Probe, group: RasterGroupBuilder) -> Steps[Image]:
 
 
 def _count_levels(header: Header, most: int) -> tuple[int, str]:
-    """Return how many lower resolutions can be shown, and why not all; ValueError if the image itself cannot."""
+    """Return how many lower resolutions can be shown, and why the others cannot; "" if all can.
+
+    Raises ValueError if the image itself cannot be shown.
+    """
     levels, reason = header.count_levels(has_skipping_decoder=has_skipping_decoder())
     for level in range(levels + 1):
         obstacle = header.find_obstacle(level)
@@ -152,7 +155,7 @@ def _parse_palette(boxes: Boxes, group: RasterGroupBuilder) -> dict[str, Any]:
             if set(depths) != {7} or len(colours) != count * columns:
                 raise ValueError(
                     f"its palette has {count} colours of {columns} columns in {len(data)} bytes: expected columns of 8 "
-                    "bits"
+                    f"bits in {3 + columns + count * columns} bytes"
                 )
             return {"color_map": [f"#{colours[at : at + columns].hex()}" for at in range(0, len(colours), columns)]}
     except ValueError as e:

@@ -23,9 +23,9 @@ from refshard_fs.formats.jp2.codestream import EOC, SOT
 VERSION: Final = 1  # version of the entries in the index cache
 SOT_SIZE: Final = 12  # bytes of the segment SOT, with which a tile part begins
 LEAST: Final = SOT_SIZE + 2  # the least bytes of a tile part
-MOST_PARTS: Final = 1 << 19  # tile parts in a code stream
-NEAR: Final = 1 << 17  # bytes: if tiles have fewer on average, headers lie close together, so
-AROUND: Final = 1 << 20  # this many bytes are read at each header; they often include further headers
+MOST_PARTS: Final = 1 << 19  # the most tile parts in a code stream
+NEAR: Final = 1 << 17  # bytes: if tiles have fewer on average, their headers lie close together
+AROUND: Final = 1 << 20  # bytes that are read at each header if headers lie close together: they often include the next
 FEW: Final = 16  # tiles: with more, the chain of tile parts is followed from several places
 SEARCHED: Final = 1 << 16  # bytes in which a header is searched first; each further search takes twice as many
 
@@ -34,7 +34,7 @@ _MARK: Final = struct.pack(">HH", SOT, 10)  # each header begins with this marke
 
 
 class Part(NamedTuple):
-    """The header of a tile part: its tile, its size in bytes, its number there, and the number of parts of the tile.
+    """The header of a tile part: its tile, its size in bytes, and its number among the ``total`` parts of the tile.
 
     ``size`` is 0 if the part reaches the end of the code stream; ``total`` is 0 if the header does not state it.
     """
@@ -84,7 +84,7 @@ class TileParts(NamedTuple):
 
 
 class TilePartScan(msgspec.Struct, frozen=True):
-    """An index: the parts of ``tiles`` tiles in bytes ``first`` to ``stop`` of a file of ``size`` bytes.
+    """Find the parts of ``tiles`` tiles in bytes ``first`` to ``stop`` of a file of ``size`` bytes, as an index.
 
     ``head`` has the first bytes of the file.
     """
@@ -152,7 +152,7 @@ def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps
     known: dict[int, Part | ValueError | None] = {}  # by position
     while places:
         if len(known) + len(places) > MOST_PARTS:
-            raise ValueError(f"it has more tile parts than the limit, {MOST_PARTS}")
+            raise ValueError(f"it has more than {MOST_PARTS} tile parts, the most supported")
         ranges = [(at, min(SOT_SIZE, stop - at)) for at in places]
         heads = yield from file.load(ranges, AROUND if mean <= NEAR else 0)
         following: dict[int, None] = {}
@@ -199,7 +199,7 @@ def _parse_part(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueErro
 def _find_headers(file: FileBytes, first: int, stop: int, tiles: int) -> Steps[list[int]]:
     """Return positions of bytes that look like headers of tile parts.
 
-    They are searched from √tiles places on, which are evenly spaced, so both the chains and their number are short.
+    The searches begin at √tiles evenly spaced places: so the chains of tile parts are few, and each is short.
     """
     count = math.isqrt(tiles)
     step, most = (stop - first) // count, 2 * (stop - first) // tiles

@@ -45,7 +45,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         return math.prod(self.shape) * self.header.size.dtype.itemsize
 
     def make(self, raw: bytes) -> bytes:
-        # Levels that the headers leave out; the decoder skips the others, which takes longer.
+        # The number of levels that the headers leave out. The decoder skips all others, which takes longer.
         lowered = 0 if self.header.find_disorder() else self.level
         ends = enumerate(zip(accumulate(self.sizes), self.sizes, strict=True))
         parts = [self._encode_part(raw[stop - size : stop], number, lowered) for number, (stop, size) in ends]

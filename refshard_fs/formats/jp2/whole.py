@@ -58,9 +58,9 @@ def check_decodable_as_one_chunk(header: Header, level: int, most: int) -> None:
     size = header.size
     needed = math.prod(size.compute_shape(level)) * size.bands * size.dtype.itemsize
     if needed > min(most, LARGEST):
-        raise ValueError(f"it is decoded whole, which takes {needed} bytes: the limit is {min(most, LARGEST)}")
+        raise ValueError(f"decoding it whole takes {needed} bytes: the limit is {min(most, LARGEST)}")
     if size.sampling not in (None, (1, 1)):
-        raise ValueError(f"its samples are {size.sampling} units of the grid apart, which is not supported: expected 1")
+        raise ValueError(f"its samples are {size.sampling} units of the reference grid apart: expected (1, 1)")
     if size.sampling is None and not size.has_subsampled_colours:
         raise ValueError(
             f"its components are not YCbCr ({size.components[:12].hex(' ', 3)}, as in SIZ): expected Cb and Cr with "

@@ -63,7 +63,7 @@ def test_byte_orders_follow_the_encoding() -> None:
         find_kind(2, 1, 77)
 
 
-def test_default_pads_equal_those_of_the_cdf_library() -> None:
+def test_default_pads_match_the_cdf_library() -> None:
     kinds = [Kind(1, "<i1"), Kind(12, ">u2"), Kind(21, "<f4"), Kind(31, "<f8")]
     values = [np.frombuffer(make_default_pad(kind), kind.stored_dtype)[0] for kind in kinds]
     assert values == [-127, 65534, np.float32(-1e30), 0]

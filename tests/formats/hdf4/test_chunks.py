@@ -17,7 +17,7 @@ def make_header(count: int = 12, chunk: tuple[int, int] = (3, 4), version: int =
     return head + extents + struct.pack(">i", len(fill)) + fill + deflate
 
 
-def test_header_is_parsed_to_a_layout() -> None:
+def test_header_of_chunked_element_is_parsed() -> None:
     layout = parse_chunked(make_header())
     assert (layout.length, layout.chunk, layout.shape, layout.table, layout.fill) == (126, (3, 4), (7, 9), 8, b"\0\7")
     assert layout.coding is not None
@@ -27,14 +27,14 @@ def test_header_is_parsed_to_a_layout() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (make_header(count=13), "13 elements"),
+        (make_header(count=13), "13 values in a chunk"),
         (make_header(chunk=(0, 4)), "chunks of"),
         (make_header(version=1), "version 1"),
         (make_header()[:40], "cut short"),
         (make_header()[:-2], "cut short"),
     ],
 )
-def test_damaged_header_is_an_error(data: bytes, reason: str) -> None:
+def test_damaged_header_of_chunked_element_is_an_error(data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_chunked(data)
 

@@ -12,7 +12,7 @@ from tests.support.hdf4_files import read_hdf4_file
 from tests.support.shards_in_memory import ROOT, Files
 
 
-def test_damaged_data_set_leaves_the_others() -> None:
+def test_damaged_data_set_does_not_hide_the_others() -> None:
     data = read_hdf4_file("layouts")
     number_type = bytes([1, 6, 64, 1])  # 6 is the type of "doubles" only
     assert data.count(number_type) == 1
@@ -62,7 +62,7 @@ def test_damaged_tag_of_a_member_is_reported() -> None:
     assert reported > 10
 
 
-def test_dimensions_beyond_the_end_are_an_error() -> None:
+def test_dimensions_beyond_the_file_end_are_an_error() -> None:
     data = bytearray(read_hdf4_file("old"))
     start = data.index((701).to_bytes(2, "big"), 10)  # the descriptor of the dimensions
     data[start + 4 : start + 8] = (2**31 - 1).to_bytes(4, "big")
@@ -70,7 +70,7 @@ def test_dimensions_beyond_the_end_are_an_error() -> None:
         Files({ROOT: bytes(data)}).open()
 
 
-def test_compressed_values_never_written_are_fill() -> None:
+def test_unwritten_compressed_values_are_the_fill_value() -> None:
     header = struct.pack(">HHi", 3, 0, 480)  # 480 bytes: 120 numbers of four bytes
     data = read_hdf4_file("layouts")
     assert data.count(header) == 1
@@ -78,7 +78,7 @@ def test_compressed_values_never_written_are_fill() -> None:
     assert files.read(files.open(), "deflated/0.0") == struct.pack(">i", -2147483647) * 120
 
 
-def test_range_of_texts_is_left_out() -> None:
+def test_valid_range_of_texts_is_left_out() -> None:
     keyspace = Files({ROOT: read_hdf4_file("old").replace(bytes([1, 22, 16, 1]), bytes([1, 4, 8, 1]))}).open()
     assert "Data-Set-2" in keyspace.grids
 
@@ -90,13 +90,13 @@ def test_truncated_scales_are_left_out() -> None:
     assert list(keyspace.grids) == ["Data-Set-2"]
 
 
-def test_data_sets_of_equal_names_get_unique_names() -> None:
+def test_data_sets_with_equal_names_get_unique_names() -> None:
     data = read_hdf4_file("layouts")
     keyspace = Files({ROOT: data.replace(b"\0\4runs", b"\0\4last")}).open()
     assert {"last", "last_2"} <= set(keyspace.grids)
 
 
-def test_attribute_beyond_the_end_leaves_other_data_sets() -> None:
+def test_attribute_beyond_file_end_hides_only_its_data_set() -> None:
     data = bytearray(read_hdf4_file("layouts"))
     row = re.search(b"\x07\xab.{6}\0\0\0\x01", data, re.DOTALL)  # the values of an attribute of one letter: the units
     assert row is not None

@@ -58,11 +58,11 @@ def test_missing_block_is_an_error(refs: tuple[int, ...]) -> None:
 
 
 def test_circular_descriptors_are_an_error() -> None:
-    with pytest.raises(DamagedIndex, match="refers to some of them repeatedly"):
+    with pytest.raises(DamagedIndex, match="blocks of descriptors have .* expected at most"):
         make_elements((1963, 1, b"a"), next_block=4)
 
 
-def test_element_beyond_the_end_is_an_error() -> None:
+def test_element_beyond_the_file_end_is_an_error() -> None:
     whole = b"\x0e\x03\x13\x01" + struct.pack(">HI", 1, 0) + struct.pack(">HHii", 1963, 1, 30, 50)
     elements = Files({}).run(read_descriptors(FileBytes("x", Inline(whole), len(whole), whole)))
     with pytest.raises(DamagedIndex, match="cut short"):
@@ -73,5 +73,5 @@ def test_overlapping_elements_are_an_error() -> None:
     whole = b"\x0e\x03\x13\x01" + struct.pack(">HI", 2000, 0)
     whole += b"".join(struct.pack(">HHii", 1963, ref, 0, 24_000) for ref in range(2000))
     elements = Files({}).run(read_descriptors(FileBytes("x", Inline(whole), len(whole), whole)))
-    with pytest.raises(DamagedIndex, match="refers to them repeatedly"):
+    with pytest.raises(DamagedIndex, match="metadata have .* bytes: expected at most"):
         Files({}).run(elements.load(elements.descriptors))

@@ -56,7 +56,7 @@ GEO, LATLON = "Projection=GCTP_GEO", "latitude_longitude"
         ("Projection=GCTP_LAMAZ", ("0,20", "40,0"), (5, 15), None),
     ],
 )
-def test_axes_are_cell_centres(
+def test_coordinates_are_cell_centres(
     projection: str, corners: tuple[str, str], first: tuple[float, float], crs: str | None
 ) -> None:
     grid = parse_structures(GRID.format(corners=corners, more=projection))["G"]

@@ -42,7 +42,7 @@ def write_file(tmp_path: Path, name: str) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
-def test_data_sets_have_the_values_of_every_layout(tmp_path: Path) -> None:
+def test_data_sets_of_every_layout_are_read(tmp_path: Path) -> None:
     path = write_file(tmp_path, "layouts")
     for zarr_format in (2,) if IS_ZARR_2 else (2, 3):
         with xr.open_dataset(
@@ -62,7 +62,7 @@ def test_data_sets_have_the_values_of_every_layout(tmp_path: Path) -> None:
             assert set(actual.never.values.ravel().tolist()) == {-32767}
 
 
-def test_attributes_and_scales_are_those_of_the_file(tmp_path: Path) -> None:
+def test_attributes_and_scales_match_the_file(tmp_path: Path) -> None:
     with xr.open_dataset(write_file(tmp_path, "layouts"), engine="refshard") as dataset:
         assert dataset.attrs == {"title": "a title", "number": 7, "numbers": [1.5, 2.0], "lon.units": "degrees_east"}
         assert dataset.plain.attrs == {"units": "K", "range": [1.5, 2.5]}
@@ -97,7 +97,7 @@ def test_grid_has_coordinates_and_a_crs(tmp_path: Path) -> None:
         assert transform == pytest.approx([-1111950.519667, step, 0, 5559752.598333, 0, -step * 4 / 3])
 
 
-def test_coders_that_zarr_lacks_are_named_for_info() -> None:
+def test_file_codecs_name_coders_that_zarr_lacks() -> None:
     keyspace = Files({ROOT: read_hdf4_file("layouts")}).open()
     coders = {path: codecs for path, codecs in keyspace.file_codecs.items() if not path.startswith("image")}
     assert set(coders.values()) == {("rle",), ("nbit",)}
@@ -114,7 +114,7 @@ def test_each_of_several_grids_is_a_group(tmp_path: Path) -> None:
         assert fine.spatial_ref.attrs["crs_wkt"] == "EPSG:32733"
 
 
-def test_swath_has_its_coordinates(tmp_path: Path) -> None:
+def test_fields_of_a_swath_have_coordinates(tmp_path: Path) -> None:
     with xr.open_dataset(write_file(tmp_path, "swath"), engine="refshard") as swath:
         assert {"Latitude", "Longitude"} <= set(swath.rad.coords)
         assert swath.rad.dims == ("band", "along", "across")
@@ -173,7 +173,7 @@ def test_opening_takes_few_rounds_and_a_chunk_one_request(http_server: RangeServ
     assert chunk == make_values(">i2", (6, 8))[2:3].tobytes()
 
 
-def test_small_file_takes_one_request(tmp_path: Path) -> None:
+def test_small_hdf4_file_is_opened_in_two_rounds(tmp_path: Path) -> None:
     path = tmp_path / "a.hdf"
     path.write_bytes(spread_elements(read_hdf4_file("layouts"), 5_000))
     assert count_rounds_to_open(path) == 2
@@ -194,7 +194,7 @@ def test_damage_errors_name_the_file() -> None:
 
 
 def test_file_without_data_sets_is_refused() -> None:
-    with pytest.raises(ManifestError, match="that can be shown, found none: data sets: it has none"):
+    with pytest.raises(ManifestError, match="that can be shown, found none$"):
         Files({ROOT: b"\x0e\x03\x13\x01\0\1\0\0\0\0" + bytes(12)}).open()
 
 

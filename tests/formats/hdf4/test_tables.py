@@ -74,12 +74,12 @@ def test_unsupported_tables_are_reported() -> None:
     }
     reports = Files({ROOT: make_hdf4_file(elements)}).open().reports
     assert sorted(reports) == ["lost", "outside", "unknown"]
-    assert "a field of its Vdata has an unknown type" in reports["unknown"]
+    assert "one of its fields has an unknown type" in reports["unknown"]
     assert "external" in reports["outside"]
     assert "the element (1963, 4)" in reports["lost"]
 
 
-def test_tables_of_one_name_get_numbers() -> None:
+def test_tables_with_equal_names_get_numbers() -> None:
     dtype = np.dtype([("x", ">i4")])
     elements = {(1962, ref): make_vdata("T", dtype, 1) for ref in (2, 3)} | {(1963, ref): bytes(4) for ref in (2, 3)}
     keyspace: Any = Files({ROOT: make_hdf4_file(elements)}).open()

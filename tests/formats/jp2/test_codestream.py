@@ -61,7 +61,7 @@ def test_tile_that_takes_too_much_memory_is_refused() -> None:
             Files({ROOT: changed}).open()
 
 
-def test_other_progression_orders_need_a_skipping_decoder() -> None:
+def test_packets_not_by_resolution_need_a_skipping_decoder() -> None:
     data = encode(make_smooth_values(64, 64), levels=3)
     at = data.index(b"\xff\x52")
     for order, layers, levels in ((0, 1, 3), (1, 5, 3), (2, 5, 3), (0, 2, 0), (3, 1, 0), (4, 1, 0)):
