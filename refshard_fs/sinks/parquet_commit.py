@@ -73,7 +73,7 @@ class ParquetCommit:
         self._written: list[str] = []
         found: Any = base.keyspace.source
         is_parquet = found.committed_as == "kerchunk-parquet" and base.facts is not None
-        self._old: ParquetKeySpace | None = found.for_commit() if is_parquet else None
+        self._old: ParquetKeySpace | None = found.copy_for_commit() if is_parquet else None
         empty = zarrmeta.dumps({"metadata": {}, "record_size": record_size})
         self._layout = Layout(empty, self._url) if self._old is None else self._old.layout
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
@@ -132,7 +132,7 @@ class ParquetCommit:
             before = None
             name = make_partition_name(array, number)
             if self._old is not None and number < self._layout.count_partitions(array):
-                before = self._run(name, partial(self._old.partition, array, number))
+                before = self._run(name, partial(self._old.load_partition, array, number))
             rows = change.rows.get(number, {})
             earlier: tuple[int | None, ...] = (None,)
             if before is not None:

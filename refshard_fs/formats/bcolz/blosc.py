@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 BODY: Final = 16  # bytes of a frame's header, after which the body begins
-LARGEST: Final = 2**31 - 1 - BODY  # decompressed bytes of a frame (c-blosc's BLOSC_MAX_BUFFERSIZE)
+LARGEST: Final = 2**31 - 1 - BODY  # the most decompressed bytes of a frame (c-blosc's BLOSC_MAX_BUFFERSIZE)
 EXPANSION: Final = 1 << 16  # an upper bound of the ratio of decompressed to compressed bytes; zstd reaches half of it
 
 _HEADER: Final = struct.Struct("<BBBBIII")
@@ -32,7 +32,7 @@ class FrameHeader(msgspec.Struct, frozen=True):
     typesize: int
     flags: int
 
-    nbytes = 512  # what a header with its key takes in a cache
+    nbytes = 512  # bytes that a header and its key take in a cache
 
     @property
     def codec(self) -> str:
@@ -112,14 +112,14 @@ def describe_compressor(codec: str, level: int, shuffle: int, typesize: int) -> 
 
 
 class Checksum(NamedTuple):
-    """A checksum of ``size`` bytes."""
+    """A kind of checksum. A digest has ``size`` bytes."""
 
     name: str
     size: int
     digest: Callable[[bytes | memoryview], bytes]
 
     def verify(self, data: bytes | memoryview, digest: bytes) -> None:
-        """Raise ValueError if the checksum of ``data`` is not ``digest``."""
+        """Raise ValueError if the digest of ``data`` is not ``digest``."""
         computed = self.digest(data)
         if computed != digest:
             raise ValueError(f"it is damaged: its {self.name} checksum is {computed.hex()}, expected {digest.hex()}")
@@ -155,7 +155,7 @@ class VerifyRecipe(msgspec.Struct, frozen=True):
         return raw[: self.stored_size]
 
     @property
-    def made(self) -> int:
+    def encoded_size(self) -> int:
         """The size of the result in bytes."""
         return self.stored_size
 
@@ -195,6 +195,6 @@ class ReframeRecipe(msgspec.Struct, frozen=True):
         return make_plain_frame(parts, self.size, self.typesize)
 
     @property
-    def made(self) -> int:
+    def encoded_size(self) -> int:
         """The size of the result in bytes."""
         return self.size + BODY

@@ -42,11 +42,11 @@ from refshard_fs.formats.bcolz.blosc import (
 
 
 HEADER: Final = 32  # bytes of the file's header, and of the metadata's header
-MOST_METADATA: Final = 1 << 26  # bytes of metadata after decompression
+MOST_METADATA: Final = 1 << 26  # the most bytes of metadata after decompression
 
 _HEADER: Final = struct.Struct("<4sBBBBiiqq")
 _METADATA: Final = struct.Struct("<8sBBBBIII8s")
-_OFFSETS: Final = 1
+_OFFSETS: Final = 1  # flags of options
 _HAS_METADATA: Final = 2
 _OTHER_VERSIONS: Final = {
     1: "which is one chunk of a bcolz carray: open the carray's directory",
@@ -200,11 +200,11 @@ class FrameChunks(Chunks):
             StoredFrame(position, frame.stored_size, frame.length)
             for position, (_, frame) in zip(joined, located, strict=False)
         )
-        refilled = ReframeRecipe(
+        recipe_of_parts = ReframeRecipe(
             stored_frames, size, located[0].header.typesize, start - first_frame * header.frame_size, checksum
         )
         span, url = self._base.part(begin, end - begin), self._url
-        return make_entry(span, refilled, refilled.made, url, cuts if len(cuts) > 1 else ())
+        return make_entry(span, recipe_of_parts, recipe_of_parts.encoded_size, url, cuts if len(cuts) > 1 else ())
 
     def locate(self, first_frame: int, end_frame: int) -> Steps[list[LocatedFrame]]:
         """Locate the frames ``[first_frame, end_frame)``. Raise DamagedIndex, which names the field, for damage."""
@@ -338,7 +338,7 @@ def _read_metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]
         stream = zlib.decompressobj()
         document = decompress(stream, raw, length) if codec else raw
         if len(document) != length or stream.unused_data:
-            raise ValueError(f"it decompresses to {len(document)} bytes, or has bytes after the end of its stream")
+            raise ValueError(f"it decompresses to {len(document)} bytes, and {len(stream.unused_data)} bytes follow")
     except ValueError as e:
         raise ManifestError(f"{label}: {e} ({sizes})") from None
     return end, object_in(document, label)
@@ -364,14 +364,16 @@ def _describe_array(metadata: Mapping[str, Any], header: Header, url: str, zarr_
 
 
 def _count_rows_per_chunk(array: DescribedArray, header: Header, url: str) -> int:
-    """Return the number of steps along the slowest axis in a chunk: as few as have the bytes of a frame."""
+    """Return how many steps along the slowest axis a chunk has: the fewest that fill a frame, all for one frame."""
     if not header.total:
         return 1
     if header.frames == 1:
         return array.shape[array.axis] if array.shape else 1
     rows = -(-header.frame_size // array.row_size)
     if rows * array.row_size > LARGEST:
-        raise ManifestError(f"{url}: one row of its array has {array.row_size} bytes: a chunk has at most {LARGEST}")
+        raise ManifestError(
+            f"{url}: a chunk of whole rows of its array has {rows * array.row_size} bytes: expected at most {LARGEST}"
+        )
     return rows
 
 

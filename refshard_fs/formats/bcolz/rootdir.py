@@ -39,13 +39,13 @@ DATA: Final = "data"  # the name of a carray's array
 ROW: Final = "row"  # the name of the dimension that a ctable's columns share
 
 FILE_HEADER: Final = 16  # bytes of bcolz's header in a chunk file, before the blosc frame
-MOST_DOCUMENT: Final = 1 << 20  # bytes of a JSON document
+MOST_DOCUMENT: Final = 1 << 20  # bytes: a JSON document must have fewer
 
 _CODECS: Final = frozenset(["blosclz", "lz4", "lz4hc", "zlib", "zstd"])
 
 
 def parse_chunk_file(data: bytes) -> FrameHeader:
-    """Parse the first 32 bytes of a chunk file: bcolz's header, then the frame's header. Return the latter."""
+    """Parse the first 32 bytes of a chunk file: bcolz's header, then the frame's header. Return the frame's header."""
     if len(data) < FILE_HEADER + BODY:
         raise ValueError(f"it is cut short: expected two headers of {FILE_HEADER + BODY} bytes, found {len(data)}")
     if data[:4] != b"blpk":
@@ -77,13 +77,13 @@ class CarrayChunks(Chunks):
         rows = min(self._rows_per_chunk, self._length - number * self._rows_per_chunk)
         if frame.length == full:
             return Span(url, FILE_HEADER, FILE_HEADER + frame.stored_size)
-        if not rows * self._row_size <= frame.length < full:
-            expected = f"expected {rows} rows of {self._row_size} bytes or a full chunk"
-            raise DamagedIndex("", url, f"blosc nbytes {frame.length}: {expected}")
+        least = rows * self._row_size
+        if not least <= frame.length < full:
+            raise DamagedIndex("", url, f"blosc nbytes {frame.length}: expected {least} (for {rows} rows) to {full}")
         if number and full > frame.stored_size * EXPANSION:
             yield from self._check_full_chunk(number - 1, full)
         recipe = ReframeRecipe((StoredFrame(0, frame.stored_size, frame.length),), full, frame.typesize)
-        return make_entry(Span(url, FILE_HEADER, FILE_HEADER + frame.stored_size), recipe, recipe.made, url)
+        return make_entry(Span(url, FILE_HEADER, FILE_HEADER + frame.stored_size), recipe, recipe.encoded_size, url)
 
     def _read_frame(self, number: int) -> Steps[FrameHeader]:
         url = self._make_chunk_url(number)
@@ -142,9 +142,8 @@ def _describe_carray(
         raise ManifestError(f"{relative_to(url, SIZES)} is missing: it has the shape")
     shape = _parse_shape(sizes, relative_to(url, SIZES), dtype)
     attrs = object_in(attributes, relative_to(url, ATTRIBUTES)) if attributes is not None else {}
-    rows = (
-        shape[0] if 0 < shape[0] <= chunklen else chunklen
-    )  # a single chunk has the size of the array, so it needs no padding
+    # A single chunk has the size of the array, so it needs no padding.
+    rows = shape[0] if 0 < shape[0] <= chunklen else chunklen
     row_size = math.prod(shape[1:]) * dtype.itemsize
     if min(rows, shape[0]) * row_size > LARGEST:
         raise ManifestError(f"{label}: its 'chunklen' {chunklen} makes chunks larger than a frame, {LARGEST} bytes")
@@ -238,7 +237,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
                 raise
             reports[name] = str(e)
     if columns and not arrays:
-        raise ManifestError(f"{url}: none of its columns can be shown. {next(iter(reports.values()))}")
+        raise ManifestError(
+            f"{url}: expected at least one column that can be shown, found none: {next(iter(reports.values()))}"
+        )
     lengths = {name: array.shape[0] for name, array in arrays.items()}
     length_counts = Counter(lengths.values()).most_common()
     if len(length_counts) > 1 and length_counts[0][1] == length_counts[1][1]:

@@ -221,8 +221,8 @@ class VariableChunks(FilledChunks):
             )
         if run_size > MOST_BLOCK:
             raise self._records.make_error(
-                f"{self.where}: the block at byte {values_offset} has {run_size} bytes after decompression: expected at "
-                f"most {MOST_BLOCK}"
+                f"{self.where}: the block at byte {values_offset} has {run_size} bytes after decompression: expected "
+                f"at most {MOST_BLOCK}"
             )
         recipe = DecompressionRecipe(self._variable.compression, run_size)
         entry = make_entry(self._records.source.part(values_offset, stored_size), recipe, run_size, self._records.url)

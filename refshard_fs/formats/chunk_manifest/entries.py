@@ -78,22 +78,22 @@ class _Prefixes(msgspec.Struct):
     prefix: dict[str, JsonPrefix] = {}
 
 
-_entries = msgspec.json.Decoder(dict[str, JsonEntry])
-_prefixes = msgspec.json.Decoder(_Prefixes)
-_raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRY_DECODER: Final = msgspec.json.Decoder(dict[str, JsonEntry])
+_PREFIX_DECODER: Final = msgspec.json.Decoder(_Prefixes)
+_RAW_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse_entries(data: bytes, where: str) -> Entries:
     """Parse the manifest in ``data``. Raise ManifestError, which names ``where`` and the key, if it is invalid."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
-        keys = _entries.decode(data)
-        prefixes = _prefixes.decode(data).prefix if keys.pop(PREFIX, None) is not None else {}
+        keys = _ENTRY_DECODER.decode(data)
+        prefixes = _PREFIX_DECODER.decode(data).prefix if keys.pop(PREFIX, None) is not None else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise _make_error(data, where, e) from e
     empty = [key for key, entry in keys.items() if entry.is_empty]
     if empty:
-        texts = _raw.decode(data)
+        texts = _RAW_DECODER.decode(data)
         for key in empty:
             if bytes(texts[key])[1:-1].strip():
                 raise ManifestError(f"{where}: {key!r} has neither path nor data: write {{}} for an empty chunk")
@@ -292,6 +292,8 @@ def resolve_key(directory: str, path: str) -> str:
     """Return the key of the relative ``path`` in ``directory``. Raise ManifestError if it leads out of the source."""
     joined = posixpath.normpath(posixpath.join(directory, path))
     if joined == ".." or joined.startswith(("../", "/")):
-        raise ManifestError(f"the relative path {path!r} leads out of its source: pass base_url=, where it begins")
+        raise ManifestError(
+            f"the relative path {path!r} leads out of its source: pass the URL from which it starts as base_url="
+        )
     tail = "/" if path.endswith("/") and joined != "." else ""
     return ("" if joined == "." else joined) + tail

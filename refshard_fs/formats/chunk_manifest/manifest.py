@@ -56,7 +56,7 @@ class ChunkManifest(msgspec.Struct, frozen=True, eq=False):
     paths: Texts
     pins: Pins | None
     data: bytes
-    empty: UInt64s  # numbers of chunks, ascending
+    empty: UInt64s  # numbers of the empty chunks, ascending
     summed: UInt64s  # numbers of the chunks with ``checksums``, ascending
     checksums: Texts
     prefixes: tuple[Prefix, ...]  # the longest first
@@ -91,7 +91,7 @@ class ChunkManifest(msgspec.Struct, frozen=True, eq=False):
         return _find_index(self.empty, number) is not None
 
     def find_prefix(self, coords: Sequence[int]) -> Prefix | None:
-        """Return the longest prefix of the chunk at ``coords``; None if it has none."""
+        """Return the longest prefix that the chunk at ``coords`` has; None if it has no prefix."""
         return next((prefix for prefix in self.prefixes if prefix.contains(coords)), None)
 
 
@@ -202,7 +202,7 @@ def encode_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: st
         if target != NO_TARGET:
             url = partition.urls[target]
             if url is None or not is_utf8(url):
-                problem = "no URL: open it with target=" if url is None else f"the URL {url!r}, which is not UTF-8"
+                problem = "no URL: open the source with target=" if url is None else f"the URL {url!r}: it is not UTF-8"
                 raise ManifestError(f"{join(array, grid.tail(number))!r} has {problem}")
             offset, length = int(offsets[row]), None if lengths[row] == WHOLE else int(lengths[row])
             entry = JsonEntry(url, None if length is None and not offset else offset, length, **extras)

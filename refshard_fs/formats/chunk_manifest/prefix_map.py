@@ -35,7 +35,7 @@ class KeyMap(NamedTuple):
 
     keys: dict[str, JsonEntry]
     prefixes: dict[str, str]
-    nbytes: int
+    nbytes: int  # the approximate size in memory
 
 
 def parse_key_map(data: bytes, where: str) -> KeyMap:
@@ -122,8 +122,8 @@ class Composite(KeySpace):
             elif entry.is_empty:
                 merged.pop(name, None)
             else:
-                made = yield from self._make_entry(key, entry)
-                merged[name] = Listed(name, None if made is None else made.size)
+                located = yield from self._make_entry(key, entry)
+                merged[name] = Listed(name, None if located is None else located.size)
         return sorted(merged.values(), key=by_name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:

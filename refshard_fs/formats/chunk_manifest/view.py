@@ -38,8 +38,8 @@ from refshard_fs.security import policy
 
 
 _DOTTED = ChunkKeyEncoding("v2", ".")
-COMMITTED = b'"refshard":{'  # in a root document that a commit has written
-PENDING = COMMITTED + b'"'  # in a root document with pending or removed nodes
+COMMITTED = b'"refshard":{'  # bytes in a root document that a commit has written
+PENDING = COMMITTED + b'"'  # bytes in a root document with pending or removed nodes
 
 
 class _PendingNodes(msgspec.Struct):
@@ -227,11 +227,11 @@ class ManifestView(ArrayView[Declaration]):
         return _Manifest(Load(entry, index), resolver, where)
 
     @property
-    def committed_as(self) -> str | None:  # type: ignore[override]  # a property here, since it depends on what was read
+    def committed_as(self) -> str | None:  # type: ignore[override]  # a property, because it depends on documents
         return None if self.maps_anything else self.base.committed_as
 
     @property
-    def is_reference_set(self) -> bool:  # type: ignore[override]  # a property here, too
+    def is_reference_set(self) -> bool:  # type: ignore[override]  # a property, because it depends on documents
         return self.base.is_reference_set and not self.maps_anything
 
     @property

@@ -309,7 +309,9 @@ class Tree:
                         axis_attributes[name] = decode_text(text)
         attributes = Attributes(attributes_by_axis[0], {})
         if _RANGE in refs and dtypes[0].kind != "S":
-            limits = np.frombuffer((yield from self.elements.read_stored_bytes((_RANGE, refs[_RANGE]))), dtypes[0]).tolist()
+            limits = np.frombuffer(
+                (yield from self.elements.read_stored_bytes((_RANGE, refs[_RANGE]))), dtypes[0]
+            ).tolist()
             attributes.shown.update(zip(("valid_max", "valid_min"), limits, strict=False))
         if _CALIBRATION in refs:
             calibration = yield from self.elements.read_stored_bytes((_CALIBRATION, refs[_CALIBRATION]))

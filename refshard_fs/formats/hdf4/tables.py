@@ -64,7 +64,9 @@ def describe_fields(
     if not widths and table.size:
         raise ManifestError(f"{label}: one of its fields has an unknown type")
     if sum(widths) != table.size or not all(widths):
-        raise ManifestError(f"{label}: its fields have {widths} bytes: expected {table.size} in all, and no empty field")
+        raise ManifestError(
+            f"{label}: its fields have {widths} bytes: expected {table.size} in all, and no empty field"
+        )
     offset = 0
     for field, width in zip(table.fields, widths, strict=True):
         dtype, inner = field.dtype, () if field.order == 1 else (field.order,)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
 
-_TIMES: Final = 4  # the bytes of all vectors are at most this many times those of the buffer
+_TIMES: Final = 4  # all vectors of a field together have at most this many times the bytes of the buffer
 _DAMAGED: Final = "it is cut short or damaged: an offset leads out of it"
 
 

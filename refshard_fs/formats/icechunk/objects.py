@@ -28,11 +28,11 @@ from refshard_fs.security.origins import MEMBER
 MAGIC: Final = "ICE🧊CHUNK".encode()
 SNAPSHOT, MANIFEST, REPOSITORY = 1, 2, 6  # types of objects
 ORIGINS: Final = f"refshard:{MEMBER}"  # the name of our record in the metadata of a snapshot
-_HEADER: Final = 39  # bytes
+_HEADER: Final = 39  # bytes of the header of an object
 _VERSIONS: Final = (1, 2)
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstd frame
 _MEMO: Final = 4096  # the most decompressed locations of a manifest in the cache
-_LEAST_WORDS: Final = 8  # bytes of the smallest dictionary
+_LEAST_WORDS: Final = 8  # bytes: a zstd dictionary of at most this size is empty
 _NATIVE: Final = re.compile("chunks/[0-9A-Z]{20}")
 _LOCATION: Final = 4096  # the most bytes of a decompressed location
 _ALPHABET: Final = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)  # Crockford's Base32
@@ -123,7 +123,7 @@ def _parse_containers(config: bytes) -> dict[str, str]:
 
 
 class ManifestRef(msgspec.Struct, frozen=True):
-    """A manifest by its name, and the box of chunks of an array that it may have.
+    """A manifest of an array: its ``name``, and the ``box`` of the array's chunks that the manifest may have.
 
     ``size`` is the size of the manifest in bytes; None if the snapshot does not state it. ``box`` has two numbers of 32
     bits for each dimension: the first index of chunks, and the index after the last one.
@@ -218,7 +218,7 @@ class Refs(msgspec.Struct, frozen=True, eq=False):
     nbytes: int
 
     def find(self, numbers: UInt64s) -> tuple[Int64s, Int64s]:
-        """Return the indexes of those ``numbers`` that are in the manifest, and their rows in it."""
+        """Return the indexes of the ``numbers`` that the manifest has, and their rows in the manifest."""
         rows = self.numbers.searchsorted(numbers)
         exists = rows < len(self.numbers)
         exists[exists] = self.numbers[rows[exists]] == numbers[exists]
@@ -228,7 +228,7 @@ class Refs(msgspec.Struct, frozen=True, eq=False):
 class ManifestIndex(msgspec.Struct, frozen=True):
     """Decode the chunks of an array in the manifest ``ref``.
 
-    ``identifier`` is the id of the array, ``counts`` are the chunks along each dimension.
+    ``identifier`` is the id of the array, ``counts`` has the number of chunks along each dimension.
     """
 
     ref: ManifestRef

@@ -2,7 +2,7 @@
 
 Only ``repo`` (in version 1, the object of a branch) is ever replaced. So an opened source keeps its snapshot, whatever
 is committed later. Virtual chunks are read like chunks of any reference set: the targets must be permitted, requests
-are merged over gaps, and the versions of targets are compared with those in the manifest.
+are merged over gaps, and the versions of targets are compared with the versions in the manifest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from refshard_fs.security.origins import Origins
 from refshard_fs.security.policy import LOCAL, locator, protocol_of
 
 TOGETHER: Final = 8  # manifests in memory at a time, for operations on whole arrays
-AHEAD: Final = 16  # the most manifests of coordinates that are read on opening
+AHEAD: Final = 16  # if more arrays are coordinates, their manifests are not read on opening
 _INFO: Final = 1 << 20  # bytes of ``repo`` in the first request
 _MEMO: Final = 4096  # the most URLs in the cache
 _PROTOCOLS: Final = {"gcs": "gs", "azure": "az"}  # Icechunk's name → fsspec's name
@@ -99,7 +99,7 @@ class IcechunkKeySpace(PartedKeySpace):
         return _Array(meta, grid, loads, ChunkBoxes(grid.counts, bounds.reshape(len(loads), len(grid.counts), 2)))
 
     def _resolve(self, location: str) -> str:
-        """Resolve a location in a manifest to a URL. Raise ManifestError if no object can have it."""
+        """Resolve a location in a manifest to a URL. Raise ManifestError if the URL could not be read."""
         scheme, mark, rest = location.partition("://")
         if not mark:
             return self._locate(location)
@@ -126,7 +126,7 @@ class IcechunkKeySpace(PartedKeySpace):
         if at is None:
             for path, _ in iterate_splits(key):
                 if path in self.reports:
-                    raise ManifestError(f"{path!r} is left out: {self.reports[path]}")
+                    raise ManifestError(f"{self.root_url}: {path!r} is left out: {self.reports[path]}")
             return None
         numbers = np.array([at.number], np.uint64)
         manifest = int(self.arrays[at.array].boxes.find(numbers)[0])
@@ -181,7 +181,7 @@ class IcechunkKeySpace(PartedKeySpace):
         return [own.loads[box] for box in own.boxes.within(start, stop)]
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs of virtual chunks in a manifest: the first manifest of the first array that has any there."""
+        """Return the URLs of virtual chunks in the first manifest of an array: the first array that has any there."""
         for array in self.arrays.values():
             for load in array.loads[:1]:
                 refs: Refs = yield load
@@ -254,7 +254,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     else:
         name = version.snapshot or (yield from _read_reference(locate, version, most))
         if not is_key(name) or "/" in name:
-            raise ManifestError(f"{name!r} is not the name of a snapshot: expected the name of an object")
+            raise ManifestError(
+                f"{probe.url}: {name!r} cannot be the name of a snapshot: expected the name of an object"
+            )
     snapshot: Snapshot = yield Load(Span(locate(f"snapshots/{name}")), SnapshotIndex(name, most))
     while repo is None and version.is_before(snapshot.time):
         if snapshot.parent is None:
@@ -262,7 +264,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         load = Load(Span(locate(f"snapshots/{snapshot.parent}")), SnapshotIndex(snapshot.parent, most))
         child, snapshot = snapshot, (yield load)
         if snapshot.time >= child.time:  # without this check, a loop in a damaged repository would never end
-            raise ManifestError(f"{probe.url}: the snapshot {child.parent} is not older than its child: it is damaged")
+            raise ManifestError(
+                f"{probe.url} is damaged: the snapshot {child.parent} is not older than its child {child.name}"
+            )
     keyspace = IcechunkKeySpace(probe.url, snapshot, containers, options)
     coordinates = [  # arrays with their own name as dimension, which xarray reads on opening
         array.loads[0]

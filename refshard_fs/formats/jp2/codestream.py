@@ -21,8 +21,8 @@ from refshard_fs.formats.jp2 import CODE_STREAM
 WINDOW: Final = 1 << 14  # bytes that are read first for a main header; each further read takes four times as many
 LONGEST: Final = 1 << 25  # the most bytes of a main header; its tables of tile parts (TLM) have at most 16 MiB
 LARGEST: Final = 1 << 31  # the most bytes of a decoded tile: zarr holds it in memory as an array
-# A decoded tile may have SPARSE bytes, or, if that is more, RATIO bytes for each byte of the file: a code block of equal
-# samples takes only about one bit of the file.
+# A decoded tile may have SPARSE bytes, or, if that is more, RATIO bytes for each byte of the file: a code block of
+# equal samples takes only about one bit of the file.
 SPARSE: Final = 1 << 26
 RATIO: Final = 1 << 13
 BLOCK_BYTES: Final = 1 << 8  # bytes that the decoder needs for each code block or precinct

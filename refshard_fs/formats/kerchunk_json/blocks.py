@@ -1,8 +1,8 @@
 """Parse a JSON reference set piece by piece, so that the whole document is never in memory as objects. No I/O here.
 
 The text is cut into blocks between two members. numpy parses a block of references in compact JSON as columns
-(`json_scan`). A JSON reader parses other blocks as objects. A cut may be wrong, because it lies within a text or a
-nested value. Then the block is not complete JSON, and it is parsed again together with the text after it.
+(`references.json_scan`). A JSON reader parses other blocks as objects. A cut may be wrong, because it lies within a
+text or a nested value. Then the block is not complete JSON, and it is parsed again together with the text after it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ BLOCK: Final = 1 << 20  # bytes of a block
 PART: Final = 1 << 16  # bytes before the end of a block in which the end of a value is searched
 LONGEST: Final = 1 << 30  # the most bytes of a member
 TRIES: Final = 8  # how many places that look like the beginning of "refs" are tried
-SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")
+SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")  # members of a document that are not keys
 
-_CUT = re.compile(rb'[\]"}]\s*,\s*"')
+_CUT = re.compile(rb'[\]"}]\s*,\s*"')  # the end of a value, and the beginning of the next key
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _REFS_MEMBER = re.compile(rb'"refs"[ \t\r\n]*:[ \t\r\n]*\{')
 _SPECIAL: Final = [name.encode() for name in SPECIAL]
-_COMPACT = re.compile(rb'"(?:[^"\\]|\\.)*": ?(?:\["[^"]*"[],]|")')
+_COMPACT = re.compile(rb'"(?:[^"\\]|\\.)*": ?(?:\["[^"]*"[],]|")')  # a member that numpy may be able to parse
 _REFS = re.compile(rb',[ \t\r\n]*(?="refs"[ \t\r\n]*:[ \t\r\n]*\{)')
-_LAX = json.JSONDecoder(strict=False)
+_LAX = json.JSONDecoder(strict=False)  # accepts control characters in texts
+# What a document may have next, by the state of the reader; for errors.
+_EXPECTED: Final = {"first": "a member or }", "member": "a member", "next": "a comma or }", "end": "no more text"}
 
 
 class _Short(Exception):
@@ -52,7 +54,7 @@ class Reader:
         # What comes next: at "start" the document, at "first" a member or the end of an object, at "next" a comma or
         # the end of an object, at "member" a member, at "end" nothing.
         self._state = "start"
-        self._needed = 0  # bytes of text that are collected before a member that was too long is parsed again
+        self._needed = 0  # bytes of text that are collected before an incomplete member is parsed again
         self.top = ReferenceBuilder(where)
         self.refs: ReferenceBuilder | None = None
         self.header: dict[str, Any] = {}
@@ -84,7 +86,7 @@ class Reader:
             sign = self._text[self._at : self._at + 1]
             match self._state, sign:
                 case "start", _:
-                    self._start()
+                    self._open_document()
                 case "first" | "member", b'"':
                     try:
                         self._read_block(final=final)
@@ -92,29 +94,31 @@ class Reader:
                         if final:
                             raise self._make_end_error() from None
                         if left > LONGEST:
-                            raise self._make_error(f"a member has more than {LONGEST} bytes, the limit") from None
+                            raise self._make_error(f"expected members of at most {LONGEST} bytes") from None
                         self._needed = 2 * left
                         return
                     self._needed = 0
                 case "first" | "next", b"}":
                     self._at += 1
-                    self._close()
+                    self._close_object()
                 case "next", b",":
                     self._at += 1
                     self._state = "member"
                 case _:
-                    raise self._make_error(f"unexpected {sign!r}")
+                    raise self._make_error(f"expected {_EXPECTED[self._state]}, found {sign.decode('latin-1')!r}")
 
-    def _start(self) -> None:
+    def _open_document(self) -> None:
+        """Parse the brace with which the document begins, or a byte order mark before this brace."""
         if self._text.startswith(b"\xef\xbb\xbf", self._at) and self._before + self._at == 0:
             self._at = 3
         elif self._text.startswith(b"{", self._at):
             self._at += 1
             self._state = "first"
         else:
-            raise self._make_error("it does not begin with {, as an object does")
+            raise self._make_error("it does not begin with {")
 
-    def _close(self) -> None:
+    def _close_object(self) -> None:
+        """Note the end of the object "refs", or of the document."""
         self._state = "next" if self._within_refs else "end"
         self._within_refs = False
 
@@ -201,7 +205,7 @@ class Reader:
                 members = msgspec.json.decode(b"{" + self._text[self._at : match.start()] + b"}")
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
-            self.take(members)
+            self.add_members(members)
             self._advance(match.start())
             return True
         return False
@@ -217,7 +221,7 @@ class Reader:
                 raise _Short from None
             self._read_lax(text, end)
         else:
-            self.take(members)
+            self.add_members(members)
             self._advance(end)
 
     def _read_lax(self, text: bytes, end: int) -> None:
@@ -234,14 +238,14 @@ class Reader:
             raise self._make_error(f"it is not UTF-8: {e.reason}") from None
         except RecursionError:
             raise self._make_error("its values are nested too deeply") from None
-        self.take(members)
+        self.add_members(members)
         if stop == len(string):
             self._advance(end)
         else:  # the object ends before the brace that was appended to its text
             self._at += len(string[:stop].encode()) - 1
-            self._close()
+            self._close_object()
 
-    def take(self, members: Mapping[Any, Any]) -> None:
+    def add_members(self, members: Mapping[Any, Any]) -> None:
         """Add members of the object that is being parsed; their values are Python objects."""
         if not self._within_refs and not members.keys().isdisjoint(SPECIAL):
             rest = dict(members)

@@ -35,7 +35,7 @@ from refshard_fs.security import policy
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import read_member
 
-PIECE: Final = 1 << 23  # bytes of a set in memory that are decoded at a time
+PIECE: Final = 1 << 23  # bytes: a set in memory is decoded in pieces of this size
 
 
 class JsonIndex(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ def parse_document(
 ) -> ReferenceSet:
     """Make a reference set of ``document``, a dict in the form of version 0 or 1, which is not changed."""
     reader = Reader(where)
-    reader.take(document)
+    reader.add_members(document)
     return _make_reference_set(reader, JsonIndex(where, tuple(overrides.items()), simple))
 
 
@@ -128,13 +128,14 @@ def _make_reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     where, header = index.where, reader.header
     version = header.get("version")
     if version is None or isinstance(version, (str, list, dict)):
+        found = 'no "version"' if version is None else f'the "version" {version!r:.40}'
         if reader.refs is not None:
-            raise ManifestError(f'{where} has "refs" and no "version": add "version": 1 to it')
+            raise ManifestError(f'{where} has "refs" and {found}: add "version": 1 to it')
         match header.get("refshard"):
             case {"pins": _} | {"from": _}:
-                raise ManifestError(f'{where} has pins or origins but no "version": add "version": 1 to it')
+                raise ManifestError(f'{where} has pins or origins but {found}: add "version": 1 to it')
         reader.top.add_members(header)
-        return msgspec.structs.replace(reader.top.finish(), version=0)  # it has no templates: braces belong to URLs
+        return msgspec.structs.replace(reader.top.finish(), version=0)  # without templates: braces belong to URLs
     if version != 1 or isinstance(version, bool):
         raise ManifestError(f"{where} is of version {version!r}: expected 0 or 1")
     templates, gen = header.get("templates") or {}, header.get("gen") or []

@@ -4,7 +4,7 @@ A page header states the decoded size and the number of values of its page. pyar
 check. This module parses the footer and the headers of the pages that pyarrow will read (`FileMetaData` and
 `PageHeader` of the Parquet format, in Thrift's compact protocol), and raises ValueError before pyarrow allocates them.
 
-It does not use pyarrow's objects for metadata: an encrypted or contradictory footer makes them end the process.
+This module does not use pyarrow's objects for metadata: for an encrypted or contradictory footer, they end the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PARTS: Final = 100_000  # the most structures and list items in a footer: each 
 
 # Types of pages; pyarrow skips pages of other types.
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
-# For each type of page: the field of the page header that describes the page, and its own field with the encoding.
+# For each type of page: the field of the page header that describes the page, and the encoding's field in this field.
 _DESCRIPTIONS: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
 
 # Encodings whose decoded size is bounded by the page header or the number of values.
@@ -67,7 +67,7 @@ class ThriftReader:
     def _read_struct(self, nesting: int) -> dict[tuple[int, int], Any]:
         if not nesting:
             raise DamagedParquet("its structures are nested too deeply")
-        self._count(1)
+        self._count_parts(1)
         fields: dict[tuple[int, int], Any] = {}
         number = 0
         data = self._data
@@ -112,10 +112,10 @@ class ThriftReader:
         if size > self._stop - self.at:
             left = self._stop - self.at
             raise DamagedParquet(f"a list states {size} items: expected at most {left}, the bytes that are left")
-        self._count(size)
+        self._count_parts(size)
         return [self._read_value(byte & 15, nesting - 1) for _ in range(size)]
 
-    def _count(self, parts: int) -> None:
+    def _count_parts(self, parts: int) -> None:
         """Count structures and list items; raise DamagedParquet if there are too many."""
         self._parts -= parts
         if self._parts < 0:
@@ -164,7 +164,7 @@ class ColumnChunk(NamedTuple):
 
 
 class Footer:
-    """The footer of a file: its number of ``rows``, and of each row group, the number of rows and the columns.
+    """The footer of a file: its number of ``rows``, and the number of rows and the columns of each of its row groups.
 
     ``texts`` are the names of columns of texts or bytes; ``notes`` are the key-value metadata.
     """
@@ -189,7 +189,7 @@ def _get_structs(fields: dict[tuple[int, int], Any], number: int) -> list[dict[t
     """Return the list of structures in field ``number``; an empty list if it is absent."""
     items: list[Any] = fields.get((number, LIST), [])
     if not all(isinstance(item, dict) for item in items):
-        raise DamagedParquet(f"a list has other items than structures, in field {number}")
+        raise DamagedParquet(f"field {number} is a list with other items than structures")
     return items
 
 

@@ -79,7 +79,9 @@ def _find_columns(schema: Any) -> dict[str, tuple[int, str]]:
         if column.path != name or column.max_repetition_level or column.max_definition_level > 1:
             raise ValueError(f"its column {name!r} is nested: expected a plain column")
         if column.physical_type not in _WIDTHS:
-            raise ValueError(f"its column {name!r} is of the type {column.physical_type}, which is not supported")
+            raise ValueError(
+                f"its column {name!r} is of the type {column.physical_type}: expected one of {', '.join(_WIDTHS)}"
+            )
         if name in columns:
             raise ValueError(f"it has the column {name!r} twice: expected it once")
         columns[name] = number, column.physical_type
@@ -117,9 +119,10 @@ NOTE: Final = b"refshard"  # the key of a `PartitionHistory` in the key-value me
 
 
 class PartitionHistory(msgspec.Struct, frozen=True):
-    """The number of the commit that wrote a partition, and of commits that wrote ``earlier`` versions, newest first.
+    """The number of the commit that wrote a partition (``generation``), and of the commits that wrote earlier versions.
 
-    None in ``earlier`` means that the partition did not exist before. Versions before the last number are unknown.
+    ``earlier`` begins with the newest of these numbers. None means that the partition did not exist before. If the last
+    one is a number, older versions are unknown.
     """
 
     generation: int = 0
@@ -131,7 +134,7 @@ class PartitionHistory(msgspec.Struct, frozen=True):
         return 100
 
     def find_version(self, generation: int) -> int | None:
-        """Return the number of the commit that wrote the version of the partition after commit ``generation``.
+        """Return the number of the commit that wrote the partition as it was after commit ``generation``.
 
         The number is at most ``generation``; None if the partition did not exist then. Raises LookupError if unknown.
         """
@@ -160,7 +163,7 @@ class PartitionIndex(msgspec.Struct, frozen=True):
 
     ``version`` is the version of the set's document: a set that was written anew has other partitions. ``quota`` limits
     how many partitions of the set are in the cache. If a commit after commit ``generation`` wrote the file, the result
-    is only its history.
+    is only the history of the partition.
     """
 
     chunks: int

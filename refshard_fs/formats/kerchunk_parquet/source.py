@@ -45,13 +45,13 @@ from refshard_fs.security.policy import directory_of, locator, relative_to
 
 KEPT = 900  # seconds that replaced files are kept for readers that opened the set before
 BATCH = 8  # partitions that a listing loads at a time
-MEMO = 4096  # the most look-ups that are remembered
+MEMO = 4096  # the most needs, URLs and missing partitions that are kept in memory
 ASKED = 1 << 16  # the most partitions that are looked up one by one if the directory cannot be listed
 Value = dict[str, Any] | bytes | tuple[str | None, Row]
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
-_FILE = re.compile(r"refs\.([0-9]{1,19})\.parq", re.ASCII)
-_KEPT = re.compile(r"refs\.[0-9]+(\.[0-9]+)?\.parq", re.ASCII)
-_NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)
+_FILE = re.compile(r"refs\.([0-9]{1,19})\.parq", re.ASCII)  # the usual name of a partition
+_KEPT = re.compile(r"refs\.[0-9]+(\.[0-9]+)?\.parq", re.ASCII)  # a partition that a commit replaced, or its copy
+_NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)  # a partition until a commit gives it its usual name
 
 
 def make_partition_name(array: str, number: int, replaced: int | None = None) -> str:
@@ -63,7 +63,7 @@ def make_partition_name(array: str, number: int, replaced: int | None = None) ->
 
 
 def is_partition(path: str) -> bool:
-    """Return whether ``path``, relative to a set, has the usual name of a partition, or the name that a commit uses."""
+    """Return whether ``path``, relative to a set, has the usual name of a partition, or a name before it is renamed."""
     name = path.rpartition("/")[2]
     return _FILE.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
 
@@ -144,7 +144,7 @@ def _read_kept(extension: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _read_renamed(content: Mapping[str, Any], where: str) -> dict[str, dict[int, str | None]]:
-    """Return by array and number the file names of partitions without usual names; None if a commit removed it."""
+    """Return by array and number the file names of partitions without usual names; None for a removed partition."""
     match content.get("refshard"):
         case None:
             return {}
@@ -200,16 +200,15 @@ class ParquetKeySpace(PartedKeySpace):
         self._origin = lru_cache(MEMO)(lambda url: self._origins.of(self._absolute(url)))
         self._origins = self.layout.origins
         self._has_origins = bool(self._origins)
-        self.load = lru_cache(MEMO)(
-            self._load
-        )  # `_load` takes a fifth of the time of a read from a partition in memory
+        # Without the cache, `_load` takes a fifth of the time of a read from a partition in memory.
+        self.load = lru_cache(MEMO)(self._load)
         members: dict[str, dict[str, Any] | bytes] = dict(self.layout.metadata)
         if not all(key.endswith("zarr.json") for key in members):
             members.setdefault(PARQUET, document)  # zarr version 3 has no such document
         self._documents = FlatKeySpace(ReferenceSet(Texts.of(()), {}, members), resolve, root)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
-        value = yield from self.value(key)
+        value = yield from self.find_value(key)
         match value:
             case None:
                 return Inline(self.document) if key == PARQUET else None
@@ -244,7 +243,7 @@ class ParquetKeySpace(PartedKeySpace):
                 return zarrmeta.array_meta(value, document)
         return None
 
-    def value(self, key: str) -> Steps[Value | None]:
+    def find_value(self, key: str) -> Steps[Value | None]:
         """Return a metadata document, inline data, or a reference with its URL as in the set; None without a value."""
         metadata = self.layout.metadata.get(key)
         if metadata is not None:
@@ -263,18 +262,18 @@ class ParquetKeySpace(PartedKeySpace):
                 return data
 
     def _find_partition(self, array: str, number: int) -> Steps[StoredPartition | None]:
-        """Load a partition as `partition` does, and remember that it does not exist."""
+        """Return the result of `load_partition`. Request a partition that does not exist only once."""
         at = array, number
         if at in self._absent:
             return None
-        found = yield from self.partition(array, number)
+        found = yield from self.load_partition(array, number)
         if found is None:
             if len(self._absent) > MEMO:
                 self._absent.clear()
             self._absent.add(at)
         return found
 
-    def for_commit(self) -> ParquetKeySpace:
+    def copy_for_commit(self) -> ParquetKeySpace:
         """Return a copy for a commit, which does not check that the set is unchanged when a partition is missing.
 
         A commit checks this when it puts the document. An earlier attempt of the same commit may have put the document
@@ -284,7 +283,7 @@ class ParquetKeySpace(PartedKeySpace):
         other._checks_absence = False
         return other
 
-    def partition(self, array: str, number: int) -> Steps[StoredPartition | None]:
+    def load_partition(self, array: str, number: int) -> Steps[StoredPartition | None]:
         """Load a partition, in the version when this set was opened; None if it did not exist."""
         partition: StoredPartition | None
         name = self.layout.renamed.get(array, {}).get(number, "")
@@ -342,11 +341,11 @@ class ParquetKeySpace(PartedKeySpace):
         remedy = "call invalidate_cache() to read the new version"
         return TargetChanged("", where, f"a commit has changed the set since it was opened; {remedy}")
 
-    def partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Chunks | None]]:
+    def load_partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Chunks | None]]:
         """Load several of the partitions that `list_partitions` returns, together."""
         renamed = self.layout.renamed.get(array, {})
         loaded: Sequence[Any] = [None] * len(numbers)
-        with contextlib.suppress(TargetChanged):  # then `partition` loads earlier versions one by one
+        with contextlib.suppress(TargetChanged):  # then `load_partition` loads earlier versions one by one
             loaded = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
         partitions: list[Chunks | None] = []
         for number, partition in zip(numbers, loaded, strict=True):
@@ -354,7 +353,7 @@ class ParquetKeySpace(PartedKeySpace):
                 self._generations[array, number] = partition.history.generation
                 partitions.append(partition)
             else:
-                partitions.append((yield from self.partition(array, number)))
+                partitions.append((yield from self.load_partition(array, number)))
         return partitions
 
     def _load(self, array: str, number: int, name: str = "") -> Load:
@@ -434,7 +433,7 @@ class ParquetKeySpace(PartedKeySpace):
         """Return the URLs, as in the set, of the first partition that has any."""
         for array, grid in self.grids.items():
             for number in (yield from self.list_partitions(array, 0, grid.size)):
-                partition = yield from self.partition(array, number)
+                partition = yield from self.load_partition(array, number)
                 if partition is not None and partition.urls:
                     return partition.urls
         return ()
@@ -452,7 +451,7 @@ class ParquetKeySpace(PartedKeySpace):
         parts: list[Part] = []
         numbers = yield from self.list_partitions(array, start, stop)
         for batch in batches(numbers, BATCH):
-            partitions = yield from self.partitions(array, batch)
+            partitions = yield from self.load_partitions(array, batch)
             for number, partition in zip(batch, partitions, strict=True):
                 if partition is not None:
                     parts.append(partition.part(number * self.layout.record_size))
@@ -460,7 +459,7 @@ class ParquetKeySpace(PartedKeySpace):
 
     def has_chunk(self, array: str, start: int, stop: int) -> Steps[bool]:
         for number in (yield from self.list_partitions(array, start, stop)):
-            partition = yield from self.partition(array, number)
+            partition = yield from self.load_partition(array, number)
             base = number * self.layout.record_size
             if partition is not None and partition.present(max(start - base, 0), min(stop - base, len(partition))):
                 return True

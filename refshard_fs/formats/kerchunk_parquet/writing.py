@@ -39,7 +39,7 @@ def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int)
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it")
         check_name(key)
         document = object_in(value, repr(key))
-        if parent(key)[1] != PARQUET:  # the document to make replaces the one of the root; zarr refuses nested ones
+        if parent(key)[1] != PARQUET:  # this function makes the root's anew, and zarr refuses further ones in groups
             metadata[key] = document
     metadata |= update_consolidated(metadata)
     # zarr-python 2 reads the document as consolidated metadata, and refuses it without this member.
@@ -89,7 +89,7 @@ def encode(partition: Chunks, history: PartitionHistory | None = None) -> bytes:
     """Encode ``partition`` as a parquet file, which fsspec can read, too, with the ``history`` of commits in it.
 
     Without inline data, the file lacks the column for it. An empty range at offset 0 is written as empty inline data,
-    because such a row means the whole target.
+    because offset 0 and size 0 mean the whole target.
     """
     pa, parquet = require_pyarrow()
     targets, offsets, lengths = partition.ranges
@@ -203,9 +203,9 @@ def _keeps_numbers(before: ChunkGrid, after: ChunkGrid) -> bool:
 
 
 def _find_resized_partition(before: int, after: int, size: int) -> tuple[int, ...]:
-    """Return the partition that gains or loses rows if an array has ``after`` chunks, if there is one.
+    """Return the partition that gains or loses rows if an array of ``before`` chunks gets ``after`` chunks.
 
-    The array had ``before`` chunks; a whole partition has ``size`` rows.
+    The result is empty if only whole partitions, of ``size`` rows, are gained or lost.
     """
     least = min(before, after)
     return (least // size,) if before != after and least % size else ()
@@ -244,7 +244,8 @@ def make_document(
 
     ``token`` makes the document unique. Otherwise two commits could write equal documents, which stores that name
     versions by content cannot tell apart. ``kept`` are replaced files, with the time of their replacement. ``renamed``
-    has the files of partitions without usual names; since the time ``at``, a commit has been giving them these names.
+    has the file names of partitions that do not have their usual names yet; at the time ``at``, a commit began to
+    rename these files. Times are in seconds since 1970.
 
     If ``is_for_us_alone``, other readers get an error: they would read partitions of the set that is being replaced.
     """

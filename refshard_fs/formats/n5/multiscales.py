@@ -23,7 +23,7 @@ _UNITS: Final = {
 
 
 def describe_pyramid(name: str, group: Mapping[str, Any], datasets: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return the attribute ``multiscales`` for a group; None if the group is not a pyramid, or has axes in its own.
+    """Return the attribute ``multiscales`` for a group; None if it is not a pyramid, or its ``multiscales`` have axes.
 
     ``name`` and ``group`` are the name and the attributes of the group, ``datasets`` the attributes of the datasets in
     it, by name.
@@ -47,18 +47,18 @@ def describe_pyramid(name: str, group: Mapping[str, Any], datasets: Mapping[str,
         factors = [_find_factors(group, level, number, ndim) for number, level in enumerate(levels)]
         if None in factors or len(levels) == 1:
             return None
-        size, unit = _find_resolution(group, levels[0], ndim)
+        sizes, unit = _find_resolution(group, levels[0], ndim)
         offset = _parse_numbers(group.get("offset", levels[0].get("offset")), ndim) or [0.0] * ndim
         units = [unit] * ndim
         steps = [
-            [size * factor for size, factor in zip(size, level_factors or (), strict=True)][::-1]
+            [size * factor for size, factor in zip(sizes, level_factors or (), strict=True)][::-1]
             for level_factors in factors
         ]
         # An element of a level averages ``factor`` elements of s0. Its center is the mean of their centers.
-        corners = [zip(offset, size, level_factors or (), strict=True) for level_factors in factors]
+        axes_by_level = [zip(offset, sizes, level_factors or (), strict=True) for level_factors in factors]
         starts = [
-            [start + size * (factor - 1) / 2 for start, size, factor in level_factors][::-1]
-            for level_factors in corners
+            [start + size * (factor - 1) / 2 for start, size, factor in level_axes][::-1]
+            for level_axes in axes_by_level
         ]
     if not isinstance(axes, list) or len(axes) != ndim or not all(isinstance(axis, str) for axis in axes):
         return None
@@ -82,13 +82,13 @@ def _get_entry(multiscale: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _find_transform(*owners: Mapping[str, Any]) -> dict[str, Any]:
-    """Return COSEM's transform of a level, from the first of ``owners`` that has one; empty if none has."""
+    """Return COSEM's transform of a level, from the first of ``owners`` that has a transform; empty without one."""
     transforms = (owner.get("transform") for owner in owners)
     return next((transform for transform in transforms if isinstance(transform, dict)), {})
 
 
 def _find_factors(group: Mapping[str, Any], level: Mapping[str, Any], number: int, ndim: int) -> list[float] | None:
-    """Return the factors by which level ``number`` is smaller than ``s0``; None if unknown. ``s0`` may lack them."""
+    """Return the factors by which level ``number`` is smaller than ``s0``; None if unknown. They are 1 for ``s0``."""
     factors = _parse_numbers(level.get("downsamplingFactors"), ndim)
     for name in ("scales", "downsamplingFactors"):
         group_factors = group.get(name)

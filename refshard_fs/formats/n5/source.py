@@ -30,9 +30,9 @@ from refshard_fs.formats.n5.multiscales import describe_pyramid
 from refshard_fs.security.policy import protocol_of, relative_to
 
 DATA: Final = "data"  # the name of the array if the source is a single dataset
-MOST_DECODED: Final = 2**31 - 1  # bytes of a decoded chunk
-MOST_DOCUMENT: Final = 1 << 20  # bytes of a document
-MOST_LEVELS: Final = 32  # levels of nested groups
+MOST_DECODED: Final = 2**31 - 1  # the most bytes of a decoded chunk
+MOST_DOCUMENT: Final = 1 << 20  # bytes: a document must have fewer
+MOST_LEVELS: Final = 32  # levels of nested groups that are read: groups nested more deeply are left out
 _RESERVED: Final = frozenset(["dimensions", "blockSize", "dataType", "compression", "compressionType", "n5"])
 _TYPES: Final = frozenset(
     [*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64"]
@@ -44,7 +44,7 @@ _BLOSC_HEADER: Final = 16
 class BlockRecipe(msgspec.Struct, frozen=True):
     """Decode a chunk, and pad it with zeros to the shape ``chunks``.
 
-    Its header states a shape of at least ``extents``, the part of the chunk within the array.
+    The header of the chunk states a shape of at least ``extents``, the part of the chunk within the array.
     """
 
     chunks: tuple[int, ...]
@@ -67,11 +67,13 @@ class BlockRecipe(msgspec.Struct, frozen=True):
             extent <= size_along <= chunk
             for extent, size_along, chunk in zip(self.extents, sizes, self.chunks, strict=True)
         ):
-            raise ValueError(f"its header has the sizes {sizes}: expected {self.extents} to {self.chunks}")
+            raise ValueError(
+                f"the header of an N5 chunk has the sizes {sizes}: expected {self.extents} to {self.chunks}"
+            )
         count = math.prod(sizes)
         if mode == 1:
             if int.from_bytes(raw[start : start + 4], "big") != count or len(raw) < start + 4:
-                raise ValueError(f"its header has a number of elements other than the {count} of its sizes {sizes}")
+                raise ValueError(f"the header of an N5 chunk of the sizes {sizes} does not state {count} elements")
             start += 4
         size = count * self.itemsize
         data = _decompress(self.codec, raw[start:], size)
@@ -105,9 +107,8 @@ def _decompress_blosc(data: bytes, size: int) -> bytes:
     from numcodecs import blosc  # slow to import, and few files need it
 
     plain_size, packed_size = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
-    if (
-        len(data) < _BLOSC_HEADER or plain_size != size or packed_size != len(data)
-    ):  # the decoder does not check these sizes
+    # Check the sizes here, because the decoder does not.
+    if len(data) < _BLOSC_HEADER or plain_size != size or packed_size != len(data):
         raise ValueError(
             f"its blosc header states {plain_size} bytes, compressed to {packed_size}: expected {size}, compressed to "
             f"{len(data)}"

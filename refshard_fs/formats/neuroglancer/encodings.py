@@ -23,8 +23,8 @@ ENCODINGS: Final[dict[str, tuple[frozenset[str], range]]] = {
     "png": (frozenset(["uint8", "uint16"]), range(1, 5)),
     SEGMENTATION: (frozenset(["uint32", "uint64"]), range(1, 1 << 20)),
 }
-MOST_IN_BLOCK: Final = 1 << 20  # voxels of a block
-_SLACK: Final = 1 << 20  # an encoded chunk may have four times the bytes of its voxels, and this number more
+MOST_IN_BLOCK: Final = 1 << 20  # the most voxels of a block
+_SLACK: Final = 1 << 20  # an encoded chunk may have four times the bytes of its voxels, and this number of bytes more
 _AT_ONCE: Final = 1 << 20  # voxels that are unpacked together
 _PNG_CHANNELS: Final = {0: 1, 2: 3, 4: 2, 6: 4}  # by PNG's colour type; 3, a palette, is not supported
 # The markers of JPEG segments that state the size of the image, and the markers without a length.
@@ -53,10 +53,10 @@ class DecodingRecipe(msgspec.Struct, frozen=True):
             voxels = _decode_segmentation(raw, shape, dtype, self.block)
         else:
             voxels = _decode_image(raw, self.encoding, shape, dtype)
-        return pad(voxels.tobytes(), self.extents, self.chunks, dtype.itemsize)
+        return pad_chunk(voxels.tobytes(), self.extents, self.chunks, dtype.itemsize)
 
 
-def pad(data: bytes, extents: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> bytes:
+def pad_chunk(data: bytes, extents: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> bytes:
     """Pad a chunk with zeros from the shape ``extents`` to ``chunks``; in both, the fastest dimension comes first."""
     if extents == chunks:
         return data
@@ -131,8 +131,8 @@ def _decode_segmentation(
                 same_width = np.flatnonzero(heads[:, 0] >> 24 == bits)
                 batch = max(_AT_ONCE // size, 1)
                 for rows in (same_width[begin : begin + batch] for begin in range(0, len(same_width), batch)):
-                    numbers = _unpack(channel_words, heads[rows, 1], bits, size)
-                    values[rows] = _look_up(channel_words, heads[rows, 0] & 0xFFFFFF, numbers, dtype)
+                    numbers = _unpack_numbers(channel_words, heads[rows, 1], bits, size)
+                    values[rows] = _look_up_labels(channel_words, heads[rows, 0] & 0xFFFFFF, numbers, dtype)
             joined = values.reshape(*counts, *steps).transpose(0, 3, 1, 4, 2, 5)
             joined = joined.reshape([count * step for count, step in zip(counts, steps, strict=True)])
             voxels[channel] = joined[tuple(map(slice, extents))]
@@ -141,7 +141,7 @@ def _decode_segmentation(
     return voxels
 
 
-def _unpack(words: npt.NDArray[Any], starts: npt.NDArray[Any], bits: int, size: int) -> npt.NDArray[Any]:
+def _unpack_numbers(words: npt.NDArray[Any], starts: npt.NDArray[Any], bits: int, size: int) -> npt.NDArray[Any]:
     """Unpack ``size`` numbers of ``bits`` bits in each block. The blocks' words begin at ``starts``."""
     if bits not in (0, 1, 2, 4, 8, 16, 32):
         raise ValueError(f"its blocks have numbers of {bits} bits: expected 0 or a power of two up to 32")
@@ -153,8 +153,13 @@ def _unpack(words: npt.NDArray[Any], starts: npt.NDArray[Any], bits: int, size: 
     return numbers.reshape(len(starts), -1)[:, :size].astype(np.int64)
 
 
-def _look_up(words: npt.NDArray[Any], tables: npt.NDArray[Any], numbers: npt.NDArray[Any], dtype: np.dtype[Any]) -> Any:
-    """Look up labels. Each block has a table, which begins at a word in ``tables``, and ``numbers`` of labels in it."""
+def _look_up_labels(
+    words: npt.NDArray[Any], tables: npt.NDArray[Any], numbers: npt.NDArray[Any], dtype: np.dtype[Any]
+) -> Any:
+    """Return the labels of voxels. ``numbers`` are indexes into the table of labels of the block.
+
+    ``tables`` has the index of the word at which the table of each block begins.
+    """
     if dtype.itemsize == 4:
         return words[tables[:, None] + numbers]
     low = tables[:, None] + 2 * numbers

@@ -23,13 +23,13 @@ from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.packing import MortonCode
 
 DIMENSIONS = ["x", "y", "z", "channel"]
-MOST_DECODED = 1 << 31  # bytes of a decoded chunk
-MOST_LISTED = 10  # scales that an error lists
+MOST_DECODED = 1 << 31  # the most bytes of a decoded chunk
+MOST_LISTED = 10  # the most scales that an error lists
 
 _TYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "uint64", "float32")}
 _TYPES |= {name: np.dtype(name).newbyteorder("<") for name in ("int8", "int16", "int32", "int64")}
-_RESERVED = frozenset({"info", "zarr.json"})
-_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+_RESERVED = frozenset({"info", "zarr.json"})  # names that arrays cannot have
+_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")  # characters that names of arrays do not have
 
 _Extent = Annotated[int, Meta(ge=0, le=COUNTABLE - 1)]
 _Step = Annotated[int, Meta(ge=1, le=COUNTABLE - 1)]
@@ -131,10 +131,10 @@ def parse_info(data: bytes, label: str) -> Volume:
         except ManifestError as e:
             reports[name] = str(e)
         names.add(name)
+    if not scales and not reports:
+        raise ManifestError(f"{label}: expected at least one scale, found none")
     if not scales:
-        reasons = (
-            "; ".join(f"{name}: {reason}" for name, reason in islice(reports.items(), MOST_LISTED)) or "it has none"
-        )
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in islice(reports.items(), MOST_LISTED))
         raise ManifestError(f"{label}: none of its scales can be shown ({reasons})")
     attributes: dict[str, Any] = {name: doc[name] for name in ("type", "data_type", "num_channels") if name in doc}
     return Volume(scales, reports, attributes)
@@ -175,7 +175,7 @@ def _parse_sharding(doc: object, label: str) -> Sharding | None:
     if doc is None:
         return None
     if not isinstance(doc, dict) or doc.get("@type") != "neuroglancer_uint64_sharded_v1":
-        raise ManifestError(f"its sharding {shorten(doc)} is not supported")
+        raise ManifestError(f"its 'sharding' is {shorten(doc)}: expected the '@type' neuroglancer_uint64_sharded_v1")
     try:
         return msgspec.convert(doc, Sharding)
     except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair
@@ -183,7 +183,7 @@ def _parse_sharding(doc: object, label: str) -> Sharding | None:
 
 
 def _name_array(key: str, number: int, names: set[str]) -> str:
-    """Name a scale's array after its key. ``_`` replaces characters except letters, digits, ``.``, ``_`` and ``-``."""
+    """Return the name of a scale's array: the key, with ``_`` for all but letters, digits, ``.``, ``_`` and ``-``."""
     name = _PLAIN.sub("_", key).strip(".")
     if not name or name in names or name in _RESERVED:
         name = f"{name}_{number}"

@@ -16,7 +16,7 @@ from refshard_fs.sharding.index import BEYOND, MAX_INDEX, PAIR
 # The low half of MurmurHash3_x86_128 of a 64-bit integer, by which neuroglancer distributes chunks over shards.
 _MASK = 0xFFFFFFFF
 _KEYS = (0x239B961B, 0xAB0E9789, 0x38B34AE5)
-_LENGTH = 8
+_LENGTH = 8  # bytes of the number that is hashed
 
 
 def hash_murmur3(number: Any) -> Any:
@@ -94,16 +94,16 @@ class Sharding(msgspec.Struct, frozen=True):
         return number if number >> self.shard_bits == 0 and self.name_shard(number) == stem else None
 
     def find_block(self, minishard: int) -> range:
-        """Return the range of minishards whose positions are read together with that of ``minishard``."""
+        """Return the range of minishards whose positions are read together with the position of ``minishard``."""
         start = minishard // _BLOCK_SIZE * _BLOCK_SIZE
         return range(start, min(start + _BLOCK_SIZE, 1 << self.minishard_bits))
 
 
 class ShardIndex(msgspec.Struct, frozen=True):
-    """A decoder of a part of the table at the start of a shard: the ranges of the indexes of minishards.
+    """Decode a part of the table at the start of a shard: the ranges of the indexes of minishards.
 
-    It returns ``uint64[minishards, 2]``: starts and ends, which count from the end of the table. ``table_size`` is the
-    size of the whole table, ``room`` the largest possible number of bytes after it.
+    The result is ``uint64[minishards, 2]``: starts and ends, which count from the end of the table. ``table_size`` is
+    the size of the whole table in bytes, ``room`` the largest possible number of bytes after the table.
     """
 
     table_size: int = 0
@@ -118,13 +118,14 @@ class ShardIndex(msgspec.Struct, frozen=True):
         wrong = (pairs[:, 0] > pairs[:, 1]) | (pairs[:, 1] >= BEYOND)
         if wrong.any():
             start, stop = pairs[int(wrong.argmax())].tolist()
-            raise ValueError(f"the index of minishard {int(wrong.argmax())} ends before it begins: [{start}, {stop})")
+            raise ValueError(
+                f"a minishard has its index at [{start}, {stop}): expected a start before the end, and an end below "
+                f"{BEYOND}"
+            )
         wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > np.uint64(self.room))
         if wrong.any():
-            minishard = int(wrong.argmax())
-            raise ValueError(
-                f"the index of minishard {minishard} ends at {pairs[minishard, 1]}: expected at most {self.room}"
-            )
+            stop = pairs[int(wrong.argmax()), 1]
+            raise ValueError(f"the index of a minishard ends at byte {stop}: expected at most {self.room}")
         return pairs
 
 
@@ -148,7 +149,7 @@ class Minishard(NamedTuple):
 
 
 class MinishardIndex(msgspec.Struct, frozen=True):
-    """A decoder of the index of a minishard, which has at most ``most_chunks`` chunks.
+    """Decode the index of a minishard, which has at most ``most_chunks`` chunks.
 
     ``[start, stop)`` is the range of the index, which counts from the end of the shard's table of ``table_size`` bytes.
     ``room`` is the largest possible number of bytes after the table.

@@ -1,6 +1,6 @@
 """Neuroglancer's precomputed volumes: one zarr array for each scale. No I/O here.
 
-A chunk is a file, or a range of a shard that two indexes locate. zarr reads raw chunks and gzip streams of them. A
+A chunk is a file, or a range of a shard that two indexes locate. zarr decodes raw chunks, and gzip streams of these. A
 chunk at the edge of the volume is stored without the part beyond the edge, and is padded while it is read. A chunk that
 is not stored is zero.
 """
@@ -24,7 +24,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps, batches
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.neuroglancer import INFO
-from refshard_fs.formats.neuroglancer.encodings import DecodingRecipe, pad
+from refshard_fs.formats.neuroglancer.encodings import DecodingRecipe, pad_chunk
 from refshard_fs.formats.neuroglancer.info import Scale, parse_info
 from refshard_fs.formats.neuroglancer.minishards import Minishard, MinishardIndex, ShardIndex, Sharding, decompress_gzip
 from refshard_fs.security.policy import protocol_of, relative_to
@@ -39,7 +39,7 @@ _BATCH = 64  # minishards whose indexes are read together for a listing
 class EdgeRecipe(msgspec.Struct, frozen=True):
     """Pad a chunk with zeros from the stored shape ``extents`` to the shape ``chunks``.
 
-    ``is_gzip``: the chunk is a gzip stream, before and after.
+    ``is_gzip``: the chunk is a gzip stream, both in the volume and after padding.
     """
 
     extents: tuple[int, ...]
@@ -53,7 +53,7 @@ class EdgeRecipe(msgspec.Struct, frozen=True):
             raw = decompress_gzip(raw, size, exact=True)
         if len(raw) != size:
             raise ValueError(f"a chunk has {len(raw)} bytes: expected {size} at the volume's edge")
-        full = pad(raw, self.extents, self.chunks, self.itemsize)
+        full = pad_chunk(raw, self.extents, self.chunks, self.itemsize)
         return gzip.compress(full, 0, mtime=0) if self.is_gzip else full
 
 
@@ -138,9 +138,7 @@ class ShardChunks(_ScaleChunks):
         super().__init__(url, scale, grid)
         self._sharding = sharding
         self._code = MortonCode(grid.counts[:3])
-        self._is_current = (
-            False  # True once it is known that a shard is one file, not two files as in the obsolete form
-        )
+        self._has_current_form = False  # True once a shard is known to be one file: in the obsolete form it is two
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
         coords = self.grid.coords(number)
@@ -149,9 +147,9 @@ class ShardChunks(_ScaleChunks):
         block = self._sharding.find_block(minishard)
         table = yield self._load_table(shard, block)
         if table is None:
-            yield from self._check_current(shard)
+            yield from self._check_form(shard)
             return None
-        self._is_current = True
+        self._has_current_form = True
         index: Minishard | None = None
         load = self._load_index(shard, table[minishard - block.start].tolist())
         if load is not None:
@@ -162,7 +160,7 @@ class ShardChunks(_ScaleChunks):
         start, size = place
         expected = self._find_stored_size(coords)
         if expected is not None and size != expected:
-            reason = f"chunk {chunk} has {size} bytes: expected {expected}"
+            reason = f"the chunk with the id {chunk} has {size} bytes: expected {expected}"
             raise DamagedIndex("", self._make_shard_url(shard), reason)
         start += self._sharding.table_size
         return self._make_entry(Span(self._make_shard_url(shard), start, start + size), coords)
@@ -221,16 +219,14 @@ class ShardChunks(_ScaleChunks):
         index = MinishardIndex(self._sharding.minishard_index_encoding, self.grid.size, table, start, stop)
         return Load(Span(self._make_shard_url(shard), table + start, table + stop), index)
 
-    def _check_current(self, shard: int) -> Steps[None]:
+    def _check_form(self, shard: int) -> Steps[None]:
         """Raise ManifestError if a shard is stored as two files. Without the error, its chunks would look missing."""
-        if self._is_current:
+        if self._has_current_form:
             return
         facts: Facts | None = yield Stat(relative_to(self.url, f"{self._sharding.name_shard(shard)}.index"))
         if facts is not None:
-            raise ManifestError(
-                f"{self.url} has shards in an obsolete form: expected .shard files, found .index and .data"
-            )
-        self._is_current = True
+            raise ManifestError(f"{self.url} has shards in an obsolete form: expected .shard files, found .index files")
+        self._has_current_form = True
 
 
 def _make_chunks(url: str, scale: Scale, grid: ChunkGrid) -> Chunks:

@@ -199,10 +199,10 @@ class _Parser:
         return self.source.make_error(start, f"{word and word.group()!r} is not allowed; expected {ALLOWED}")
 
     def _make_unexpected_error(self) -> ManifestError:
-        what = "an expression ends too early" if self.lexeme == "}}" else f"unexpected {self.lexeme!r}"
-        return self.source.make_error(self.start, f"{what}; expected {ALLOWED}")
+        problem = "an expression ends too early" if self.lexeme == "}}" else f"unexpected {self.lexeme!r}"
+        return self.source.make_error(self.start, f"{problem}; expected {ALLOWED}")
 
-    def _count(self, depth: int) -> None:
+    def _count_term(self, depth: int) -> None:
         """Count an operand or an operator; ManifestError if there are too many, or they are nested too deeply."""
         self.terms += 1
         if self.terms > self.limits.terms or depth > self.limits.depth:
@@ -213,7 +213,7 @@ class _Parser:
         """Parse operands, and the operators between them that bind at least as tightly as ``tightness``."""
         self._parse_operand(depth)
         while _TIGHTNESS.get(self.lexeme, 0) >= tightness:
-            self._count(depth)
+            self._count_term(depth)
             sign, position = self.lexeme, self.start
             if sign == "/":
                 raise self.source.make_error(
@@ -224,7 +224,7 @@ class _Parser:
             self.operations.append(Binary(sign, position))
 
     def _parse_operand(self, depth: int) -> None:
-        self._count(depth)
+        self._count_term(depth)
         kind, lexeme, position = self.kind, self.lexeme, self.start
         if kind == "sign" and lexeme not in ("-", "("):
             raise self._make_unexpected_error()

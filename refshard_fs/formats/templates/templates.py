@@ -1,8 +1,8 @@
 """Expand templates and "gen" of kerchunk's sets of version 1. No I/O here.
 
 By default, templates are in the small language of `expressions`, which cannot run code. With ``simple=False``, jinja2
-expands them in its sandbox, for sets that the user trusts. In both, an undefined name is an error; jinja's default is
-to leave it out of the URL. Specification: kerchunk's "References specification", version 1.
+expands them in its sandbox, for sets that the user trusts. With both, an undefined name is an error, although jinja by
+default leaves such a name out. Specification: kerchunk's "References specification", version 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Generated = tuple[str, str, int | None, int | None]
 class Templates:
     """The templates of a set. Thread-safe.
 
-    ``definitions`` are those in the set; ``overrides`` are the user's, which take precedence. A template with
+    ``definitions`` come from the set; ``overrides`` come from the user, and take precedence. A template with
     ``{{name}}`` takes ``name`` as a keyword argument, unless another template has that name. As in jinja, a template
     ignores arguments that it does not use. Raises ManifestError if a definition is not text.
 

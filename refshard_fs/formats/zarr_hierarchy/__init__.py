@@ -1,4 +1,4 @@
-"""Recognise hierarchies that zarr wrote by a document of a group or an array. Every object below a prefix is a key."""
+"""Recognise zarr hierarchies by the document of a group or an array. Each object in the directory is a key."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ def _list_pins(hierarchy: Hierarchy, on_progress: OnProgress) -> Steps[dict[str,
 def _request_pins(hierarchy: Hierarchy, keys: Iterable[str], on_progress: OnProgress) -> Steps[dict[str, Pin]]:
     """Request the versions of ``keys``; return them by key for the keys that exist."""
     pins: dict[str, Pin] = {}
-    left = iter(keys)
-    while batch := list(islice(left, STAT_BATCH)):
+    remaining = iter(keys)
+    while batch := list(islice(remaining, STAT_BATCH)):
         answers = yield from request_facts([hierarchy.url_of(key) for key in batch])
         pins |= {key: pin for key, facts in zip(batch, answers, strict=True) if (pin := make_pin(facts)) is not None}
         on_progress(len(batch))

@@ -36,7 +36,7 @@ from refshard_fs.formats.zip import END
 
 TAIL = 65 * 1024 + 512  # bytes: the longest comment, the end record, and the zip64 records before it
 MAX_DIRECTORY = 1 << 30  # bytes: a longer directory is forged, and never read
-SMALLEST_ENTRY = 46  # bytes
+SMALLEST_ENTRY = 46  # bytes of an entry, without its name, extra field and comment
 
 _DISKS = "it spans several disks, which is not supported: join its parts first"
 _LOCATOR, _END64 = b"PK\6\7", b"PK\6\6"
@@ -119,8 +119,8 @@ def _parse_end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
 def _parse_end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int, list[int]]:
     """Find the zip64 end record by its locator, at position ``locator`` of ``tail``.
 
-    Return its position in ``tail``, its offset as the locator states it, and its fields: those of the end record
-    (``short``), with room for larger numbers.
+    Return its position in ``tail``, its offset as the locator states it, and its fields: the same as in the end record
+    (``short``), but with room for larger numbers.
     """
     disk, offset, disks = _LOCATOR_FIELDS.unpack_from(tail, locator + 4)
     if disk or disks > 1:
@@ -214,7 +214,7 @@ _SIGNATURE = b"PK\1\2"
 _ENCRYPTED, _DESCRIPTOR, _UTF8 = 1, 8, 0x800
 _STRONG = 0x40 | 0x2000  # flags of strong encryption
 _ODD = re.compile(rb"\\|\0/|//|(?<=[/\0])\.{1,2}(?=[/\0])")  # in names with NUL before and after each
-_MOST_WITHHELD = 1000  # names that are not shown; an archive with more is refused
+_MOST_WITHHELD = 1000  # the most names that are not keys: an archive with more is refused
 _ZIP64, _UNIX_TIMES, _UNIX_OWNER, _UNICODE_PATH = 0x0001, 0x5455, 0x7875, 0x7075
 _UNICODE_MARK = struct.pack("<H", _UNICODE_PATH)
 
@@ -225,8 +225,8 @@ class Member(NamedTuple):
     """A member of an archive: its local header begins at byte ``local``, and has ``head`` bytes.
 
     If ``head`` is 0, the length is unknown, and the local header must be read. The member, and a descriptor that may
-    follow it, end at ``limit`` at the latest. The other fields are those of the directory: ``stored`` is the size in
-    the archive, ``size`` the size after decompression.
+    follow it, end at ``limit`` at the latest. The other fields come from the directory: ``stored`` is the size in the
+    archive, ``size`` the size after decompression.
     """
 
     local: int
@@ -245,8 +245,8 @@ _MEMBER = np.dtype([*zip(Member._fields, ("u8", "u8", "u4", "u8", "u8", "u4", "u
 class Members(NamedTuple):
     """The members of an archive, sorted by name: their names, and their `Member` as ``rows``.
 
-    ``withheld`` are members with names that could lead out of a folder: their names by the keys which other readers
-    make of them.
+    ``withheld`` has the names of members that are not keys, such as ``../x`` or ``a//b``, by the key that other readers
+    make of each name.
     """
 
     names: SortedNames
@@ -414,16 +414,21 @@ def _set_limits(members: npt.NDArray[np.void], names: npt.NDArray[np.uint16], en
 
 
 def _check_sizes(members: npt.NDArray[np.void]) -> None:
-    """Raise ValueError if a member cannot have its size after decompression."""
+    """Raise ValueError if a member cannot have its size after decompression, or is empty and has a checksum."""
     method, stored, size, is_plain = members["method"], members["stored"], members["size"], ~members["encrypted"]
     is_wrong = (method == STORED) & is_plain & (stored != size)
     for number, known in METHODS.items():
         is_wrong |= (method == number) & (size // np.uint64(known.most) > stored)
-    is_wrong |= (size == 0) & is_plain & (members["crc"] != 0)
     if is_wrong.any():
         index = int(is_wrong.argmax())
         raise ValueError(
             f"member {index + 1} of its directory cannot have {size[index]} bytes, stored in {stored[index]} bytes"
+        )
+    has_checksum = (size == 0) & is_plain & (members["crc"] != 0)
+    if has_checksum.any():
+        index = int(has_checksum.argmax())
+        raise ValueError(
+            f"member {index + 1} of its directory is empty, but has the CRC-32 {members['crc'][index]:08x}: expected 0"
         )
 
 

@@ -34,7 +34,7 @@ from refshard_fs.formats.zip.directory import (
 
 _FIELDS = struct.Struct("<2H4x3L2H")
 _ENCRYPTED, _DESCRIPTOR = 1, 8  # flags
-_SHORTEST_DESCRIPTOR = 12  # bytes
+_SHORTEST_DESCRIPTOR = 12  # bytes of the shortest descriptor
 _MOST_EXTRA = 512  # bytes of an extra field that are read with a local header
 _LONGEST = 2 * 0xFFFF  # the most bytes of name and extra field together
 
@@ -61,8 +61,10 @@ class LocalHeader(msgspec.Struct, frozen=True):
 
     def decode(self, data: bytes) -> int:
         """Return the length of the header: the member's bytes follow it. ValueError if it contradicts the directory."""
-        if len(data) < self.length or not data.startswith(MEMBER):
+        if not data.startswith(MEMBER):
             raise ValueError(f"a local header begins with {data[:4]!r}: expected {MEMBER!r}")
+        if len(data) < self.length:
+            raise ValueError(f"a local header is cut short: {len(data)} bytes, expected {self.length}")
         flags, method, crc, stored, size, name, extra = _FIELDS.unpack_from(data, 6)
         is_same = method == self.method and not flags & _ENCRYPTED
         start, end = HEADER + name, HEADER + name + extra

@@ -121,7 +121,7 @@ def test_plan_of_a_chunk_has_only_its_frames(sample_: Sample, verify: bool) -> N
 @pytest.mark.parametrize(
     "sample_", [sample_ for sample_ in SOUND if sample_.name.endswith("unaligned.blp")], **SAMPLE_IDS
 )
-def test_chunk_reads_only_the_frames_it_needs(sample_: Sample) -> None:
+def test_only_frames_of_the_chunk_are_read(sample_: Sample) -> None:
     files = Files.of(sample_.path)
     keyspace = files.open()
     header, (rows, width) = sample_.expected["header"], sample_.expected["shape"]
@@ -173,7 +173,7 @@ def test_metadata_of_another_array_are_refused() -> None:
     assert [s.name for s in EVERY if s.is_refused] == ["bloscpack-0.16.0/app_nd.blp"]
 
 
-def test_other_versions_are_refused() -> None:
+def test_bloscpack_versions_other_than_3_are_refused() -> None:
     data = bytearray(read_sample("raw_meta.blp").path.read_bytes())
     for version, reason in ((2, "never released"), (1, "bcolz carray"), (0, "version is 0"), (4, "version is 4")):
         data[4] = version
@@ -284,7 +284,7 @@ def test_truncated_file_gives_an_error_or_all_values() -> None:
             decode_chunks(files, files.open())
 
 
-def test_other_metadata_become_attributes() -> None:
+def test_additional_metadata_become_attributes() -> None:
     files = Files({ROOT: pack_values(VALUES, 8000, metadata={**make_numpy_metadata(VALUES), "units": "m"})})
     attributes = json.loads(files.read(files.open(), "data/.zattrs") or b"")
     assert attributes == {"units": "m", "_ARRAY_DIMENSIONS": ["dim_0"]}

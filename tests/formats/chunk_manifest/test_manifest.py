@@ -58,7 +58,7 @@ def test_array_without_dimensions_has_one_key(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "0\0", "0\0001"])
-def test_empty_key_is_refused_if_the_array_has_dimensions(key: str) -> None:
+def test_keys_that_are_not_coordinates_are_refused(key: str) -> None:
     with pytest.raises(ManifestError, match="not a chunk key"):
         parse(encode_manifest({"1": {"path": "x"}, key: {"path": "y"}}), ChunkGrid((4,), GRID.encoding), "m")
 
@@ -95,7 +95,7 @@ def test_missing_target_is_not_a_missing_chunk(tmp_path: Path) -> None:
             fs.cat_file(key)
 
 
-def test_damaged_manifest_names_file_and_chunk(tmp_path: Path) -> None:
+def test_error_of_damaged_manifest_names_file_and_chunk(tmp_path: Path) -> None:
     fs = open_source(str(write(tmp_path, {"0": {"path": "x", "offset": -4}})))
     with pytest.raises(ManifestError, match=r"manifest\.json.*'0'.*-4"):
         fs.cat_file("c/1")
@@ -117,7 +117,7 @@ def test_relative_paths_start_at_base_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 3, 9, 10])
-def test_open_range_reads_the_current_object(http_server: RangeServer, offset: int) -> None:
+def test_range_without_a_length_ends_with_the_object(http_server: RangeServer, offset: int) -> None:
     data = b"0123456789"
     url = http_server.put("/raw", data)
     fs = open_source({"a/zarr.json": make_metadata((2,), (2,), {"0": {"path": url, "offset": offset}})})

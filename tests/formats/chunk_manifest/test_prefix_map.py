@@ -207,7 +207,7 @@ def test_reference_set_may_map_its_keys(tmp_path: Path) -> None:
         ({"a": {"length": 1}}, "'a'"),
     ],
 )
-def test_invalid_maps_are_refused(tmp_path: Path, manifest: Any, name: str) -> None:
+def test_invalid_prefix_maps_are_refused(tmp_path: Path, manifest: Any, name: str) -> None:
     write(tmp_path / "zarr.json", GROUP | {"storage_transformers": declare(manifest)})
     with pytest.raises(ManifestError, match=name):
         open_source(str(tmp_path)).cat_file("zarr.json")

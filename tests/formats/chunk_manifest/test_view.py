@@ -10,7 +10,6 @@ import pytest
 
 from refshard_fs import ManifestError, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.view import read_pending_edits
-from refshard_fs.formats.kerchunk_parquet.source import Layout
 from tests.support.chunk_manifests import make_metadata, open_source, write
 
 
@@ -40,28 +39,9 @@ def test_pending_documents_come_from_the_root() -> None:
         {"pending": [], "gone": [None]},
     ],
 )
-def test_invalid_node_paths_are_refused(extension: dict[str, Any]) -> None:
+def test_invalid_paths_of_pending_nodes_are_refused(extension: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"zarr\.json"):
         read_pending_edits(make_root(**extension), "zarr.json")
-
-
-@pytest.mark.parametrize(
-    "partitions",
-    [
-        {"a": {"0": "../refs.0.ab.parq"}},
-        {"a": {"0": "sub/refs.0.ab.parq"}},
-        {"a": {"0": "other.parq"}},
-        {"a": {"0": 5}},
-        {"a": {"-1": "refs.0.ab.parq"}},
-        {"a": {"x": None}},
-        {"a": []},
-        [],
-    ],
-)
-def test_invalid_names_of_partition_files_are_refused(partitions: Any) -> None:
-    document = {"metadata": {}, "record_size": 1, "refshard": {"partitions": partitions}}
-    with pytest.raises(ManifestError, match=r"\.zmetadata"):
-        Layout(json.dumps(document).encode(), ".zmetadata")
 
 
 def test_metadata_are_shown_without_the_transformer(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_decompression_bomb_is_refused(kind: int, most: int, why: str) -> None:
         extract_buffer(data, kind, most)
 
 
-def test_header_of_another_object_is_refused() -> None:
+def test_wrong_header_of_an_object_is_refused() -> None:
     data = (SAMPLE / "repo").read_bytes()
     for damaged, why in (
         (b"x" + data[1:], "begins with"),

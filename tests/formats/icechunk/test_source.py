@@ -200,7 +200,7 @@ def test_branches_and_tags_with_special_characters_are_opened(tmp_path: Path) ->
             assert json.loads(document)["attributes"] == {"name": name}
 
 
-def test_versions_of_other_formats_are_refused(tmp_path: Path) -> None:
+def test_invalid_version_options_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": "b"}')
     with pytest.raises(ManifestError, match="branch='x'.*has no versions"):
         RefShardFileSystem(str(tmp_path / "a.json"), branch="x").ls("")
@@ -276,7 +276,7 @@ def test_unlisted_repository_opens_in_few_requests(tmp_path: Path) -> None:
         assert len(server.requests()) == 5
 
 
-def test_point_through_many_steps_takes_few_requests(tmp_path: Path, http_server: RangeServer) -> None:
+def test_point_in_thousands_of_chunks_takes_few_requests(tmp_path: Path, http_server: RangeServer) -> None:
     steps = 3000
     url = http_server.put("/steps", make_content(steps))
     repository = create(tmp_path / "many", configure(http_server.url + "/"))
@@ -367,7 +367,7 @@ def test_target_with_two_versions_cannot_be_saved_as_one(tmp_path: Path) -> None
         RefShardFileSystem(str(tmp_path / "virtual")).save(str(tmp_path / "two.json"))
 
 
-def test_new_url_of_a_container_is_used(tmp_path: Path) -> None:
+def test_changed_url_of_a_container_is_used(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
     (tmp_path / "new" / "a.bin").write_bytes(make_content())
@@ -511,7 +511,7 @@ def test_missing_object_is_an_error_and_not_a_missing_key(mixed: tuple[Any, str]
         RefShardFileSystem(url).cat_file("small/c/0")
 
 
-def test_commit_of_damaged_metadata_is_refused(mixed: tuple[Any, str]) -> None:
+def test_commit_of_invalid_metadata_is_refused(mixed: tuple[Any, str]) -> None:
     fs = RefShardFileSystem(mixed[1], mode="a")
     fs.pipe_file("new/zarr.json", b"{}")
     with pytest.raises(RefShardError, match="'new/zarr.json' describes neither an array nor a group"):

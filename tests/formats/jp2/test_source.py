@@ -106,7 +106,9 @@ def test_files_are_joined_by_a_pattern_of_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tlm", [None, 0x60])
-def test_opening_takes_one_request_and_a_tile_two_at_most(http_server: RangeServer, tmp_path: Path, tlm: int | None) -> None:
+def test_opening_takes_one_request_and_a_tile_two_at_most(
+    http_server: RangeServer, tmp_path: Path, tlm: int | None
+) -> None:
     rng = np.random.default_rng(0)
     values = rng.integers(0, 60_000, (700, 700), "u2")
     (tmp_path / "a.jp2").write_bytes(make_jp2_file(encode_tiles(values, tlm=tlm)))

@@ -68,7 +68,7 @@ def count_in_columns(refs: ReferenceSet) -> int:
 )
 @pytest.mark.parametrize("slashes", [False, True])
 @pytest.mark.parametrize("version", [0, 1])
-def test_spelling_of_a_document_does_not_matter(spelling: dict[str, Any], slashes: bool, version: int) -> None:
+def test_documents_with_any_white_space_are_read(spelling: dict[str, Any], slashes: bool, version: int) -> None:
     refs = make_references()
     text = json.dumps({"version": 1, "templates": {}, "refs": refs} if version else refs, **spelling)
     found = read(text.replace("/", "\\/") if slashes else text)
@@ -112,7 +112,7 @@ def test_interleaved_and_nested_arrays_are_separated() -> None:
     assert {p: len(t) for p, t in found.tables.items()} == {"a": 120, "a/b": 120, "ab": 120, "z": 0}
 
 
-def test_last_value_of_a_key_wins() -> None:
+def test_last_value_of_a_repeated_key_is_used() -> None:
     body = ",".join(f'"a/{i}.0":["u",{i},1]' for i in range(40))
     head = f'"a/.zarray":{json.dumps(ARRAY)}'
     later = ",".join(f'"a/{i}.0":["v",{i},2]' for i in range(0, 40, 2))
@@ -156,7 +156,7 @@ def test_whole_targets_ranges_and_data_of_an_array_are_read() -> None:
     assert read_entries(parse_document(refs, "refs", {})) == refs
 
 
-def test_templates_are_expanded_wherever_they_stand_in_the_set() -> None:
+def test_templates_are_expanded_before_or_after_the_references() -> None:
     refs = make_references()
     short = {k: ["{{u}}" + v[0][11:], *v[1:]] if isinstance(v, list) else v for k, v in refs.items()}
     short["b"] = ["{{f(c='x')}}"]

@@ -105,7 +105,7 @@ def write_table(rows: int, **columns: Any) -> bytes:
 
 
 @pytest.mark.case(id="P27")
-def test_data_shared_by_many_rows_is_decoded_once() -> None:
+def test_data_that_many_rows_share_is_decoded_once() -> None:
     data = write_table(
         2000, raw=pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array([bytes(MIB)]))
     )

@@ -26,6 +26,7 @@ from refshard_fs import (
     UnknownSource,
 )
 from refshard_fs.formats.kerchunk_parquet import source as kerchunk_parquet
+from refshard_fs.formats.kerchunk_parquet.source import Layout
 from tests.servers.http import RangeServer
 from tests.support.parquet_sets import (
     DATA,
@@ -66,7 +67,7 @@ def test_set_on_this_machine_is_read_without_an_event_loop(
     assert fs.references["v/0"] == [target, 3, 2]
 
 
-def test_inline_data_are_read_without_column_statistics(tmp_path: Path) -> None:
+def test_inline_data_are_read_with_or_without_statistics(tmp_path: Path) -> None:
     for statistics in (True, False):
         for raw in ([None, None], [None, b"ab"]):
             columns = {"path": pa.array([None, None], pa.string()), "raw": pa.array(raw, pa.binary())}
@@ -388,6 +389,25 @@ def test_wrong_metadata_document_is_refused(document: bytes, reason: str, tmp_pa
     with pytest.raises(ManifestError, match=reason) as caught:
         RefShardFileSystem(store(tmp_path / "set", {".zmetadata": document})).find("")
     assert ".zmetadata" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        {"a": {"0": "../refs.0.ab.parq"}},
+        {"a": {"0": "sub/refs.0.ab.parq"}},
+        {"a": {"0": "other.parq"}},
+        {"a": {"0": 5}},
+        {"a": {"-1": "refs.0.ab.parq"}},
+        {"a": {"x": None}},
+        {"a": []},
+        [],
+    ],
+)
+def test_invalid_names_of_partition_files_are_refused(partitions: Any) -> None:
+    document = {"metadata": {}, "record_size": 1, "refshard": {"partitions": partitions}}
+    with pytest.raises(ManifestError, match=r"\.zmetadata"):
+        Layout(json.dumps(document).encode(), ".zmetadata")
 
 
 def test_zmetadata_without_a_record_size_is_not_a_parquet_set(tmp_path: Path) -> None:

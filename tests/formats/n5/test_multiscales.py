@@ -70,7 +70,7 @@ def test_all_writers_give_the_same_pyramid(writer: str) -> None:
         ({"scales": [[1] * 4]}, {"s0": {"dimensions": [4] * 4}}),  # the names of four axes are unknown
     ],
 )
-def test_other_groups_keep_their_attributes(group: dict[str, Any], levels: dict[str, Any]) -> None:
+def test_groups_that_are_not_pyramids_get_no_multiscales(group: dict[str, Any], levels: dict[str, Any]) -> None:
     assert describe_pyramid("em", group, levels) is None
 
 

@@ -32,7 +32,7 @@ def make_labels(dtype: str, channels: int) -> Any:
 
 @pytest.mark.parametrize("sharding", [None, GZIP], ids=["files", "shards"])
 @pytest.mark.parametrize(("encoding", "dtype", "channels"), CASES)
-def test_encoded_chunks_have_the_values_of_tensorstore(
+def test_encoded_chunks_match_tensorstore(
     encoding: str, dtype: str, channels: int, sharding: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     tensorstore = pytest.importorskip("tensorstore")

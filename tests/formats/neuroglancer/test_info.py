@@ -20,7 +20,7 @@ def parse_volume(doc: dict[str, Any]) -> Any:
     return parse_info(json.dumps(doc).encode(), "it")
 
 
-def test_scales_of_other_encodings_are_reported(tmp_path: Path) -> None:
+def test_scales_of_unsupported_encodings_are_reported(tmp_path: Path) -> None:
     write_volume(tmp_path, VALUES, (4, 4, 4))
     doc = json.loads((tmp_path / "info").read_text())
     doc["scales"].append({**doc["scales"][0], "key": "16_16_16", "encoding": "compresso"})
@@ -47,7 +47,7 @@ def test_volume_is_saved_in_every_format(format: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_array(str(tmp_path / "saved"), KEY)[...], VALUES)
 
 
-def test_volume_without_readable_scales_says_why() -> None:
+def test_error_of_volume_without_readable_scales_says_why() -> None:
     for encoding in ("jxl", "compresso", "compressed_segmentation"):  # compressed_segmentation does not support uint8
         with pytest.raises(ManifestError, match=f"none of its scales can be shown.*'{encoding}'"):
             parse_volume(make_info(encoding=encoding))

@@ -22,7 +22,7 @@ from tests.support.volumes import KEY
 
 @pytest.mark.parametrize("kind", ["files", "identity", "murmur"])
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_values_equal_those_of_tensorstore(kind: str, zarr_format: int) -> None:
+def test_values_match_tensorstore(kind: str, zarr_format: int) -> None:
     zarr = pytest.importorskip("zarr")
     if zarr_format == 3 and zarr.__version__.startswith("2."):
         pytest.skip("zarr 2 reads no version 3")
@@ -122,7 +122,7 @@ def test_damaged_chunks_never_give_wrong_data(tmp_path: Path) -> None:
         assert failed
 
 
-def test_wrong_chunk_size_names_the_shard(tmp_path: Path) -> None:
+def test_error_of_wrong_chunk_size_names_the_shard(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "identity", tmp_path, dirs_exist_ok=True)
     doc = json.loads((tmp_path / "info").read_text())
     doc["data_type"] = "uint8"

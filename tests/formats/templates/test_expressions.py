@@ -129,7 +129,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED, ids=[text[:40] for text, _ in REFUSED])
-def test_error_of_other_syntax_has_the_reason(text: str, reason: str) -> None:
+def test_error_of_unsupported_syntax_has_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ManifestError, match=reason) as caught:
         Templates(DEFINITIONS).expand(text)
     assert len(str(caught.value)) < 600

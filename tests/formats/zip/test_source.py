@@ -93,7 +93,7 @@ def test_members_written_by_info_zip_are_keys(options: str, tmp_path: Path) -> N
         assert len(needs) == int(piped), "the directory predicts the extra fields"
 
 
-def test_archives_of_other_writers_equal_zipfile() -> None:
+def test_archives_of_other_writers_are_read_as_by_zipfile() -> None:
     for path in sorted(DATA.glob("*.zip")):
         with zipfile.ZipFile(path) as archive:
             want = {n: archive.read(n) for n in archive.namelist() if not n.endswith("/")}
@@ -121,7 +121,7 @@ def test_local_header_is_read_if_bytes_lie_between_members() -> None:
     assert [len(look_up(data, key)[1]) for key in "ab"] == [1, 0]
 
 
-def test_extra_field_of_a_local_header_only_is_read() -> None:
+def test_extra_field_only_in_the_local_header_is_read() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive, archive.open("a", "w", force_zip64=True) as member:
         member.write(b"data")
@@ -254,7 +254,7 @@ def test_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, 
         assert got == SMALL[name]
 
 
-def test_opening_takes_two_requests_and_members_their_bytes(http_server: RangeServer) -> None:
+def test_opening_takes_two_requests_and_reading_few(http_server: RangeServer) -> None:
     members = make_members(3, 60_000)
     url = http_server.put("/a.zip", make_zip(members))
     fs = RefShardFileSystem(fo=url)
