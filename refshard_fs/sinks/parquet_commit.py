@@ -25,11 +25,11 @@ from refshard_fs.formats.kerchunk_parquet.source import KEPT, Layout, ParquetKey
 from refshard_fs.formats.kerchunk_parquet.writing import (
     Change,
     edit_partition,
-    encode,
+    encode_checked_partition,
     encode_partition,
     make_document,
     make_layout,
-    plan,
+    plan_changes,
 )
 from refshard_fs.references.reference_set import ReferenceSet, apply_edits, select_edits
 from refshard_fs.references.stream import ReferenceStream, as_written
@@ -106,7 +106,7 @@ class ParquetCommit:
     def _put_objects(self) -> tuple[bytes, Finish]:
         """Put all new objects. Return the new document, and the steps after the commit that rename objects."""
         layout, document = make_layout(self._layout, self._edits, self._url)
-        changes = plan(self._layout, layout, self._edits)
+        changes = plan_changes(self._layout, layout, self._edits)
         for array in changes.removed:
             self._drop(array, 0)
         for array, change in changes.changes.items():
@@ -212,7 +212,7 @@ class ParquetCommit:
         """Copy partitions to their usual names; return the names that are no longer needed, or None after ``until``."""
         unique: list[str] = []
         rows = self._layout.record_size
-        empty = encode(Chunks((), Ranges.absent(rows), {}), PartitionHistory(self._generation))
+        empty = encode_checked_partition(Chunks((), Ranges.absent(rows), {}), PartitionHistory(self._generation))
         for array, names in self._renamed.items():
             for number, name in names.items():
                 if time.monotonic() > until:

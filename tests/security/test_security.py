@@ -457,7 +457,7 @@ def sources(url: str) -> dict[str, tuple[str, dict[str, bytes], str]]:
 def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
     from refshard_fs.core.chunks import Chunks
     from refshard_fs.core.columns import Ranges
-    from refshard_fs.formats.kerchunk_parquet.writing import encode
+    from refshard_fs.formats.kerchunk_parquet.writing import encode_checked_partition
 
     pytest.importorskip("pyarrow")
     import numpy as np
@@ -466,7 +466,7 @@ def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
     document = {"metadata": {"a/.zarray": ARRAY}, "record_size": 2}
     files = {
         "/p/.zmetadata": json.dumps(document).encode(),
-        "/p/a/refs.0.parq": encode(Chunks([url], spans, {})),
+        "/p/a/refs.0.parq": encode_checked_partition(Chunks([url], spans, {})),
     }
     return "/p", files, "a/0"
 

@@ -60,7 +60,7 @@ def parse_frame_header(data: bytes) -> FrameHeader:
             f"blosc flags {flags:#04x}: it is compressed with snappy, which zarr's blosc codec cannot decode"
         )
     if codec not in _CODECS:
-        raise ValueError(f"blosc flags {flags:#04x}: codec {codec} does not exist")
+        raise ValueError(f"blosc flags {flags:#04x}: codec {codec} is unknown: expected one of {sorted(_CODECS)}")
     if codec_version != 1:
         raise ValueError(f"blosc versionlz {codec_version} is not supported: expected 1")
     if typesize == 0:

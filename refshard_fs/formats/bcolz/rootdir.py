@@ -196,7 +196,7 @@ def _parse_column_names(data: bytes, label: str, reports: dict[str, str]) -> tup
         else:
             reports[shorten(name)] = f"{label}: {shorten(name)} in its 'names' cannot be the name of a directory"
     if len(set(columns)) < len(columns):
-        raise ManifestError(f"{label}: expected distinct 'names'")
+        raise ManifestError(f"{label}: expected distinct 'names', found {shorten(names)}")
     if names and not columns:
         raise ManifestError(f"{label}: none of its 'names' can be the name of a directory: {shorten(names)}")
     return tuple(columns)

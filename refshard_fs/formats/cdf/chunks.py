@@ -43,7 +43,7 @@ class Layout(msgspec.Struct, frozen=True):
     is_moved: bool
     is_compressed: bool
 
-    def to_shown_order(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    def convert_to_shown_order(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
         """Convert lengths from the order of the file's axes to the order that readers see."""
         return tuple(lengths[axis] for axis in self.axes)
 
@@ -103,7 +103,7 @@ class VariableChunks(FilledChunks):
         self._recipe = ConversionRecipe(kind, layout.chunks, axes, layout.is_compressed)
         self._runs: list[Run] | None = None
         self._inner_runs: dict[Run, list[Run]] = {}  # by run that is an index: the runs in it
-        self._headers: dict[int, tuple[int, int]] = {}  # by offset of a record: its type, and its bytes of values
+        self._headers: dict[int, tuple[int, int]] = {}  # by offset of a record: its type, and bytes of its values
 
     def encode_fill(self) -> bytes:
         return self._recipe.make_fill(self._pad)
@@ -165,7 +165,10 @@ class VariableChunks(FilledChunks):
                 self._inner_runs[index] = self._check_runs(inner_runs, index.first, index.last)
 
     def _find_runs(self, start: int, stop: int, runs: Sequence[Run], level: int = 0) -> Iterator[Run]:
-        """Yield the runs in a range of the stream; also the run before, if missing records repeat earlier records."""
+        """Yield the runs in a range of the stream.
+
+        If missing records repeat the record before, also yield the run before the range.
+        """
         if level > MOST_LEVELS:
             raise self._records.make_error(f"{self.where}: its index has more than {MOST_LEVELS} levels")
         if stop <= start:
@@ -206,7 +209,7 @@ class VariableChunks(FilledChunks):
                 and first_part.start is None
             ):
                 return first_part.source  # zarr decompresses these bytes
-        return self._pack(parts, self._recipe, self._decoded_size)
+        return self._pack_parts(parts, self._recipe, self._decoded_size)
 
     def _locate_values(self, run: Run, offset: int, size: int) -> Entry:
         """Return the entry of ``size`` bytes of values at ``offset`` in a run."""
@@ -239,7 +242,7 @@ class VariableChunks(FilledChunks):
         return (
             record
             if size == stop - start
-            else self._pack([record], RepetitionRecipe((stop - start) // size), stop - start)
+            else self._pack_parts([record], RepetitionRecipe((stop - start) // size), stop - start)
         )
 
     def _check_sparse(self, start: int) -> None:
@@ -249,7 +252,7 @@ class VariableChunks(FilledChunks):
                 f"{self.where}: its index lacks record {start // self._record_size}, and the variable is not sparse"
             )
 
-    def _pack(self, parts: list[Entry], recipe: ConversionRecipe | RepetitionRecipe, size: int | None) -> Entry:
+    def _pack_parts(self, parts: list[Entry], recipe: ConversionRecipe | RepetitionRecipe, size: int | None) -> Entry:
         spans = [span for part in parts for span in part.spans]
         if not spans:
             return Inline(recipe.make(b"".join([part.data for part in parts if isinstance(part, Inline)])))

@@ -1,6 +1,6 @@
 """Read the records of a CDF file: descriptors of the file, of variables and of attributes, and indexes. No I/O here.
 
-Names (CDR, GDR, VDR, ADR, AEDR, VXR, VVR, CVVR, CPR) are those of the document "CDF Internal Format Description". A
+Names (CDR, GDR, VDR, ADR, AEDR, VXR, VVR, CVVR, CPR) come from the document "CDF Internal Format Description". A
 record begins with its size and its type. Records of one type form linked lists, and may lie anywhere in the file.
 Offsets have 8 bytes in version 3, and 4 bytes in older versions. All numbers except values are big-endian.
 """
@@ -116,7 +116,7 @@ class Records:
     def make_error(self, reason: str) -> DamagedIndex:
         return DamagedIndex("", self.url, reason)
 
-    def finish(self) -> None:
+    def finish_opening(self) -> None:
         """Drop pages at the end of opening the file: from now on, few pages stay in memory."""
         self.is_opened = True
         if len(self._pages) > MOST_PAGES_OPENED:
@@ -124,7 +124,7 @@ class Records:
 
     def _add_pages(self, first_page: int, data: bytes) -> None:
         if self.is_opened:
-            self.finish()
+            self.finish_opening()
         for number in range(-(-len(data) // PAGE)):
             self._pages[first_page + number] = data[number * PAGE : (number + 1) * PAGE]
         if len(self._pages) > MOST_PAGES:
@@ -148,7 +148,7 @@ class Records:
         return b"".join([page for page in pages if page])[offset - first_page * PAGE :][:size]
 
     def read_headers(self, offsets: Sequence[int]) -> Steps[list[tuple[int, int]]]:
-        """Return the type of each record at ``offsets``, and the bytes of its values if it is a VVR or a CVVR."""
+        """Return the type of each record at ``offsets``, and for a VVR or a CVVR the size of its values in bytes."""
         layout = self.make_struct("OiiO")
         # A VVR at the end of the file may be shorter than this layout.
         lengths = [min(layout.size, self.size - offset) for offset in offsets]
@@ -196,17 +196,17 @@ class Records:
     def read_head(self) -> Steps[Head]:
         """Read the descriptors of the file. Raise ManifestError if the file consists of several files."""
         cdr = yield from self.read_record(8, CDR)
-        gdr_offset, version, release, encoding, flags = self._unpack("Oiiii", cdr)
+        gdr_offset, version, release, encoding, flags = self._unpack_fields("Oiiii", cdr)
         if not flags & _IS_SINGLE:
             raise ManifestError(
                 f"{self.url}: its variables lie in separate files: expected one file. Join them with cdfconvert"
             )
         self.is_old = (version, release) < (2, 5)
         gdr = yield from self.read_record(gdr_offset, GDR)
-        r_variables, z_variables, attributes, _, *counts, _, rank, z_count, _, _, _, _ = self._unpack(
+        r_variables, z_variables, attributes, _, *counts, _, rank, z_count, _, _, _, _ = self._unpack_fields(
             "OOOOiiiiiOiii", gdr
         )
-        lengths = self._unpack(f"{self._check_rank(rank)}i", gdr, self.make_struct("OOOOiiiiiOiii").size)
+        lengths = self._unpack_fields(f"{self._check_rank(rank)}i", gdr, self.make_struct("OOOOiiiiiOiii").size)
         lists = r_variables, z_variables, attributes, (counts[0], z_count, counts[1])
         return Head(encoding, bool(flags & _IS_ROW_MAJOR), lengths, *lists)
 
@@ -219,7 +219,7 @@ class Records:
 
         def read_variables(offset: int, kind: int, result: list[Variable]) -> Steps[None]:
             while offset > 0:
-                self._visit(offset, visited)
+                self._mark_visited(offset, visited)
                 data = yield from self.read_record(offset, kind)
                 offset, variable = self._parse_variable(data, kind, head)
                 result.append(variable)
@@ -228,13 +228,13 @@ class Records:
 
         def read_compression(result: list[Variable], position: int) -> Steps[None]:
             data = yield from self.read_record(result[position].compression, CPR)
-            result[position] = result[position]._replace(compression=self._unpack("i", data)[0])
+            result[position] = result[position]._replace(compression=self._unpack_fields("i", data)[0])
 
         def read_attributes(offset: int) -> Steps[None]:
             while offset > 0:
-                self._visit(offset, visited)
+                self._mark_visited(offset, visited)
                 data = yield from self.read_record(offset, ADR)
-                offset, first_entry, scope, _, _, _, _, first_z_entry, _, _, _ = self._unpack(_ADR, data)
+                offset, first_entry, scope, _, _, _, _, first_z_entry, _, _, _ = self._unpack_fields(_ADR, data)
                 name = self._decode_name(data, self.make_struct(_ADR).size)
                 attribute = Attribute(name, scope in (1, 3), [], [])
                 attributes.append(attribute)
@@ -243,9 +243,9 @@ class Records:
 
         def read_entries(offset: int, entries: list[Entry], kind: int) -> Steps[None]:
             while offset > 0:
-                self._visit(offset, visited)
+                self._mark_visited(offset, visited)
                 data = yield from self.read_record(offset, kind)
-                offset, _, dtype, number, elements, strings, *_ = self._unpack(_AEDR, data)
+                offset, _, dtype, number, elements, strings, *_ = self._unpack_fields(_AEDR, data)
                 entries.append(Entry(number, dtype, elements, strings, data[self.make_struct(_AEDR).size :]))
 
         reads += [
@@ -262,18 +262,18 @@ class Records:
         The ``compression`` of the variable is the offset of a CPR, or 0.
         """
         fields = _VDR.format(gap=128 if self.is_old else 0)
-        next_offset, dtype, last_record, index, _, flags, sparse, elements, number, compression, _ = self._unpack(
-            fields, data
+        next_offset, dtype, last_record, index, _, flags, sparse, elements, number, compression, _ = (
+            self._unpack_fields(fields, data)
         )
         position = self.make_struct(fields).size
         name = self._decode_name(data, position)
         position += self._name_size
         lengths = head.r_lengths
         if kind == Z_VDR:
-            (rank,) = self._unpack("i", data, position)
-            lengths = self._unpack(f"{self._check_rank(rank)}i", data, position + 4)
+            (rank,) = self._unpack_fields("i", data, position)
+            lengths = self._unpack_fields(f"{self._check_rank(rank)}i", data, position + 4)
             position += 4 + 4 * rank
-        varies = self._unpack(f"{len(lengths)}i", data, position)
+        varies = self._unpack_fields(f"{len(lengths)}i", data, position)
         lengths = tuple(length for length, is_there in zip(lengths, varies, strict=True) if is_there)
         records = last_record + 1 if flags & _RECORDS_VARY else 1
         if min(lengths, default=1) < 0 or records < 0 or math.prod(lengths) * records * elements > _MOST_VALUES:
@@ -288,17 +288,17 @@ class Records:
         )
 
     def read_runs(self, offset: int, *, is_first: bool = False) -> Steps[list[Run]]:
-        """Return the entries of the VXR at ``offset`` and, unless ``is_first``, of the next ones in its list."""
+        """Return the entries of the VXR at ``offset`` and, unless ``is_first``, of the following VXRs in the list."""
         runs: list[Run] = []
         visited: set[int] = set()
         while offset > 0:
-            self._visit(offset, visited)
+            self._mark_visited(offset, visited)
             data = yield from self.read_record(offset, VXR)
-            offset, count, used_count = self._unpack("Oii", data)
+            offset, count, used_count = self._unpack_fields("Oii", data)
             start = self.make_struct("Oii").size
             if not 0 <= used_count <= count <= len(data):
                 raise self.make_error(f"an index uses {used_count} entries: expected 0 to {count}")
-            numbers = self._unpack(f"{count}i{count}i" + "O" * count, data, start)
+            numbers = self._unpack_fields(f"{count}i{count}i" + "O" * count, data, start)
             runs += map(
                 Run,
                 numbers[:used_count],
@@ -311,7 +311,7 @@ class Records:
                 raise self.make_error(f"its indexes have {len(runs)} entries, too many for a file of {self.size} bytes")
         return runs
 
-    def _unpack(self, fields: str, data: bytes, start: int = 0) -> tuple[Any, ...]:
+    def _unpack_fields(self, fields: str, data: bytes, start: int = 0) -> tuple[Any, ...]:
         try:
             return self.make_struct(fields).unpack_from(data, start)
         except struct.error as e:
@@ -325,7 +325,7 @@ class Records:
             raise self.make_error(f"a variable has {rank} dimensions: expected at most {MOST_DIMENSIONS}")
         return rank
 
-    def _visit(self, offset: int, visited: set[int]) -> None:
+    def _mark_visited(self, offset: int, visited: set[int]) -> None:
         if offset in visited:
             raise self.make_error(f"its list of records returns to the record at byte {offset}")
         visited.add(offset)

@@ -69,7 +69,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         head = yield from records.read_head()
         variables, attributes = yield from records.read_all(head)
         group = _Group(records, head, variables, attributes, options.zarr_format)
-        group.count_lists()
+        group.report_short_lists()
         yield from group.add_all()
         if is_whole:  # the bytes of the indexes are in memory
             yield from group.load_indexes()
@@ -78,7 +78,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         raise
     except ValueError as e:
         raise DamagedIndex("", probe.url, str(e)) from e
-    records.finish()
+    records.finish_opening()
     keyspace.unlimited_dimensions = {"": group.unlimited}
     return keyspace
 
@@ -100,7 +100,7 @@ def _decompress_file(records: Records) -> Steps[bytes]:
     except ManifestError as e:
         raise ManifestError(f"{records.url}: {e}") from None
     if packed_size < layout.size or 8 + packed_size > records.size:
-        raise records.make_error(f"it is cut short or damaged: its {packed_size} compressed bytes end beyond its end")
+        raise records.make_error(f"it is cut short or damaged: expected {packed_size} compressed bytes after byte 8")
     data: bytes = yield Load(records.source.part(8 + layout.size, packed_size - layout.size), Raw())
     return DecompressionRecipe(kind, plain_size).make(data)
 
@@ -127,7 +127,7 @@ class _Group(ArrayGroupBuilder):
         self._lengths: dict[str, int] = {}  # by name of dimension
         self.unlimited: list[str] = []
 
-    def count_lists(self) -> None:
+    def report_short_lists(self) -> None:
         """Report each list of descriptors whose length differs from the count in the file."""
         z_variables = sum(variable.is_z for variable in self._variables.values())
         counts = len(self._variables) - z_variables, z_variables, len(self._attributes)
@@ -198,8 +198,8 @@ class _Group(ArrayGroupBuilder):
         attributes, fill = _convert_attributes(self._attributes_by_variable[name], kind)
         array = ArrayDescription(
             f"{self.url}, variable {variable.name!r}",
-            layout.to_shown_order(layout.shape),
-            layout.to_shown_order(layout.chunks),
+            layout.convert_to_shown_order(layout.shape),
+            layout.convert_to_shown_order(layout.chunks),
             kind.shown_dtype,
             self._name_dimensions(name, variable),
             attributes,
@@ -271,7 +271,7 @@ class _Group(ArrayGroupBuilder):
         }
 
     def read_root_attributes(self) -> dict[str, Any]:
-        """Return the attributes of the file. ``coordinates`` names coordinates that are not index coordinates."""
+        """Return the attributes of the file, and the names of non-index coordinates as attribute ``coordinates``."""
         attributes: dict[str, Any] = {}
         for attribute in self._attributes:
             values = [self._decode_entry(entry) for entry in sorted(attribute.entries)] if attribute.is_global else []

@@ -29,13 +29,13 @@ NOT_A_TIME: Final = np.iinfo(np.int64).min
 
 _YEAR_0: Final = -62_167_219_200  # seconds from 1970 to the origin of EPOCH and EPOCH16
 _YEAR_9999: Final = 315_569_519_999  # seconds from year 0 to the end of 9999, a time that means "no time"
-# The months from whose first day on TAI is ahead of UTC by 11, 12 ... 37 seconds. There was no leap second after 2017.
+# TAI is ahead of UTC by 11, 12 ... 37 seconds from the first day of these months on. The last leap second was in 2016.
 _LEAPS: Final = (
     "1972-07 1973-01 1974-01 1975-01 1976-01 1977-01 1978-01 1979-01 1980-01 1981-07 1982-07 1983-07 1985-07 1988-01 "
     "1990-01 1991-01 1992-07 1993-07 1994-07 1996-01 1997-07 1999-01 2006-01 2009-01 2012-07 2015-07 2017-01"
 )
-# Before 1972, TAI - UTC grew every day. By first day: TAI - UTC in seconds at another day (MJD), that day, and the
-# growth in seconds a day.
+# Before 1972, TAI - UTC grew every day. For each period: its first day, TAI - UTC in seconds on a reference day, this
+# reference day (MJD), and the growth in seconds a day.
 _DRIFTS: Final = (
     "1960-01-01 1.4178180 37300 0.001296 1961-01-01 1.4228180 37300 0.001296 1961-08-01 1.3728180 37300 0.001296 "
     "1962-01-01 1.8458580 37665 0.0011232 1963-11-01 1.9458580 37665 0.0011232 1964-01-01 3.2401300 38761 0.001296 "
@@ -90,7 +90,8 @@ def find_kind(number: int, elements: int, encoding: int) -> Kind:
     if name is None:
         raise ManifestError(f"its data type has the number {number}: expected {', '.join(map(str, sorted(_TYPES)))}")
     if encoding not in _BIG + _LITTLE + _VAX:
-        raise ManifestError(f"its encoding has the number {encoding}, which the format does not define")
+        known = ", ".join(map(str, sorted(_BIG + _LITTLE + _VAX)))
+        raise ManifestError(f"its encoding has the number {encoding}: expected {known}")
     if name == "S":
         return Kind(number, f"S{max(elements, 1)}")
     if encoding in _VAX and name[0] in "fc":
@@ -154,7 +155,7 @@ def check_compression(kind: int) -> None:
     """Raise ManifestError if the compression ``kind`` is not supported."""
     if kind not in (RLE, GZIP):
         name = {HUFFMAN: "Huffman", ADAPTIVE_HUFFMAN: "adaptive Huffman"}.get(kind, f"a method of number {kind}")
-        raise ManifestError(f"it is compressed by {name}: convert the file by cdfconvert -compression cdf:gzip.6")
+        raise ManifestError(f"it is compressed by {name}: convert the file by cdfconvert -compression vars:gzip.6")
 
 
 class DecompressionRecipe(msgspec.Struct, frozen=True):

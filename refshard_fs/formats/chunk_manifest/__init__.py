@@ -1,7 +1,7 @@
 """Chunk manifests (``chunk-manifest-json``, see FORMATS.md) map the chunks of an array, or the keys of a source.
 
 An array or a group of any source may declare a manifest; `view` resolves it. A manifest that maps the keys of a source
-may also be a document of its own: this module recognises it, and `prefix_map` opens it.
+may also be a separate document: this module recognises it, and `prefix_map` opens it.
 """
 
 from __future__ import annotations

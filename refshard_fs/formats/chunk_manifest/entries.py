@@ -132,7 +132,7 @@ class ValueLocation(NamedTuple):
 
 
 def locate_value(entry: JsonEntry, key: str, where: str) -> ValueLocation | None:
-    """Return the place of the value of ``key``; None for an empty key. Raise ManifestError if its data are damaged."""
+    """Return the place of the value of ``key``; None for an empty key. Raise ManifestError for damaged inline data."""
     if entry.path is None:
         if entry.data is None:
             return None
@@ -177,10 +177,10 @@ class StripManifests(msgspec.Struct, frozen=True):
     """Rewrite metadata so that readers see nodes with a chunk manifest as ordinary nodes."""
 
     def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[Declaration]]:
-        return _rewrite
+        return _strip_declaration
 
 
-def _rewrite(doc: Mapping[str, Any], path: str) -> NodeView[Declaration]:
+def _strip_declaration(doc: Mapping[str, Any], path: str) -> NodeView[Declaration]:
     """Return the metadata of the node ``path`` without its declaration, and the declaration."""
     is_group = doc.get("node_type") == "group"
     grid = None if is_group else grid_of(doc)
@@ -227,7 +227,7 @@ class Url(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The key of the manifest's own source to which a path is resolved."""
+    """The key, in the source of the manifest, to which a path is resolved."""
 
     key: str
 
@@ -236,9 +236,9 @@ class PathResolver:
     """Resolve the paths in a manifest."""
 
     def __init__(self, key: str, entry: Entry | None, options: OpenOptions, *, has_keys: bool = True) -> None:
-        """Resolve paths of the manifest at ``key`` of a source, where it has the ``entry``.
+        """Resolve paths of the manifest at ``key`` of a source; ``entry`` is the entry of this key.
 
-        Without ``has_keys``, the manifest is a source itself, and paths never become keys.
+        Without ``has_keys``, the manifest itself is the source, and paths never become keys.
         """
         directory = None
         match entry:
@@ -262,7 +262,7 @@ class PathResolver:
         """Return the entry of ``key`` for a ``value`` that the manifest ``where`` locates.
 
         A path that is a key is looked up in ``base``. Raises ReferenceNotReachable if ``base`` does not have the key,
-        or has too few bytes there.
+        or if the value of the key has too few bytes.
         """
         entry: Entry = Inline(value.data)
         if value.path is not None:

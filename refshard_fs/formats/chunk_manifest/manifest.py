@@ -141,7 +141,7 @@ def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
 def _number_keys(keys: Sequence[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, Positions]:
     """Return the chunk numbers of the keys that lie in the grid, and the indexes of these keys.
 
-    Raises ManifestError if a key is not of the form of chunk keys.
+    Raises ManifestError if a key does not have the form of a chunk key.
     """
     dotted = ChunkGrid(grid.counts, ChunkKeyEncoding("v2", "."))
     if not grid.counts:
@@ -159,7 +159,10 @@ def _number_keys(keys: Sequence[str], grid: ChunkGrid, where: str) -> tuple[UInt
 
 
 def parse_prefixes(members: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple[Prefix, ...]:
-    """Return the prefixes of an array with ``ndim`` dimensions, the longest first; ManifestError if one is invalid."""
+    """Return the prefixes of an array with ``ndim`` dimensions, the longest first.
+
+    Raises ManifestError, which names ``where`` and the key, if a prefix is invalid.
+    """
     prefixes = []
     for key, prefix in members.items():
         form = r"(?:(?:0|[1-9][0-9]{0,17})\.)*"

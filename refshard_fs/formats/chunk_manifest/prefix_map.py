@@ -35,7 +35,7 @@ class KeyMap(NamedTuple):
 
     keys: dict[str, JsonEntry]
     prefixes: dict[str, str]
-    nbytes: int  # the approximate size in memory
+    nbytes: int  # the approximate size in memory, in bytes
 
 
 def parse_key_map(data: bytes, where: str) -> KeyMap:
@@ -84,7 +84,7 @@ class Composite(KeySpace):
                 case Key(key):
                     self._mounts[prefix] = key.rstrip("/")
         self._probed: set[str] = set()  # prefixes that were listed, or cannot be listed
-        # Directory → name → whether it is a directory, for the keys and prefixes of the map.
+        # Directory → name → whether the name is a directory, for the keys and prefixes of the map.
         self._tree: dict[str, dict[str, bool]] = {"": {}}
         for prefix in keys.prefixes:
             add_to_tree(self._tree, prefix, is_directory=True)
@@ -133,7 +133,10 @@ class Composite(KeySpace):
         return owner is not None and (yield from owner.is_directory(rest))
 
     def _find_owner(self, key: str) -> tuple[KeySpace | None, str, str | None]:
-        """Return the key space that has ``key``, the name of the key in it, and the prefix that maps to it, if any."""
+        """Return the key space that has ``key``, the name of the key in it, and the prefix that maps the key there.
+
+        The prefix is None if the key space is the base.
+        """
         for prefix, rest in iterate_splits(key):
             match self._mounts.get(prefix):
                 case None:

@@ -92,7 +92,7 @@ class ManifestView(ArrayView[Declaration]):
         self._options = options
         self._manifests: dict[str, _Manifest] = {}
         self._is_committed = False
-        self._compose(base)
+        self._show_base(base)
 
     @property
     def inline_grids(self) -> Mapping[str, ChunkGrid]:
@@ -122,7 +122,7 @@ class ManifestView(ArrayView[Declaration]):
             entry = yield from self.base.lookup("zarr.json")
             pending = None if entry is None else (yield Load(entry, Parsed(read_pending_edits, ("zarr.json",))))
             if pending is not None:
-                self._compose(EditedKeySpace(self.base, pending))
+                self._show_base(EditedKeySpace(self.base, pending))
                 document = yield from self._documents.read("zarr.json")
         root = None if document is None else document.groups.get("")
         if root is None:
@@ -132,9 +132,9 @@ class ManifestView(ArrayView[Declaration]):
         if root.manifest is not None:
             load, resolver, where = yield from self._locate_manifest("", root.manifest, None)
             keys = load.index.decode(load.entry.data) if isinstance(load.entry, Inline) else (yield load)
-            self._compose(Composite(self.base, keys, resolver, where))
+            self._show_base(Composite(self.base, keys, resolver, where))
 
-    def _compose(self, base: KeySpace) -> None:
+    def _show_base(self, base: KeySpace) -> None:
         """Show ``base``: the source, or a view on top of it."""
         super().__init__(base)
         self._documents = Documents(base, StripManifests())
@@ -187,7 +187,7 @@ class ManifestView(ArrayView[Declaration]):
         return number is not None and manifest.is_empty(number)
 
     def _load_manifest(self, path: str) -> Steps[tuple[ChunkManifest, PathResolver, str]]:
-        """Load the manifest of the array ``path``. Return it, the resolver of its paths, and its name in errors."""
+        """Return the manifest of the array ``path``, the resolver of its paths, and its name in errors."""
         located = self._manifests.get(path)
         if located is None:
             declared = self._documents.arrays[path]
@@ -289,14 +289,14 @@ class ManifestView(ArrayView[Declaration]):
         return has_chunks_below(table, table.grid.directory_of(leading))
 
     def _build_table(self, path: str, leading: tuple[int, ...]) -> Steps[ChunkTable]:
-        """Return a table with the keys and sizes of all chunks that begin with ``leading``, and perhaps of others."""
+        """Return a table with the keys and sizes of all chunks that begin with ``leading``, and perhaps more chunks."""
         manifest, resolver, where = yield from self._load_manifest(path)
         table = manifest.table
         grid = table.grid
         if not manifest.prefixes:
             return table
         parts = []
-        for prefix in reversed(manifest.prefixes):  # the last part that has a chunk decides: the longest prefix
+        for prefix in reversed(manifest.prefixes):  # the longest prefix last: a later part replaces earlier ones
             objects = yield from self._list_prefix(resolver, prefix, grid, leading, where)
             rows = [(grid.number_of(coords), size) for coords, size in objects]
             parts.append(Part.from_rows((number, Row(0, 0, size)) for number, size in rows if number is not None))
@@ -311,7 +311,7 @@ class ManifestView(ArrayView[Declaration]):
         if prefix.leading[: len(leading)] != leading[:depth]:
             return []
         if depth == ndim or not ndim:  # the prefix is one object
-            return [(prefix.leading, None)] if (yield from self._exists(resolver, prefix.path, where)) else []
+            return [(prefix.leading, None)] if (yield from self._has_object(resolver, prefix.path, where)) else []
         # With "/" between coordinates, each level of directories has one coordinate; with ".", names have all of them.
         level: list[tuple[tuple[int, ...], str, int | None]] = [(prefix.leading, prefix.path, None)]
         steps = [ndim - depth] if prefix.separator == "." else [1] * (ndim - depth)
@@ -342,8 +342,8 @@ class ManifestView(ArrayView[Declaration]):
                     raise NotListable(f"{url}, to which {where} maps keys, cannot be listed; chunks can still be read")
                 return names or ()
 
-    def _exists(self, resolver: PathResolver, path: str, where: str) -> Steps[bool]:
-        """Return whether the object exists to which ``path`` resolves."""
+    def _has_object(self, resolver: PathResolver, path: str, where: str) -> Steps[bool]:
+        """Return whether the object to which ``path`` resolves exists."""
         match resolver.resolve(path, where):
             case Key(name):
                 return (yield from self.base.lookup(name)) is not None

@@ -187,7 +187,7 @@ class CodedChunks(FilledChunks):
         itemsize = array.dtype.itemsize
         self._chunk_size = math.prod(array.chunks) * itemsize
         self._fill = layout.fill if len(layout.fill) == itemsize else fill
-        # zarr fills unwritten chunks with the fill value of the attribute: this is right only if the file has it, too.
+        # zarr fills unwritten chunks with the attribute's fill value: this is right only if the file has the same one.
         fills_itself = array.fill_value is not None and self._fill == fill
         super().__init__(array.where, grid, self._chunk_size, fills_itself=fills_itself)
         self._elements = elements
@@ -232,7 +232,7 @@ class CodedChunks(FilledChunks):
             if not size:
                 raise ValueError(f"chunk {number} has no bytes")
             if end > self._elements.file.size:
-                raise ValueError(f"chunk {number} ends at byte {end}, but the file has {self._elements.file.size}")
+                raise ValueError(f"chunk {number} ends at byte {end}: expected at most {self._elements.file.size}")
             if self._layout.coding is None and size != self._chunk_size:
                 raise ValueError(f"chunk {number} has {size} bytes: expected {self._chunk_size}")
         except RefShardError:

@@ -117,7 +117,7 @@ def decode_runs(raw: bytes, size: int, repeated: int = 3, plain: int = 1) -> byt
 def _unpack_bits(raw: bytes, size: int, itemsize: int, values: tuple[int, ...]) -> bytes:
     """Unpack elements of which only ``width`` bits were stored, from bit ``first`` down.
 
-    The other bits become ``fill``; if the elements are signed, the bits above repeat the sign.
+    The other bits become ``fill``; if the elements are signed, the bits above the stored bits repeat the sign.
     """
     _, is_signed, fill, first, width = values
     bits = 8 * itemsize

@@ -83,7 +83,7 @@ class Attributes(NamedTuple):
 class DataSet(NamedTuple):
     """A scientific data set. ``data`` is the key of its values, and ``layout`` tells how these are stored.
 
-    Both or one of them are None if the values were never written.
+    ``layout`` is None if the values were never written.
     """
 
     name: str
@@ -196,7 +196,7 @@ class Tree:
         return (yield from self.read_attributes(root.members)), data_sets
 
     def _run_and_report(self, name: str, steps: Steps[list[DataSet]]) -> Steps[list[DataSet]]:
-        """Return the data sets that ``steps`` return. If they raise an error, report it under ``name``."""
+        """Return the data sets that ``steps`` return. If ``steps`` raise an error, report the error under ``name``."""
         try:
             return (yield from steps)
         except (ValueError, struct.error, DamagedIndex) as e:
@@ -227,7 +227,7 @@ class Tree:
             elif tag == VDATA:
                 is_coordinate |= self.tables[member].kind == _COORDINATE
         if dtype is None:
-            raise ValueError("its group has no element of the number type")
+            raise ValueError("its group has no element with a number type")
         layout = yield from find_layout(self.elements, data)
         attributes = yield from self.read_attributes(group.members)
         names = tuple(dimension.name for dimension in dimensions)
@@ -284,7 +284,7 @@ class Tree:
         members = (yield from self.elements.read_stored_bytes(key))[: 4 * _MOST_MEMBERS]
         refs = dict(struct.iter_unpack(">HH", members[: len(members) // 4 * 4]))
         if DIMENSIONS not in refs:
-            raise ValueError("its group has no element of dimensions")
+            raise ValueError("its group has no element with dimensions")
         header = yield from self.elements.read_stored_bytes((DIMENSIONS, refs[DIMENSIONS]))
         (rank,) = struct.unpack_from(">H", header)
         if rank > MOST_DIMENSIONS:

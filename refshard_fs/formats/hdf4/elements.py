@@ -83,7 +83,7 @@ class Elements:
                     f"expected at most {MOST_BYTES}"
                 )
         loaded = self._loaded_bytes + sum(descriptor.length for descriptor in descriptors.values())
-        most = min(TOGETHER, max(4 * self.file.size, 1 << 20))  # more than the file only if elements overlap
+        most = min(TOGETHER, max(4 * self.file.size, 1 << 20))  # elements may overlap, but not many times
         if loaded > most:
             raise self.make_error(
                 f"its metadata have {loaded} bytes: expected at most {most} in a file of {self.file.size} bytes"
@@ -124,7 +124,9 @@ class Elements:
             raise ManifestError(f"{self.file.url}: element {key} is {kind}: expected a plain or a linked element")
         header = yield from self.read_stored_bytes(key)
         if len(header) < 16:
-            raise self.make_error(f"the header of the linked element {key} has {len(header)} bytes: expected 16")
+            raise self.make_error(
+                f"the header of the linked element {key} has {len(header)} bytes: expected at least 16"
+            )
         remaining, usual_size, _, table = struct.unpack_from(">iiiH", header, 2)
         parts: list[Part] = []
         tables = {0}
@@ -135,7 +137,7 @@ class Elements:
             tables.add(table)
             if len(parts) > MOST_PARTS:
                 raise ManifestError(
-                    f"{self.file.url}: the linked element {key} has more than {MOST_PARTS} blocks, the most supported"
+                    f"{self.file.url}: expected at most {MOST_PARTS} blocks in the linked element {key}, found more"
                 )
             data = yield from self.read_stored_bytes((LINKED, table))
             table, *blocks = np.frombuffer(data, ">u2", len(data) // 2).tolist() or [0]

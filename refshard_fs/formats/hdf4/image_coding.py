@@ -50,7 +50,7 @@ class ImageCoding(msgspec.Struct, frozen=True):
         if self.compression == BLOCKS and (self.rows % _SIDE or self.columns % _SIDE):
             raise ManifestError(
                 f"it is compressed in blocks of {_SIDE} rows and columns, and has {self.rows} rows and {self.columns} "
-                "columns: expected multiples"
+                f"columns: expected multiples of {_SIDE}"
             )
         return ImageRecipe(self, size)
 

@@ -52,7 +52,7 @@ class _Cursor:
         self.label = label
         self.at = 0
 
-    def take(self, count: int) -> bytes:
+    def take_bytes(self, count: int) -> bytes:
         data = self.data[self.at : self.at + count]
         if len(data) < count:
             expected = self.at + count
@@ -61,11 +61,11 @@ class _Cursor:
         return data
 
     def read_numbers(self, layout: str) -> tuple[int, ...]:
-        return struct.unpack(f">{layout}", self.take(struct.calcsize(f">{layout}")))
+        return struct.unpack(f">{layout}", self.take_bytes(struct.calcsize(f">{layout}")))
 
     def read_text(self) -> str:
         (size,) = self.read_numbers("H")
-        return decode_text(self.take(size).split(b"\0")[0])
+        return decode_text(self.take_bytes(size).split(b"\0")[0])
 
 
 def parse_vgroup(data: bytes) -> Vgroup:

@@ -312,7 +312,7 @@ def _is_geolocation(name: str) -> bool:
 
 
 def _encode_fill(value: Any, dtype: np.dtype[Any]) -> tuple[Any, bytes]:
-    """Return the fill value as JSON for zarr, and the bytes of an element that was never written.
+    """Return the fill value as JSON for zarr, and the bytes of one value that was never written.
 
     The fill value is None if the data set has none, or ``dtype`` cannot hold it.
     """

@@ -28,13 +28,13 @@ class Tables:
     def __init__(self, data: bytes, at: Int64s) -> None:
         self.data = data
         self.at = at
-        self._vtables = at - gather(data, at, "<i4")
-        self._sizes = gather(data, self._vtables, "<u2")
+        self._vtables = at - gather_integers(data, at, "<i4")
+        self._sizes = gather_integers(data, self._vtables, "<u2")
 
     @classmethod
-    def of_root(cls, data: bytes) -> Tables:
+    def read_root(cls, data: bytes) -> Tables:
         """Return the root table of a buffer."""
-        return cls(data, gather(data, np.zeros(1, np.int64), "<u4"))
+        return cls(data, gather_integers(data, np.zeros(1, np.int64), "<u4"))
 
     def take(self, index: Any) -> Tables:
         """Select tables by a numpy index."""
@@ -44,7 +44,7 @@ class Tables:
         """Return the rows of the tables that have a field, and the position of the field in each."""
         slot = 4 + 2 * field
         rows = np.flatnonzero(self._sizes >= slot + 2)
-        offsets = gather(self.data, self._vtables[rows] + slot, "<u2")
+        offsets = gather_integers(self.data, self._vtables[rows] + slot, "<u2")
         rows, offsets = rows[offsets > 0], offsets[offsets > 0]
         return rows, self.at[rows] + offsets
 
@@ -52,7 +52,7 @@ class Tables:
         """Return an integer for each table. Raise ValueError if an unsigned integer has more than 63 bits."""
         numbers = np.zeros(len(self.at), np.int64)
         rows, places = self.locate_field(field)
-        numbers[rows] = gather(self.data, places, dtype)
+        numbers[rows] = gather_integers(self.data, places, dtype)
         if dtype == "<u8" and len(numbers) and numbers.min() < 0:
             raise ValueError("it is damaged: a number has more than 63 bits")
         return numbers
@@ -62,23 +62,23 @@ class Tables:
         rows, places = self.locate_field(field)
         if len(rows) != len(self.at):
             raise ValueError(f"it is damaged: it lacks an id (field {field}) in {len(self.at) - len(rows)} tables")
-        return gather(self.data, places[:, None] + np.arange(size), "u1").astype(np.uint8)
+        return gather_integers(self.data, places[:, None] + np.arange(size), "u1").astype(np.uint8)
 
     def locate_vectors(self, field: int, width: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the rows of the tables that have a vector, the position of its first element, and its length.
+        """Return the rows of the tables that have a vector, the positions of the first elements, and the lengths.
 
         Elements have ``width`` bytes.
         """
         rows, places = self.locate_field(field)
-        starts = places + gather(self.data, places, "<u4")
-        counts = gather(self.data, starts, "<u4")
+        starts = places + gather_integers(self.data, places, "<u4")
+        counts = gather_integers(self.data, starts, "<u4")
         starts += 4
         if len(rows) and (starts + counts * width).max() > len(self.data):
             raise ValueError(_DAMAGED)
         return rows, starts, counts
 
     def locate_elements(self, field: int, width: int) -> tuple[Int64s, Int64s]:
-        """Return the positions of the elements of all vectors of a field, and the row of the table of each."""
+        """Return the positions of the elements of all vectors of a field, and for each element the row of its table."""
         rows, starts, counts = self.locate_vectors(field, width)
         if counts.sum() * width > _TIMES * len(self.data):
             raise ValueError("it is damaged: many of its offsets lead to the same bytes")
@@ -86,17 +86,20 @@ class Tables:
         return np.repeat(firsts, counts) + width * np.arange(counts.sum()), np.repeat(rows, counts)
 
     def read_vectors_of_tables(self, field: int) -> tuple[Tables, Int64s]:
-        """Return the tables in all vectors of a field, and for each the row of the table that has the vector."""
+        """Return the tables in all vectors of a field, and the row of the owner of each: the table with the vector."""
         slots, owners = self.locate_elements(field, 4)
-        return Tables(self.data, slots + gather(self.data, slots, "<u4")), owners
+        return Tables(self.data, slots + gather_integers(self.data, slots, "<u4")), owners
 
     def read_tables(self, field: int) -> tuple[Tables, Int64s]:
-        """Return the tables to which a field refers, and for each the row of the table that has the field."""
+        """Return the tables to which a field refers, and the row of the owner of each: the table with the field."""
         rows, places = self.locate_field(field)
-        return Tables(self.data, places + gather(self.data, places, "<u4")), rows
+        return Tables(self.data, places + gather_integers(self.data, places, "<u4")), rows
 
     def read_vectors(self, field: int, width: int = 1) -> tuple[list[int], list[bytes]]:
-        """Return the rows of the tables that have a vector or a text, and its bytes; elements have ``width`` bytes."""
+        """Return the rows of the tables that have a vector or a text, and the bytes of each.
+
+        Elements have ``width`` bytes.
+        """
         rows, starts, counts = self.locate_vectors(field, width)
         firsts, index, codes = np.unique(starts, return_index=True, return_inverse=True)
         sizes = counts[index] * width
@@ -117,7 +120,7 @@ class Tables:
         return [text.decode() for text in self.read_bytes(field)]  # UnicodeDecodeError is a ValueError
 
 
-def gather(data: bytes, places: Int64s, dtype: str) -> Int64s:
+def gather_integers(data: bytes, places: Int64s, dtype: str) -> Int64s:
     """Return the integers of type ``dtype`` at the positions ``places``; ValueError if one lies outside the buffer."""
     size = np.dtype(dtype).itemsize
     if not places.size:

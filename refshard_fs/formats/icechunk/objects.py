@@ -22,7 +22,7 @@ from refshard_fs.core.compression import Inflate, decompress, zstd
 from refshard_fs.core.format import check_size
 from refshard_fs.core.model import Pin, Quota
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.icechunk.flatbuffers import Int64s, Tables, gather, parse_flex
+from refshard_fs.formats.icechunk.flatbuffers import Int64s, Tables, gather_integers, parse_flex
 from refshard_fs.security.origins import MEMBER
 
 MAGIC: Final = "ICE🧊CHUNK".encode()
@@ -43,7 +43,7 @@ def extract_buffer(data: bytes, kind: int, most: int) -> bytes:
     if not data.startswith(MAGIC):
         raise ValueError(f"it begins with {data[:12]!r}: expected {MAGIC!r}, as every object of Icechunk does")
     if len(data) < _HEADER:
-        raise ValueError("it is cut short: it ends within its header")
+        raise ValueError(f"it is cut short: {len(data)} bytes, expected more than {_HEADER}")
     version, actual, compression = data[36:_HEADER]
     if version not in _VERSIONS:
         raise ValueError(f"it is of version {version} of the specification: expected one of {_VERSIONS}")
@@ -60,7 +60,7 @@ def extract_buffer(data: bytes, kind: int, most: int) -> bytes:
 
 
 def format_ids(ids: npt.NDArray[np.uint8]) -> list[str]:
-    """Return ids of 12 bytes, a row each, as names of objects have them: in 20 characters."""
+    """Convert ids of 12 bytes, a row each, to 20 characters, as in names of objects."""
     bits = np.pad(np.unpackbits(ids, axis=1), ((0, 0), (0, 4)))
     digits = bits.reshape(len(ids), 20, 5) @ np.array([16, 8, 4, 2, 1], np.uint8)
     return _ALPHABET[digits].view("S20").ravel().astype(str).tolist()
@@ -86,7 +86,7 @@ class Repository(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, data: bytes, most: int) -> Repository:
         """Decode the object ``repo``; ManifestError if it has more than ``most`` bytes after decompression."""
-        root = Tables.of_root(extract_buffer(data, REPOSITORY, most))
+        root = Tables.read_root(extract_buffer(data, REPOSITORY, most))
         snapshots, _ = root.read_vectors_of_tables(4)
         parents = snapshots.read_numbers(1, "<i4").tolist()
         refs = [root.read_vectors_of_tables(field)[0] for field in (2, 1)]
@@ -164,7 +164,7 @@ class SnapshotIndex(msgspec.Struct, frozen=True):
     most: int  # the most bytes after decompression
 
     def decode(self, data: bytes) -> Snapshot:
-        root = Tables.of_root(extract_buffer(data, SNAPSHOT, self.most))
+        root = Tables.read_root(extract_buffer(data, SNAPSHOT, self.most))
         _check_name("snapshot", root, self.name)
         parents = format_ids(root.take(root.locate_field(1)[0]).read_structs(1, 12))
         items, _ = root.read_vectors_of_tables(5)
@@ -186,8 +186,8 @@ def _decode_nodes(root: Tables) -> list[Node]:
     files, _ = root.read_vectors_of_tables(7)
     sizes = dict(zip(format_ids(files.read_structs(0, 12)), files.read_numbers(1, "<u8").tolist(), strict=True))
     structs, _ = root.locate_elements(6, 32)  # only in version 1; each has an id, a size, and a number of chunks
-    names = format_ids(gather(root.data, structs[:, None] + np.arange(12), "u1").astype(np.uint8))
-    sizes |= dict(zip(names, gather(root.data, structs + 16, "<u8").tolist(), strict=True))
+    names = format_ids(gather_integers(root.data, structs[:, None] + np.arange(12), "u1").astype(np.uint8))
+    sizes |= dict(zip(names, gather_integers(root.data, structs + 16, "<u8").tolist(), strict=True))
     nodes, _ = root.read_vectors_of_tables(2)
     is_array = np.flatnonzero(nodes.read_numbers(3, "u1") == 1)
     arrays, rows = nodes.take(is_array).read_tables(4)
@@ -209,7 +209,7 @@ def _decode_nodes(root: Tables) -> list[Node]:
 class Refs(msgspec.Struct, frozen=True, eq=False):
     """The chunks of an array in a manifest: their numbers, ascending, and their places in the same order.
 
-    URLs are those in the manifest; ``chunks/NAME`` is an object of the repository. ``nbytes`` is the approximate size
+    URLs are as in the manifest; ``chunks/NAME`` is an object of the repository. ``nbytes`` is the approximate size
     in memory.
     """
 
@@ -217,7 +217,7 @@ class Refs(msgspec.Struct, frozen=True, eq=False):
     chunks: Chunks
     nbytes: int
 
-    def find(self, numbers: UInt64s) -> tuple[Int64s, Int64s]:
+    def find_rows(self, numbers: UInt64s) -> tuple[Int64s, Int64s]:
         """Return the indexes of the ``numbers`` that the manifest has, and their rows in the manifest."""
         rows = self.numbers.searchsorted(numbers)
         exists = rows < len(self.numbers)
@@ -238,7 +238,7 @@ class ManifestIndex(msgspec.Struct, frozen=True):
     quota: Quota
 
     def decode(self, data: bytes) -> Refs:
-        root = Tables.of_root(extract_buffer(data, MANIFEST, self.most))
+        root = Tables.read_root(extract_buffer(data, MANIFEST, self.most))
         _check_name("manifest", root, self.ref.name)
         arrays, _ = root.read_vectors_of_tables(1)
         own = [row for row, id_ in enumerate(arrays.read_structs(0, 8)) if bytes(id_) == self.identifier]
@@ -249,7 +249,7 @@ class ManifestIndex(msgspec.Struct, frozen=True):
         ndim = len(self.counts)
         if len(rows) != len(tables.at) or (ndims != ndim).any():
             raise ValueError(f"it is damaged: a chunk does not have an index with {ndim} dimensions")
-        coords = gather(tables.data, starts[:, None] + 4 * np.arange(ndim), "<u4")
+        coords = gather_integers(tables.data, starts[:, None] + 4 * np.arange(ndim), "<u4")
         first, last = np.frombuffer(self.ref.box, "<u4").reshape(ndim, 2).astype(np.int64).T
         is_inside = np.flatnonzero(((coords >= first) & (coords < np.minimum(last, self.counts))).all(axis=1))
         numbers = (coords @ strides_of(self.counts))[is_inside]

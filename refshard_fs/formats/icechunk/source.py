@@ -62,7 +62,7 @@ class IcechunkKeySpace(PartedKeySpace):
             self._origins = Origins.read(zarrmeta.loads(snapshot.origins), root)
         self._locate = locator(root)
         self._containers = containers
-        self._absolute = lru_cache(_MEMO)(self._resolve)
+        self._absolute = lru_cache(_MEMO)(self._resolve_location)
         self._members: dict[str, bytes] = {}
         self.arrays: dict[str, _Array] = {}
         self.reports = reports = dict[str, str]()  # reasons why arrays are left out
@@ -98,7 +98,7 @@ class IcechunkKeySpace(PartedKeySpace):
             loads.append(Load(span, ManifestIndex(ref, node.identifier, grid.counts, most, quota)))
         return _Array(meta, grid, loads, ChunkBoxes(grid.counts, bounds.reshape(len(loads), len(grid.counts), 2)))
 
-    def _resolve(self, location: str) -> str:
+    def _resolve_location(self, location: str) -> str:
         """Resolve a location in a manifest to a URL. Raise ManifestError if the URL could not be read."""
         scheme, mark, rest = location.partition("://")
         if not mark:
@@ -151,7 +151,7 @@ class IcechunkKeySpace(PartedKeySpace):
         array = self.arrays[path]
         refs: Refs = yield array.loads[manifest]
         chunks = refs.chunks
-        places, rows = (column.tolist() for column in refs.find(numbers))
+        places, rows = (column.tolist() for column in refs.find_rows(numbers))
         for place, row in zip(places, rows, strict=True):
             target, start, length = (int(column[row]) for column in chunks.ranges)
             if target == NO_TARGET:
@@ -181,7 +181,7 @@ class IcechunkKeySpace(PartedKeySpace):
         return [own.loads[box] for box in own.boxes.within(start, stop)]
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs of virtual chunks in the first manifest of an array: the first array that has any there."""
+        """Return the URLs of virtual chunks in the first manifest of an array, for the first array with any there."""
         for array in self.arrays.values():
             for load in array.loads[:1]:
                 refs: Refs = yield load
@@ -205,7 +205,7 @@ class IcechunkKeySpace(PartedKeySpace):
         for loads in batches(self._find_loads(array, numbers.start, numbers.stop), TOGETHER):
             manifests: Sequence[Refs] = yield tuple(loads)
             for refs in manifests:
-                places, rows = refs.find(column)
+                places, rows = refs.find_rows(column)
                 chunks = refs.chunks
                 builder.put(places, chunks.urls, chunks.ranges.take(rows), chunks.pins)
                 is_inline = chunks.ranges.targets[rows] == NO_TARGET

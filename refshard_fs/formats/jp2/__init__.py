@@ -1,6 +1,6 @@
 """Recognise JPEG 2000 images: JP2 files and bare code streams. Tiles become chunks, resolution levels a pyramid.
 
-A SAFE folder of Sentinel-2 is a format of its own: the images that its manifest lists become arrays.
+A SAFE folder of Sentinel-2 is a separate format: the images that its manifest lists become arrays.
 """
 
 from __future__ import annotations

@@ -113,17 +113,18 @@ class Size(NamedTuple):
     def compute_shape(self, level: int) -> tuple[int, int]:
         """Return the number of rows and columns at a resolution level; level 0 is the full resolution."""
         columns, rows = (
-            b - a for a, b in zip(self._reduce(self.start, level), self._reduce(self.stop, level), strict=True)
+            b - a
+            for a, b in zip(self._reduce_corner(self.start, level), self._reduce_corner(self.stop, level), strict=True)
         )
         return rows, columns
 
-    def _reduce(self, corner: tuple[int, int], level: int) -> tuple[int, int]:
+    def _reduce_corner(self, corner: tuple[int, int], level: int) -> tuple[int, int]:
         """Convert a corner from the reference grid to samples of a resolution level."""
         x, y = self.sampling or (1, 1)
         return -(-corner[0] // (x << level)), -(-corner[1] // (y << level))
 
     def choose_chunks(self, level: int) -> tuple[int, int] | None:
-        """Return the rows and columns of a tile at a level; None if tiles differ, except at the image's end."""
+        """Return the rows and columns of a tile at a level; None if tiles that are not at the image's end differ."""
         extents = []
         for axis, extent in zip((1, 0), self.compute_shape(level), strict=True):
             tile, step = self.tile[axis], (self.sampling or (1, 1))[axis] << level
@@ -139,15 +140,15 @@ class Size(NamedTuple):
         """Return the segment SIZ of an image that consists of one tile of this image, at a level."""
         place = number % self.tiles[0], number // self.tiles[0]
         begin = [first + at * tile for first, at, tile in zip(self.first_tile, place, self.tile, strict=True)]
-        start = self._reduce((max(begin[0], self.start[0]), max(begin[1], self.start[1])), level)
+        start = self._reduce_corner((max(begin[0], self.start[0]), max(begin[1], self.start[1])), level)
         end = [min(at + tile, stop) for at, tile, stop in zip(begin, self.tile, self.stop, strict=True)]
-        stop = self._reduce((end[0], end[1]), level)
+        stop = self._reduce_corner((end[0], end[1]), level)
         components = b"".join(bytes([depth, 1, 1]) for depth in self.depths) if self.sampling else self.components
         size = stop[0] - start[0], stop[1] - start[1]
         return Size(self.capabilities, stop, start, size, start, components)
 
     def replace_depths(self, depth: int) -> Size:
-        """Return the segment with ``depth`` for all components. Components that have this depth are decoded rightly."""
+        """Return the segment with ``depth`` for all components. The samples of other depths are then decoded wrong."""
         steps = zip(self.components[1::3], self.components[2::3], strict=True)
         return self._replace(components=b"".join(bytes([depth, *step]) for step in steps))
 

@@ -30,7 +30,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     manifest = relative_to(probe.url, MANIFEST)
     data: bytes = yield Load(Span(manifest, 0, LONGEST, exact=False), Raw())
     if len(data) == LONGEST:
-        raise ManifestError(f"{manifest}: expected fewer than {LONGEST} bytes, found at least as many")
+        raise ManifestError(f"{manifest}: expected fewer than {LONGEST} bytes, found {LONGEST} or more")
     names = list(dict.fromkeys(name.decode() for name in _IMAGE.findall(data) if b".." not in name))
     if not 0 < len(names) <= MOST:
         raise ManifestError(

@@ -20,7 +20,7 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Span, Steps
 from refshard_fs.formats.jp2.codestream import EOC, SOT
 
-VERSION: Final = 1  # version of the entries in the index cache
+VERSION: Final = 1  # the version of the bytes that `TilePartScan.pack` writes to the index cache
 SOT_SIZE: Final = 12  # bytes of the segment SOT, with which a tile part begins
 LEAST: Final = SOT_SIZE + 2  # the least bytes of a tile part
 MOST_PARTS: Final = 1 << 19  # the most tile parts in a code stream
@@ -84,9 +84,9 @@ class TileParts(NamedTuple):
 
 
 class TilePartScan(msgspec.Struct, frozen=True):
-    """Find the parts of ``tiles`` tiles in bytes ``first`` to ``stop`` of a file of ``size`` bytes, as an index.
+    """Find the parts of ``tiles`` tiles in bytes ``first`` to ``stop`` of a file of ``size`` bytes.
 
-    ``head`` has the first bytes of the file.
+    The result is cached as an index. ``head`` has the first bytes of the file.
     """
 
     head: bytes
@@ -152,7 +152,7 @@ def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps
     known: dict[int, Part | ValueError | None] = {}  # by position
     while places:
         if len(known) + len(places) > MOST_PARTS:
-            raise ValueError(f"it has more than {MOST_PARTS} tile parts, the most supported")
+            raise ValueError(f"expected at most {MOST_PARTS} tile parts, found more")
         ranges = [(at, min(SOT_SIZE, stop - at)) for at in places]
         heads = yield from file.load(ranges, AROUND if mean <= NEAR else 0)
         following: dict[int, None] = {}

@@ -77,7 +77,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         try:
             segments, end = split_segments(body, 0, SOD)
         except EOFError:
-            raise ValueError("its tile part ends within its header") from None
+            raise ValueError("the header of a tile part is cut short") from None
         codings = self.header.parse_codings(self.tile, segments, self.most)
         if lowered:
             levels = self.header.list_codings()[0].levels

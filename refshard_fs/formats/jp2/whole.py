@@ -48,7 +48,7 @@ class WholeRecipe(msgspec.Struct, frozen=True):
             try:
                 segments, _ = split_segments(raw, at + SOT_SIZE, SOD)
             except EOFError:
-                raise ValueError(f"its tile part at byte {at} of the code stream ends within its header") from None
+                raise ValueError(f"the header of the tile part at byte {at} of the code stream is cut short") from None
             self.header.parse_codings(part.tile, segments, self.most)
             at = at + part.size if part.size else len(raw)
 

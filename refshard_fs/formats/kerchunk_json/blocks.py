@@ -35,7 +35,7 @@ _LAX = json.JSONDecoder(strict=False)  # accepts control characters in texts
 _EXPECTED: Final = {"first": "a member or }", "member": "a member", "next": "a comma or }", "end": "no more text"}
 
 
-class _Short(Exception):
+class _IncompleteMember(Exception):
     """The text that was fed ends within a member."""
 
 
@@ -66,16 +66,16 @@ class Reader:
         self._text = b"".join((memoryview(self._text)[self._at :], data))
         self._at = 0
         if len(self._text) > max(BLOCK, self._needed):
-            self._run(final=False)
+            self._parse_blocks(final=False)
 
     def finish(self) -> None:
         """Parse the rest of the document; ManifestError if it is not complete."""
-        self._run(final=True)
+        self._parse_blocks(final=True)
         if self._state != "end":
             raise self._make_end_error()
         self._text = b""
 
-    def _run(self, *, final: bool) -> None:
+    def _parse_blocks(self, *, final: bool) -> None:
         """Parse blocks as long as there is enough text; if ``final``, parse all of it."""
         while True:
             space = _SPACE.match(self._text, self._at)
@@ -90,7 +90,7 @@ class Reader:
                 case "first" | "member", b'"':
                     try:
                         self._read_block(final=final)
-                    except _Short:
+                    except _IncompleteMember:
                         if final:
                             raise self._make_end_error() from None
                         if left > LONGEST:
@@ -137,7 +137,7 @@ class Reader:
         return self.refs if self._within_refs and self.refs is not None else self.top
 
     def _read_block(self, *, final: bool) -> None:
-        """Parse a block, which begins with a member. Raise `_Short` if there is not enough text."""
+        """Parse a block, which begins with a member. Raise `_IncompleteMember` if there is not enough text."""
         refs = None if self._within_refs else _REFS_MEMBER.match(self._text, self._at)
         if refs is not None:
             self.refs = ReferenceBuilder(self._where)
@@ -148,7 +148,7 @@ class Reader:
         if end is None:
             self._read_members(final=final)
         elif self._add_block(end):
-            self._advance(end)
+            self._mark_parsed(end)
         else:
             self._read_members(final=final, first=end)
 
@@ -159,7 +159,7 @@ class Reader:
         block = memoryview(self._text)[self._at : end]
         return self._builder.add_block(block, () if self._within_refs else _SPECIAL)
 
-    def _advance(self, end: int) -> None:
+    def _mark_parsed(self, end: int) -> None:
         """Mark the text before ``end`` as parsed: a member ends there."""
         self._at = end
         self._state = "next"
@@ -176,7 +176,7 @@ class Reader:
         return found + 1 if found >= 0 else None
 
     def _read_members(self, *, final: bool, first: int | None = None) -> None:
-        """Parse members with a JSON reader: up to ``first``, a likely end of a member, or else up to later ones."""
+        """Parse members with a JSON reader: up to ``first``, a likely end of a member, or else up to a later end."""
         end, size = first, PART
         if not self._within_refs and self._read_before_refs(len(self._text) if end is None else end):
             return
@@ -188,12 +188,12 @@ class Reader:
                 break
             try:
                 self._read_json(end)
-            except _Short:
+            except _IncompleteMember:
                 size, end = 2 * (end - self._at), None
             else:
                 return
         if not final:
-            raise _Short
+            raise _IncompleteMember
         self._read_json(len(self._text))
 
     def _read_before_refs(self, end: int) -> bool:
@@ -206,23 +206,23 @@ class Reader:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             self.add_members(members)
-            self._advance(match.start())
+            self._mark_parsed(match.start())
             return True
         return False
 
     def _read_json(self, end: int) -> None:
-        """Parse the text before ``end`` as members. Raise `_Short` if it ends within a member."""
+        """Parse the text before ``end`` as members. Raise `_IncompleteMember` if it ends within a member."""
         text = b"{" + self._text[self._at : end] + b"}"
         try:
             members = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             # The same message appears if half a surrogate pair ends the text.
             if "truncated" in str(e) and b"\\u" not in text[-12:]:
-                raise _Short from None
+                raise _IncompleteMember from None
             self._read_lax(text, end)
         else:
             self.add_members(members)
-            self._advance(end)
+            self._mark_parsed(end)
 
     def _read_lax(self, text: bytes, end: int) -> None:
         """Parse members that msgspec refuses: with NaN or half a surrogate pair, or followed by the object's end."""
@@ -231,7 +231,7 @@ class Reader:
             members, stop = _LAX.raw_decode(string)
         except json.JSONDecodeError as e:
             if e.pos >= len(string) - 1 or e.msg.startswith("Unterminated string"):
-                raise _Short from None
+                raise _IncompleteMember from None
             self._at += len(string[: e.pos].encode()) - 1
             raise self._make_error(e.msg) from None
         except UnicodeDecodeError as e:
@@ -240,7 +240,7 @@ class Reader:
             raise self._make_error("its values are nested too deeply") from None
         self.add_members(members)
         if stop == len(string):
-            self._advance(end)
+            self._mark_parsed(end)
         else:  # the object ends before the brace that was appended to its text
             self._at += len(string[:stop].encode()) - 1
             self._close_object()

@@ -42,7 +42,7 @@ class JsonIndex(msgspec.Struct, frozen=True):
     """Decode a reference set. ``where`` names it in errors."""
 
     where: str
-    overrides: tuple[tuple[str, str], ...] = ()  # values of templates that replace those in the set
+    overrides: tuple[tuple[str, str], ...] = ()  # the user's templates, which replace templates of the set
     simple: bool = True  # expand templates without jinja2
     most: int = MANIFEST_BYTES  # the most bytes of the decompressed set
 
@@ -86,19 +86,19 @@ class Decoder:
             if len(self._head) < MAGIC:
                 return
             self._inflate, data, self._head = Inflate(self._head), self._head, b""
-        self._parse(self._inflate.feed(data))
+        self._parse_pieces(self._inflate.feed(data))
 
     def finish(self) -> ReferenceSet:
         """Return the reference set, when all bytes were fed. Raise ManifestError if it is damaged."""
         if self._inflate is None:
             self._inflate = Inflate(self._head)
-        self._parse(self._inflate.feed(self._head, is_last=True))
+        self._parse_pieces(self._inflate.feed(self._head, is_last=True))
         # The reader holds the parsed members: release it, so that they do not stay in memory as long as this decoder.
         reader, self._reader = self._reader, Reader(self._index.where)
         reader.finish()
         return _make_reference_set(reader, self._index)
 
-    def _parse(self, pieces: Iterator[bytes | memoryview]) -> None:
+    def _parse_pieces(self, pieces: Iterator[bytes | memoryview]) -> None:
         """Parse decompressed bytes; ManifestError if they are damaged, or too many."""
         try:
             for piece in pieces:
@@ -117,7 +117,7 @@ def parse(data: bytes, where: str, overrides: Mapping[str, str], *, simple: bool
 def parse_document(
     document: Mapping[str, Any], where: str, overrides: Mapping[str, str], *, simple: bool = True
 ) -> ReferenceSet:
-    """Make a reference set of ``document``, a dict in the form of version 0 or 1, which is not changed."""
+    """Make a reference set of ``document``, a dict in the form of version 0 or 1. The dict is not changed."""
     reader = Reader(where)
     reader.add_members(document)
     return _make_reference_set(reader, JsonIndex(where, tuple(overrides.items()), simple))
@@ -154,7 +154,7 @@ def _make_reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
         raise type(e)(f"{where}: {e}") from e
     builder = reader.refs or ReferenceBuilder(where)
     builder.expand(expander.expand)
-    _generate(builder, gen, expander, where)
+    _add_generated(builder, gen, expander, where)
     refs = msgspec.structs.replace(builder.finish(), version=1)
     extension = header.get("refshard")
     match extension:
@@ -163,7 +163,7 @@ def _make_reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     return msgspec.structs.replace(refs, origins=read_member(extension, where))
 
 
-def _generate(builder: ReferenceBuilder, entries: list[object], templates: Templates, where: str) -> None:
+def _add_generated(builder: ReferenceBuilder, entries: list[object], templates: Templates, where: str) -> None:
     """Expand the ``entries`` of "gen", and add the references to ``builder``."""
     try:
         generated = iter(expand_gen(entries, templates))

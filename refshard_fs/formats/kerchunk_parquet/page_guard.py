@@ -27,7 +27,7 @@ _PARTS: Final = 100_000  # the most structures and list items in a footer: each 
 
 # Types of pages; pyarrow skips pages of other types.
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
-# For each type of page: the field of the page header that describes the page, and the encoding's field in this field.
+# For each type of page: the field of the page header with the description, and the description's field of the encoding.
 _DESCRIPTIONS: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
 
 # Encodings whose decoded size is bounded by the page header or the number of values.
@@ -66,7 +66,7 @@ class ThriftReader:
 
     def _read_struct(self, nesting: int) -> dict[tuple[int, int], Any]:
         if not nesting:
-            raise DamagedParquet("its structures are nested too deeply")
+            raise DamagedParquet(f"its structures are nested too deeply: expected at most {_NESTING} levels")
         self._count_parts(1)
         fields: dict[tuple[int, int], Any] = {}
         number = 0
@@ -78,7 +78,7 @@ class ThriftReader:
             if not -(1 << 15) <= number < 1 << 15:  # other readers drop the higher bits
                 raise DamagedParquet(f"a field has the number {number}: expected 16 bits")
             if (number, kind) in fields:
-                raise DamagedParquet("a structure has a field twice")
+                raise DamagedParquet(f"a structure has the field {number} twice")
             # The type of a boolean field is its value.
             fields[number, kind] = None if kind in (1, 2) else self._read_value(kind, nesting - 1)
         self.at += 1
@@ -104,7 +104,7 @@ class ThriftReader:
 
     def _read_list(self, nesting: int) -> list[Any]:
         if not nesting:
-            raise DamagedParquet("its lists are nested too deeply")
+            raise DamagedParquet(f"its lists are nested too deeply: expected at most {_NESTING} levels")
         byte = self._read_byte()
         size = byte >> 4
         if size == 15:
@@ -119,7 +119,7 @@ class ThriftReader:
         """Count structures and list items; raise DamagedParquet if there are too many."""
         self._parts -= parts
         if self._parts < 0:
-            raise DamagedParquet(f"it has more than {_PARTS} structures and list items")
+            raise DamagedParquet(f"expected at most {_PARTS} structures and list items, found more")
 
     def _read_byte(self) -> int:
         byte = self._data[self.at]
@@ -153,7 +153,7 @@ class ThriftReader:
 
 
 class ColumnChunk(NamedTuple):
-    """The pages of a column in a row group: ``size`` bytes from byte ``at`` on, with a number of ``values``.
+    """The pages of a column in a row group: ``size`` bytes from byte ``at`` on, with ``values`` values.
 
     A number that the footer lacks is -1.
     """
@@ -205,7 +205,7 @@ def _parse_chunks(group: dict[tuple[int, int], Any]) -> list[ColumnChunk]:
 
 
 class Page(NamedTuple):
-    """A page: ``stored_size`` bytes from byte ``start`` on decode to ``decoded_size`` bytes, ``values`` values."""
+    """A page: ``stored_size`` bytes from byte ``start`` on. Decoded, it has ``decoded_size`` bytes, ``values`` values."""
 
     kind: int
     start: int
@@ -289,4 +289,4 @@ def _check_encoding(encoding: int) -> None:
             "encoding PLAIN or a dictionary"
         )
     if encoding not in _BOUNDED:
-        raise ValueError(f"a page has the encoding {encoding}, which Parquet does not define")
+        raise ValueError(f"a page has the encoding {encoding}: expected one of {sorted(_BOUNDED)}")

@@ -119,10 +119,10 @@ NOTE: Final = b"refshard"  # the key of a `PartitionHistory` in the key-value me
 
 
 class PartitionHistory(msgspec.Struct, frozen=True):
-    """The number of the commit that wrote a partition (``generation``), and of the commits that wrote earlier versions.
+    """The numbers of the commits that wrote a partition: ``generation`` is the last one, ``earlier`` the ones before.
 
-    ``earlier`` begins with the newest of these numbers. None means that the partition did not exist before. If the last
-    one is a number, older versions are unknown.
+    ``earlier`` begins with the newest commit; None in it stands for a time when the partition did not exist. Versions
+    before its last item are unknown.
     """
 
     generation: int = 0
@@ -218,7 +218,7 @@ def _make_partition(columns: Mapping[str, Any], rows: int, chunks: int, history:
 
 
 def _split_texts(name: str, array: Any, rows: int) -> tuple[Sequence[str | bytes], npt.NDArray[np.int32]]:
-    """Return the distinct values of a column, and for each row the index of its value there; -1 for null."""
+    """Return the distinct values of a column, and for each row the index of its value among these; -1 for null."""
     if array is None:
         return (), np.full(rows, -1, np.int32)
     if not str(array.type).startswith("dictionary"):

@@ -63,7 +63,7 @@ def make_partition_name(array: str, number: int, replaced: int | None = None) ->
 
 
 def is_partition(path: str) -> bool:
-    """Return whether ``path``, relative to a set, has the usual name of a partition, or a name before it is renamed."""
+    """Return whether ``path``, relative to a set, is a partition with its usual name, or one that is not renamed yet."""
     name = path.rpartition("/")[2]
     return _FILE.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
 
@@ -80,7 +80,7 @@ def find_partitions(paths: Iterable[str]) -> dict[str, list[int]]:
 
 
 class Layout:
-    """The content of ``.zmetadata``: ``metadata`` by key, the ``grids`` of arrays, and what commits added."""
+    """The content of ``.zmetadata``: ``metadata`` by key, the ``grids`` of arrays, and the members that commits add."""
 
     def __init__(self, document: bytes, where: str) -> None:
         """Parse the bytes of the document, which errors name ``where``. Raises ManifestError if it is damaged."""
@@ -200,8 +200,8 @@ class ParquetKeySpace(PartedKeySpace):
         self._origin = lru_cache(MEMO)(lambda url: self._origins.of(self._absolute(url)))
         self._origins = self.layout.origins
         self._has_origins = bool(self._origins)
-        # Without the cache, `_load` takes a fifth of the time of a read from a partition in memory.
-        self.load = lru_cache(MEMO)(self._load)
+        # Without the cache, `_make_load` takes a fifth of the time of a read from a partition in memory.
+        self.load = lru_cache(MEMO)(self._make_load)
         members: dict[str, dict[str, Any] | bytes] = dict(self.layout.metadata)
         if not all(key.endswith("zarr.json") for key in members):
             members.setdefault(PARQUET, document)  # zarr version 3 has no such document
@@ -274,7 +274,7 @@ class ParquetKeySpace(PartedKeySpace):
         return found
 
     def copy_for_commit(self) -> ParquetKeySpace:
-        """Return a copy for a commit, which does not check that the set is unchanged when a partition is missing.
+        """Return a copy for a commit: if a partition is missing, the copy does not check that the set is unchanged.
 
         A commit checks this when it puts the document. An earlier attempt of the same commit may have put the document
         already, if its answer was lost.
@@ -284,7 +284,7 @@ class ParquetKeySpace(PartedKeySpace):
         return other
 
     def load_partition(self, array: str, number: int) -> Steps[StoredPartition | None]:
-        """Load a partition, in the version when this set was opened; None if it did not exist."""
+        """Load a partition in its version when this set was opened; None if the partition did not exist then."""
         partition: StoredPartition | None
         name = self.layout.renamed.get(array, {}).get(number, "")
         if name is None:
@@ -299,7 +299,7 @@ class ParquetKeySpace(PartedKeySpace):
     def _load_usual_file(self, array: str, number: int, *, must_exist: bool) -> Steps[StoredPartition | None]:
         """Load a partition from the file with its usual name, or from the copy of an earlier version.
 
-        The version is the one when this set was opened. Raises TargetChanged if it can no longer be read.
+        The result is the version when this set was opened. Raises TargetChanged if that version can no longer be read.
         """
         partition = array, number
         generation: int | None = self._generations.get(partition)
@@ -356,7 +356,7 @@ class ParquetKeySpace(PartedKeySpace):
                 partitions.append((yield from self.load_partition(array, number)))
         return partitions
 
-    def _load(self, array: str, number: int, name: str = "") -> Load:
+    def _make_load(self, array: str, number: int, name: str = "") -> Load:
         """Return the need for a partition in its usual file, or in the file ``name``; the answer may be None."""
         file = join(array, name) if name else make_partition_name(array, number)
         layout = self.layout
@@ -430,7 +430,7 @@ class ParquetKeySpace(PartedKeySpace):
         return builder.finish()
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs, as in the set, of the first partition that has any."""
+        """Return the URLs, as in the set, of the first partition that has URLs."""
         for array, grid in self.grids.items():
             for number in (yield from self.list_partitions(array, 0, grid.size)):
                 partition = yield from self.load_partition(array, number)

@@ -30,7 +30,7 @@ from refshard_fs.security.origins import MEMBER, Origins
 
 
 def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> bytes:
-    """Make the ``.zmetadata`` of a parquet set with ``documents``; ManifestError if one of them is not metadata."""
+    """Make the ``.zmetadata`` of a parquet set with ``documents``; ManifestError if a document is not metadata."""
     metadata: dict[str, Any] = {}
     for key, value in documents:
         if isinstance(value, list):
@@ -39,7 +39,8 @@ def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int)
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it")
         check_name(key)
         document = object_in(value, repr(key))
-        if parent(key)[1] != PARQUET:  # this function makes the root's anew, and zarr refuses further ones in groups
+        # This function makes the root's ``.zmetadata`` anew; zarr refuses such documents in other groups.
+        if parent(key)[1] != PARQUET:
             metadata[key] = document
     metadata |= update_consolidated(metadata)
     # zarr-python 2 reads the document as consolidated metadata, and refuses it without this member.
@@ -80,12 +81,12 @@ def encode_partition(
             continue
         key = join(array, grid.tail(numbers.start + int(np.flatnonzero(targets == target)[0])))
         if url is None:
-            raise ManifestError(f"{key!r} has no URL, which a parquet set cannot hold: open the source with target=")
-        raise ManifestError(f"{key!r} has the URL {url!r}, which is not UTF-8: a parquet set cannot hold it")
-    return b"" if dry else encode(partition, history)
+            raise ManifestError(f"{key!r} has no URL, but a parquet set needs one: open the source with target=")
+        raise ManifestError(f"{key!r} has the URL {url!r}: it is not UTF-8, so a parquet set cannot hold it")
+    return b"" if dry else encode_checked_partition(partition, history)
 
 
-def encode(partition: Chunks, history: PartitionHistory | None = None) -> bytes:
+def encode_checked_partition(partition: Chunks, history: PartitionHistory | None = None) -> bytes:
     """Encode ``partition`` as a parquet file, which fsspec can read, too, with the ``history`` of commits in it.
 
     Without inline data, the file lacks the column for it. An empty range at offset 0 is written as empty inline data,
@@ -133,7 +134,7 @@ def encode(partition: Chunks, history: PartitionHistory | None = None) -> bytes:
 
 
 class Change(NamedTuple):
-    """The changes of an array: the edits of ``rows`` by partition, or all partitions are written again."""
+    """The changes of an array. ``rows`` has the edits by partition, and by row of the partition."""
 
     rows: Mapping[int, Mapping[int, Edit]]
     resized: tuple[int, ...] = ()  # partitions that gain or lose rows at their end
@@ -149,7 +150,10 @@ class Plan(NamedTuple):
 
 
 def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
-    """Return the layout after ``edits``, and its ``.zmetadata``. ManifestError, which names ``where``, if invalid."""
+    """Return the layout after ``edits``, and its ``.zmetadata``; ManifestError if a parquet set cannot hold an edit.
+
+    ``where`` is the name of the ``.zmetadata`` in errors.
+    """
     documents: dict[str, Any] = {key: value for key, value in old.metadata.items() if not edits.hides(key)}
     for key, edit in edits.changes().items():
         if not zarrmeta.is_metadata(key) or key == PARQUET:
@@ -166,7 +170,7 @@ def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
     return Layout(document, where), document
 
 
-def plan(old: Layout, new: Layout, edits: Edits) -> Plan:
+def plan_changes(old: Layout, new: Layout, edits: Edits) -> Plan:
     """Plan the changes of arrays by ``edits``. Raise ManifestError for a key that a parquet set cannot hold."""
     rows: dict[str, dict[int, dict[int, Edit]]] = {}
     for key, edit in edits.changes().items():
@@ -242,10 +246,10 @@ def make_document(
 ) -> bytes:
     """Return ``.zmetadata`` after the commit with the number ``generation``.
 
-    ``token`` makes the document unique. Otherwise two commits could write equal documents, which stores that name
-    versions by content cannot tell apart. ``kept`` are replaced files, with the time of their replacement. ``renamed``
-    has the file names of partitions that do not have their usual names yet; at the time ``at``, a commit began to
-    rename these files. Times are in seconds since 1970.
+    ``token`` makes the document unique. Otherwise two commits could write equal documents, and if the ETag is a hash of
+    the content, it would not change. ``kept`` are replaced files, with the time of their replacement. ``renamed`` has
+    the file names of partitions that do not have their usual names yet; at the time ``at``, a commit began to rename
+    these files. Times are in seconds since 1970.
 
     If ``is_for_us_alone``, other readers get an error: they would read partitions of the set that is being replaced.
     """

@@ -88,7 +88,7 @@ def _find_transform(*owners: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_factors(group: Mapping[str, Any], level: Mapping[str, Any], number: int, ndim: int) -> list[float] | None:
-    """Return the factors by which level ``number`` is smaller than ``s0``; None if unknown. They are 1 for ``s0``."""
+    """Return the factors by which level ``number`` is smaller than ``s0``; None if unknown, but 1 for ``s0`` itself."""
     factors = _parse_numbers(level.get("downsamplingFactors"), ndim)
     for name in ("scales", "downsamplingFactors"):
         group_factors = group.get(name)

@@ -76,7 +76,7 @@ class BlockRecipe(msgspec.Struct, frozen=True):
                 raise ValueError(f"the header of an N5 chunk of the sizes {sizes} does not state {count} elements")
             start += 4
         size = count * self.itemsize
-        data = _decompress(self.codec, raw[start:], size)
+        data = _decompress_chunk(self.codec, raw[start:], size)
         if len(data) != size:
             raise ValueError(f"an N5 chunk decompresses to {len(data)} bytes: expected {size} for the sizes {sizes}")
         if sizes == self.chunks:
@@ -86,7 +86,7 @@ class BlockRecipe(msgspec.Struct, frozen=True):
         return full.tobytes()
 
 
-def _decompress(codec: str, data: bytes, size: int) -> bytes:
+def _decompress_chunk(codec: str, data: bytes, size: int) -> bytes:
     match codec:
         case "gzip":
             return decompress(zlib.decompressobj(31), data, size)

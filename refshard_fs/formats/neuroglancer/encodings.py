@@ -80,7 +80,7 @@ def _decode_image(raw: bytes, encoding: str, shape: tuple[int, ...], dtype: np.d
 
 
 def _parse_png_size(raw: bytes) -> tuple[int, int, int]:
-    """Return the numbers of pixels, of channels, and of bits of a sample, which the image states."""
+    """Return how many pixels, channels, and bits of a sample the image states."""
     if not raw.startswith(b"\x89PNG\r\n\x1a\n") or raw[12:16] != b"IHDR" or len(raw) < 26:
         raise ValueError("it is not a PNG image")
     pixels = int.from_bytes(raw[16:20], "big") * int.from_bytes(raw[20:24], "big")
@@ -88,7 +88,7 @@ def _parse_png_size(raw: bytes) -> tuple[int, int, int]:
 
 
 def _parse_jpeg_size(raw: bytes) -> tuple[int, int, int]:
-    """Return the numbers of pixels, of channels, and of bits of a sample, which the image states."""
+    """Return how many pixels, channels, and bits of a sample the image states."""
     position = 2 if raw.startswith(b"\xff\xd8") else len(raw)
     while position + 10 <= len(raw) and raw[position] == 0xFF:
         marker = raw[position + 1]

@@ -143,9 +143,9 @@ def parse_info(data: bytes, label: str) -> Volume:
 def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, label: str) -> Scale:
     key, size, step = scale.key, scale.size, scale.chunk_sizes[0]
     if "::" in key or "\\" in key or "\0" in key:
-        raise ManifestError(f"{label}: its 'key' {shorten(key)} is not a path")
+        raise ManifestError(f"{label}: its 'key' is {shorten(key)}: expected a path without '::', backslash and NUL")
     if key.startswith("/") or ".." in key.split("/") or "://" in key:
-        raise ManifestError(f"its key {key!r} is not in the volume's folder: open the other folder as a volume")
+        raise ManifestError(f"its key {key!r} is not in the volume's folder: expected the name of a folder in it")
     encoding, block = scale.encoding.lower(), scale.compressed_segmentation_block_size
     if encoding != "raw" and encoding not in ENCODINGS:
         raise ManifestError(f"its chunks are encoded as {scale.encoding!r}: expected raw, {', '.join(ENCODINGS)}")

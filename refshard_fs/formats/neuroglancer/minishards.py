@@ -151,8 +151,8 @@ class Minishard(NamedTuple):
 class MinishardIndex(msgspec.Struct, frozen=True):
     """Decode the index of a minishard, which has at most ``most_chunks`` chunks.
 
-    ``[start, stop)`` is the range of the index, which counts from the end of the shard's table of ``table_size`` bytes.
-    ``room`` is the largest possible number of bytes after the table.
+    ``[start, stop)`` is the range of the index in bytes, counted from the end of the shard's table. This table has
+    ``table_size`` bytes. ``room`` is the largest possible number of bytes after the table.
     """
 
     encoding: Encoding

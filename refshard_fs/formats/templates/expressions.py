@@ -171,7 +171,7 @@ class _Parser:
         self.position = position
         self.terms = 0
         self.operations: list[Operation] = []
-        self._advance()
+        self._read_token()
 
     def parse_expression(self) -> tuple[Operation, ...]:
         """Parse the expression up to its ``}}``; ManifestError if it is not in the language."""
@@ -180,7 +180,7 @@ class _Parser:
             raise self._make_unexpected_error()
         return tuple(self.operations)
 
-    def _advance(self) -> None:
+    def _read_token(self) -> None:
         """Move to the next token, and set ``kind``, ``lexeme`` and ``start``."""
         match = _TOKEN.match(self.source.text, self.position)
         if match is None or match.lastgroup is None:
@@ -219,7 +219,7 @@ class _Parser:
                 raise self.source.make_error(
                     position, "'/' makes fractions, which keys and ranges cannot have: use '//'"
                 )
-            self._advance()
+            self._read_token()
             self._parse_expression(_TIGHTNESS[sign] + 1, depth)
             self.operations.append(Binary(sign, position))
 
@@ -228,7 +228,7 @@ class _Parser:
         kind, lexeme, position = self.kind, self.lexeme, self.start
         if kind == "sign" and lexeme not in ("-", "("):
             raise self._make_unexpected_error()
-        self._advance()
+        self._read_token()
         match kind:
             case "number":
                 digits = lexeme.replace("_", "")
@@ -247,30 +247,30 @@ class _Parser:
                 self.operations.append(Binary("-", position))
             case _:
                 self._parse_expression(1, depth + 1)
-                self._expect(")")
+                self._expect_sign(")")
 
     def _parse_arguments(self, depth: int) -> tuple[str, ...]:
-        self._advance()
+        self._read_token()
         names: list[str] = []
         while self.lexeme != ")":
             kind, name, position = self.kind, self.lexeme, self.start
-            self._advance()
+            self._read_token()
             if kind != "name" or self.lexeme != "=":
                 raise self.source.make_error(position, "a template takes keyword arguments: name(argument=value)")
             if name in names:
                 raise self.source.make_error(position, f"the argument {name!r} is given twice")
-            self._advance()
+            self._read_token()
             self._parse_expression(1, depth)
             names.append(name)
             if self.lexeme != ")":
-                self._expect(",")
-        self._advance()
+                self._expect_sign(",")
+        self._read_token()
         return tuple(names)
 
-    def _expect(self, sign: str) -> None:
+    def _expect_sign(self, sign: str) -> None:
         if self.lexeme != sign:
             raise self._make_unexpected_error()
-        self._advance()
+        self._read_token()
 
     def _unescape(self, match: re.Match[str], position: int) -> str:
         if match[1] not in _ESCAPED:
@@ -341,7 +341,9 @@ class _Expansion(msgspec.Struct):
 
     def expand_parts(self, parts: Sequence[Part]) -> Column:
         """Expand the parts of the text in each row."""
-        columns = [[part] * self.rows.count if isinstance(part, str) else self._evaluate(part) for part in parts]
+        columns = [
+            [part] * self.rows.count if isinstance(part, str) else self._evaluate_expression(part) for part in parts
+        ]
         return columns[0] if len(columns) == 1 else self._join_columns(columns, 0)
 
     def _join_columns(self, columns: Sequence[Column], position: int) -> list[str]:
@@ -355,7 +357,7 @@ class _Expansion(msgspec.Struct):
         self.cost.characters += longest
         return texts
 
-    def _evaluate(self, operations: Sequence[Operation]) -> Column:
+    def _evaluate_expression(self, operations: Sequence[Operation]) -> Column:
         """Return the value of an expression in each row."""
         stack: list[Column] = []
         for operation in operations:
@@ -372,7 +374,7 @@ class _Expansion(msgspec.Struct):
                     stack.append(self._resolve_name(name, arguments, values, position))
                 case Binary(sign, position):
                     right, left = stack.pop(), stack.pop()
-                    stack.append(self._apply(sign, left, right, position))
+                    stack.append(self._apply_operator(sign, left, right, position))
         return stack.pop()
 
     def _resolve_name(
@@ -401,7 +403,7 @@ class _Expansion(msgspec.Struct):
         column = inner.expand_parts(self.expander.parse_definition(name))
         return column if isinstance(column[0], str) else list(map(str, column))
 
-    def _apply(self, sign: str, left: Column, right: Column, position: int) -> Column:
+    def _apply_operator(self, sign: str, left: Column, right: Column, position: int) -> Column:
         """Return the result of an operator in each row."""
         is_text = isinstance(left[0], str), isinstance(right[0], str)
         if sign == "~" or (sign == "+" and all(is_text)):

@@ -120,12 +120,12 @@ class JinjaExpander:
         cost.steps += 1
         cost.characters += self._limits.output
         variables = ({name: column[row] for name, column in rows.columns.items()} for row in range(rows.count))
-        return [self._render(source, values) for values in variables]
+        return [self._render_text(source, values) for values in variables]
 
     def _make_function(self, source: TemplateText) -> Callable[..., str]:
-        return lambda **arguments: self._render(source, arguments)
+        return lambda **arguments: self._render_text(source, arguments)
 
-    def _render(self, source: TemplateText, variables: Mapping[str, Any]) -> str:
+    def _render_text(self, source: TemplateText, variables: Mapping[str, Any]) -> str:
         try:
             text = self._template(source.text).render({**self._names, **variables})
         except ManifestError:
@@ -170,7 +170,7 @@ class _GenEntry(msgspec.Struct, frozen=True):
 
 
 class _CheckedEntry(msgspec.Struct, frozen=True):
-    """An entry of `gen` with ``count`` keys, of which the first was expanded for a check; each key has the ``cost``."""
+    """An entry of `gen` with ``count`` keys, each of the same ``cost``. The first key was expanded for a check."""
 
     where: str
     entry: _GenEntry
@@ -197,7 +197,7 @@ def expand_gen(
     steps = sum(entry.count * entry.cost.steps for entry in checked)
     if steps > limits.generated_steps:
         raise ManifestError(f"gen: it takes {steps} operations: expected at most {limits.generated_steps}")
-    return _generate(checked, templates, limits)
+    return _generate_keys(checked, templates, limits)
 
 
 def _check_entry(number: int, member: object, templates: Templates) -> _CheckedEntry:
@@ -271,7 +271,9 @@ def _iterate_blocks(checked: _CheckedEntry, size: int) -> Iterator[Rows]:
         yield Rows(len(numbers), columns)
 
 
-def _generate(entries: Sequence[_CheckedEntry], templates: Templates, limits: TemplateLimits) -> Iterator[Generated]:
+def _generate_keys(
+    entries: Sequence[_CheckedEntry], templates: Templates, limits: TemplateLimits
+) -> Iterator[Generated]:
     """Yield the keys of checked entries, and their references."""
     characters = 0
     for checked in entries:
@@ -306,7 +308,7 @@ def _expand_rows(
 
 
 def _check_numbers(column: Column, rows: Rows) -> Column:
-    """Convert offsets or lengths, integers or texts, to integers. Raise ManifestError if one is out of range."""
+    """Convert offsets or lengths, integers or texts, to integers. Raise ManifestError for a number out of range."""
     if isinstance(column[0], str):
         column = [_parse_integer(text, rows, row) for row, text in enumerate(column)]
     if min(column) < 0 or max(column) not in INTEGERS:

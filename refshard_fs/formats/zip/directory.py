@@ -3,7 +3,7 @@
 Specification: PKWARE's APPNOTE 6.3.10, section 4.3.12. A member's bytes follow its local header, and the directory does
 not state the length of this header. The length is certain if a header without an extra field, and the member's bytes,
 fill all bytes up to the next member. It is also certain if bytes are left, and the member's extra field in the
-directory predicts an extra field of exactly this length in the local header. Otherwise the local header must be read.
+directory predicts that the extra field in the local header has as many bytes. Otherwise the local header must be read.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _parse_end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
     shift = start - offset
     if begin < 0 or start < 0 or shift < 0:
         raise ValueError(
-            f"its end record states a directory of {length} bytes at byte {offset}, which is not before the record: "
-            "bytes of the file are lost"
+            f"its end record states a directory of {length} bytes at byte {offset}: expected an end before the record. "
+            "Bytes of the file are lost"
         )
     if record is not None and record + shift != begin + stop:
         raise ValueError(
@@ -453,7 +453,7 @@ def _predict_local_extra(extra: bytes, is_wide: bool) -> int:
 
 
 def _find_odd_names(names: Sequence[bytes]) -> dict[int, str]:
-    """Return by index the names that are absolute, contain "..", or are not separated by single slashes."""
+    """Return by index the names that are absolute, too long, contain "..", or have backslashes or doubled slashes."""
     if not _ODD.search(b"\0".join([b"", *names, b""])) and max(map(len, names), default=0) < 2 * MOST_STEPS:
         return {}
     odd = {
@@ -494,8 +494,8 @@ def _open_lzma(raw: bytes, size: int) -> tuple[Any, bytes]:
     length, properties, dictionary = _LZMA_HEAD.unpack_from(raw)
     if length != _LZMA_PROPERTIES or properties >= _MOST_PROPERTIES:
         raise ValueError(
-            f"its LZMA header has properties {properties} in {length} bytes: expected less than {_MOST_PROPERTIES} in "
-            f"{_LZMA_PROPERTIES}"
+            f"its LZMA header has properties {properties} in {length} bytes: expected properties below "
+            f"{_MOST_PROPERTIES} in {_LZMA_PROPERTIES} bytes"
         )
     rest, lc = divmod(properties, 9)
     pb, lp = divmod(rest, 5)

@@ -137,7 +137,7 @@ class ZipKeySpace(KeySpace):
             return None
         start, limit, head, stored, size, _, method, is_encrypted = member
         if is_encrypted:
-            raise ReferenceNotReachable(key, self.url, "it is encrypted, which is not supported")
+            raise ReferenceNotReachable(key, self.url, "it is encrypted: write the archive without encryption")
         if method != STORED and method not in METHODS:
             name = OTHERS.get(method, "unknown method")
             raise ReferenceNotReachable(key, self.url, f"its compression is not supported: {name} ({method})")

@@ -25,9 +25,8 @@ def test_each_damaged_descriptor_is_an_error_or_a_report() -> None:
     """A damaged descriptor once hid a data set, a scale or a dimension without a report."""
     data = read_hdf4_file("layouts")
     whole = Files({ROOT: data}).open()
-    descriptors = [
-        match.start() for match in re.finditer(b"\7[\xaa\xad]..\0{2}..\0{2}", data, re.DOTALL)
-    ]  # Vdatas, Vgroups
+    # Descriptors of Vdatas and Vgroups.
+    descriptors = [match.start() for match in re.finditer(b"\7[\xaa\xad]..\0{2}..\0{2}", data, re.DOTALL)]
     for start in descriptors:
         damaged = data[: start + 1] + b"\xac" + data[start + 2 :]
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from refshard_fs.formats.icechunk.flatbuffers import Tables, gather, parse_flex
+from refshard_fs.formats.icechunk.flatbuffers import Tables, gather_integers, parse_flex
 
 
 def u16(*numbers: int) -> bytes:
@@ -23,7 +23,7 @@ BUFFER = u32(16) + VTABLE + u16(0) + u32(12, 7, 4) + u32(3) + b"abc"
 
 
 def test_fields_are_located_by_the_vtable() -> None:
-    root = Tables.of_root(BUFFER)
+    root = Tables.read_root(BUFFER)
     assert root.read_numbers(0, "<u4").tolist() == [7]
     assert root.read_numbers(1, "<u4").tolist() == root.read_numbers(9, "<u4").tolist() == [0]
     assert root.read_texts(2) == ["abc"]
@@ -45,7 +45,7 @@ def test_columns_have_the_fields_of_each_table() -> None:
 @pytest.mark.parametrize("length", range(4, len(BUFFER)))
 def test_truncated_buffer_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match="cut short or damaged"):
-        Tables.of_root(BUFFER[:length]).read_texts(2)
+        Tables.read_root(BUFFER[:length]).read_texts(2)
 
 
 def test_vectors_of_the_same_bytes_are_refused() -> None:
@@ -55,10 +55,10 @@ def test_vectors_of_the_same_bytes_are_refused() -> None:
 
 
 def test_numbers_outside_of_the_buffer_are_refused() -> None:
-    assert gather(b"\1\0\2\0", np.array([0, 2]), "<u2").tolist() == [1, 2]
+    assert gather_integers(b"\1\0\2\0", np.array([0, 2]), "<u2").tolist() == [1, 2]
     for place in (-1, 3):
         with pytest.raises(ValueError, match="leads out of it"):
-            gather(b"\1\0\2\0", np.array([place]), "<u2")
+            gather_integers(b"\1\0\2\0", np.array([place]), "<u2")
 
 
 KEYS = b"k\0" + b"\2vw\0" + bytes([6])  # a key, a text, and the offset of the key

@@ -100,12 +100,12 @@ def _remove_dimension(document: bytes) -> bytes:
 def test_location_that_no_object_can_have_is_refused(location: str) -> None:
     keys = IcechunkKeySpace("s3://bucket/r", Snapshot("S", (), 0, None, None), {"data": "s3://b/"}, OpenOptions())
     with pytest.raises(ManifestError, match=re.escape(location)):
-        keys._resolve(location)
+        keys._resolve_location(location)
 
 
 def test_locations_are_resolved_to_urls() -> None:
     keys = IcechunkKeySpace("s3://bucket/r", Snapshot("S", (), 0, None, None), {"data": "gcs://b/x/"}, OpenOptions())
-    assert keys._resolve("vcc://data/a%20b") == "gs://b/x/a b"
-    assert keys._resolve("azure://c/a%23#f") == "az://c/a#"
-    assert keys._resolve("https://h/a%20b?c") == "https://h/a%20b?c"
-    assert keys._resolve("chunks/AAAAAAAAAAAAAAAAAAAA") == "s3://bucket/r/chunks/AAAAAAAAAAAAAAAAAAAA"
+    assert keys._resolve_location("vcc://data/a%20b") == "gs://b/x/a b"
+    assert keys._resolve_location("azure://c/a%23#f") == "az://c/a#"
+    assert keys._resolve_location("https://h/a%20b?c") == "https://h/a%20b?c"
+    assert keys._resolve_location("chunks/AAAAAAAAAAAAAAAAAAAA") == "s3://bucket/r/chunks/AAAAAAAAAAAAAAAAAAAA"

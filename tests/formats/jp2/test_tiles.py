@@ -62,9 +62,8 @@ def test_tile_whose_coding_takes_too_much_memory_is_refused() -> None:
 
 def test_tile_with_more_tile_parts_than_stated_is_read() -> None:
     data = encode_tiles(make_smooth_values(100, 100))
-    more = (
-        struct.pack(">HHHIBB", 0xFF90, 10, 0, 14, 1, 1) + b"\xff\x93"
-    )  # the first header states one part, as an old encoder does
+    # The first header states only one part, as old encoders do.
+    more = struct.pack(">HHHIBB", 0xFF90, 10, 0, 14, 1, 1) + b"\xff\x93"
     files = Files({ROOT: data[:-2] + more + data[-2:]})
     tile = np.frombuffer(files.read(files.open(), "0/0.0") or b"", "<u2").reshape(100, 100)
     np.testing.assert_array_equal(tile, make_smooth_values(100, 100))

@@ -224,7 +224,7 @@ def test_thrift_structures_are_parsed() -> None:
         (b"\x3c" * 100, "nested too deeply"),
         (b"\x39\x19" * 100, "nested too deeply"),
         (b"\x3b\x01\x55\x02\x02\0", "unknown type"),
-        (b"\x29\xfc" + encode_varint(200_000) + bytes(200_001), "more than 100000 structures"),
+        (b"\x29\xfc" + encode_varint(200_000) + bytes(200_001), "at most 100000 structures"),
     ],
 )
 def test_invalid_thrift_is_an_error(data: bytes, reason: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import NO_TARGET, WHOLE, Ranges
-from refshard_fs.formats.kerchunk_parquet.writing import encode
+from refshard_fs.formats.kerchunk_parquet.writing import encode_checked_partition
 from tests.support.parquet_values import make_rows, rows
 
 pa = pytest.importorskip("pyarrow")
@@ -20,7 +20,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 def test_flipped_bits_in_encoded_pages_are_detected() -> None:
     part = Chunks(["s3://b/a", "s3://b/c"], Ranges(u4([0, 1] * 20), u8(range(40)), u8([7] * 40)), {})
-    data = encode(part)
+    data = encode_checked_partition(part)
     expected = make_rows(data, 40)
     rng = random.Random(1)
     pages = len(data) - 8 - int.from_bytes(data[-8:-4], "little")  # the footer has no checksum
@@ -58,4 +58,4 @@ def test_encoded_partitions_are_decoded_to_the_same_rows(rows: list[Any]) -> Non
     )
     expected = [list(r) if isinstance(r, tuple) else r for r in rows]
     empty = [b"" if isinstance(r, list) and r[1:] == [0, 0] else r for r in expected]
-    assert make_rows(encode(part), len(rows)) == empty
+    assert make_rows(encode_checked_partition(part), len(rows)) == empty
