@@ -174,7 +174,7 @@ class FrameChunks(Chunks):
         self._chunk_size = chunk_size
         self._checksum = header.checksum if verify else 0
         self._begin = table + header.slots * 8
-        self._followed: dict[int, LocatedFrame] = {}
+        self._located: dict[int, LocatedFrame] = {}
         if self._begin > size:
             raise ManifestError(f"{url} is cut short: its offsets end at byte {self._begin}, the file at byte {size}")
 
@@ -209,8 +209,8 @@ class FrameChunks(Chunks):
     def locate(self, first_frame: int, end_frame: int) -> Steps[list[LocatedFrame]]:
         """Locate the frames ``[first_frame, end_frame)``. Raise DamagedIndex, which names the field, for damage."""
         if not self._header.slots:
-            yield from self._follow_frames(end_frame)
-            return [self._followed[number] for number in range(first_frame, end_frame)]
+            yield from self._locate_frames_in_order(end_frame)
+            return [self._located[number] for number in range(first_frame, end_frame)]
         offsets = yield from self._read_offsets(first_frame, end_frame)
         for number, offset in enumerate(offsets, first_frame):
             self._check_offset(number, offset)
@@ -230,12 +230,12 @@ class FrameChunks(Chunks):
         offsets = np.frombuffer(b"".join(parts), "<i8")[first_frame - starts.start : end_frame - starts.start]
         return [int(offset) for offset in offsets]
 
-    def _follow_frames(self, end_frame: int) -> Steps[None]:
-        while len(self._followed) < end_frame:
-            number = len(self._followed)
+    def _locate_frames_in_order(self, end_frame: int) -> Steps[None]:
+        while len(self._located) < end_frame:
+            number = len(self._located)
             offset, step = self._begin, 0
             if number:
-                previous = self._followed[number - 1]
+                previous = self._located[number - 1]
                 step = previous.header.stored_size + self._header.digest.size
                 offset = previous.offset + step
             self._check_offset(number, offset)
@@ -245,7 +245,7 @@ class FrameChunks(Chunks):
             for header in headers:
                 located = LocatedFrame(offset, header)
                 self._check_frame(number, located)
-                self._followed[number] = located
+                self._located[number] = located
                 offset += header.stored_size + self._header.digest.size
                 number += 1
 

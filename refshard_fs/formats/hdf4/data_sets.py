@@ -110,7 +110,7 @@ class Tree:
         self._dimensions: dict[int, Dimension | None] = {}
         self._shown_left = 2 * elements.file.size + (1 << 20)  # bytes of names and attributes that may still be shown
 
-    def read(self) -> Steps[None]:
+    def read_metadata(self) -> Steps[None]:
         """Read all elements that may be metadata, in one round."""
         elements = self.elements
         special = [key for key, descriptor in elements.descriptors.items() if descriptor.is_special and key[0] == DATA]
@@ -140,7 +140,7 @@ class Tree:
         """Return the keys of the elements that have one of the ``tags``."""
         return [key for key in self.elements.descriptors if key[0] in tags]
 
-    def count_shown(self, count: int) -> None:
+    def count_shown_bytes(self, count: int) -> None:
         """Count bytes of names and attributes. Raise DamagedIndex if they are far more than the bytes of the file."""
         self._shown_left -= count
         if self._shown_left < 0:
@@ -161,7 +161,7 @@ class Tree:
             size = table.records * field.order * field.dtype.itemsize
             data = (yield from self.elements.read_contents(key))[:size]
             name = table.name if table.kind == _ATTRIBUTE else field.name
-            self.count_shown(len(name) + len(data))
+            self.count_shown_bytes(len(name) + len(data))
             if name in (_FILL, _IMAGE_FILL) and len(data) >= field.dtype.itemsize:
                 attributes = attributes._replace(fill=np.frombuffer(data, field.dtype, 1)[0])
                 continue
@@ -231,7 +231,7 @@ class Tree:
         layout = yield from find_layout(self.elements, data)
         attributes = yield from self.read_attributes(group.members)
         names = tuple(dimension.name for dimension in dimensions)
-        self.count_shown(len(group.name) + sum(map(len, names)))
+        self.count_shown_bytes(len(group.name) + sum(map(len, names)))
         shape = self._find_shape(dimensions, layout, dtype.itemsize)
         unlimited = names[0] if dimensions and dimensions[0].length is None else ""
         return [DataSet(group.name, key, names, shape, dtype, attributes, data, layout, is_coordinate, unlimited)]

@@ -94,5 +94,5 @@ def _describe_image(tree: Tree, name: str, key: Key, members: list[Key]) -> Step
         attributes.shown["color_map"] = [
             f"#{colors[position : position + 3].hex()}" for position in range(0, len(colors), 3)
         ]
-    tree.count_shown(len(name))
+    tree.count_shown_bytes(len(name))
     return DataSet(name, key, axes, shape, dtype, attributes, data, layout)

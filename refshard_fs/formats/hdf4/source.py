@@ -55,7 +55,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     try:
         elements = yield from read_descriptors(FileBytes(probe.url, source, size, probe.head))
         tree = Tree(elements)
-        yield from tree.read()
+        yield from tree.read_metadata()
         attributes, data_sets = yield from tree.read_data_sets()
         group = _Group(tree, options.zarr_format)
         yield from group.find_structures(attributes)
@@ -263,7 +263,7 @@ class _Group(ArrayGroupBuilder):
     def _add_table(self, ref: int, table: Vdata) -> Steps[None]:
         """Add a group with the fields of a Vdata. If it cannot be shown, add a report."""
         group = self._make_unique(_make_segment(table.name or f"Vdata {ref}"))
-        self._tree.count_shown(len(table.name))
+        self._tree.count_shown_bytes(len(table.name))
         try:
             if table.records:  # raise now if the values lie in another file
                 yield from self._tree.elements.find_parts((VDATA_VALUES, ref))
@@ -273,7 +273,7 @@ class _Group(ArrayGroupBuilder):
             return
         self.groups[group] = {}
         for name, array, chunks in fields:
-            self._tree.count_shown(len(name))
+            self._tree.count_shown_bytes(len(name))
             self.add(self._make_unique(join(group, _make_segment(name))), array, chunks)
 
     def _add_coordinates(self, structure: Structure) -> None:

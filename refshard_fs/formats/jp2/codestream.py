@@ -241,7 +241,7 @@ class Header(msgspec.Struct, frozen=True):
         check_cost(self.size.select_tile(tile, 0), codings, most)
         return codings
 
-    def find_disorder(self) -> str:
+    def find_order_problem(self) -> str:
         """Return why packets of lower resolutions do not come first in a tile; "" if they come first.
 
         If they come first, any decoder reads only them, when it gets the header of a smaller image.
@@ -260,7 +260,7 @@ class Header(msgspec.Struct, frozen=True):
 
         ``has_skipping_decoder``: the decoder can skip resolutions whatever the order of packets.
         """
-        reason, levels = self.find_disorder(), min(coding.levels for coding in self.list_codings())
+        reason, levels = self.find_order_problem(), min(coding.levels for coding in self.list_codings())
         for level in range(1, levels + 1):
             if min(self.size.compute_shape(level)) < 1:
                 return level - 1, f"resolution level {level} has no rows or columns"

@@ -46,7 +46,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         # The number of levels that the headers leave out. The decoder skips all others, which takes longer.
-        lowered = 0 if self.header.find_disorder() else self.level
+        lowered = 0 if self.header.find_order_problem() else self.level
         ends = enumerate(zip(accumulate(self.sizes), self.sizes, strict=True))
         parts = [self._encode_part(raw[stop - size : stop], number, lowered) for number, (stop, size) in ends]
         tile = self.header.size.select_tile(self.tile, self.level)

@@ -205,7 +205,7 @@ def _parse_chunks(group: dict[tuple[int, int], Any]) -> list[ColumnChunk]:
 
 
 class Page(NamedTuple):
-    """A page: ``stored_size`` bytes from byte ``start`` on. Decoded, it has ``decoded_size`` bytes, ``values`` values."""
+    """A page: ``stored_size`` bytes from byte ``start`` on, decoded ``decoded_size`` bytes, with ``values`` values."""
 
     kind: int
     start: int

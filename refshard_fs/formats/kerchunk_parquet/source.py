@@ -63,7 +63,7 @@ def make_partition_name(array: str, number: int, replaced: int | None = None) ->
 
 
 def is_partition(path: str) -> bool:
-    """Return whether ``path``, relative to a set, is a partition with its usual name, or one that is not renamed yet."""
+    """Return whether ``path``, relative to a set, is a partition: with its usual name, or with its name before."""
     name = path.rpartition("/")[2]
     return _FILE.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
 

@@ -145,13 +145,13 @@ class ShardChunks(_ScaleChunks):
         chunk = self._code.encode(coords)
         shard, minishard = self._sharding.find_shard(chunk)
         block = self._sharding.find_block(minishard)
-        table = yield self._load_table(shard, block)
+        table = yield self._make_table_load(shard, block)
         if table is None:
             yield from self._check_form(shard)
             return None
         self._has_current_form = True
         index: Minishard | None = None
-        load = self._load_index(shard, table[minishard - block.start].tolist())
+        load = self._make_index_load(shard, table[minishard - block.start].tolist())
         if load is not None:
             index = yield load
         place = None if index is None else index.locate(chunk)
@@ -177,10 +177,10 @@ class ShardChunks(_ScaleChunks):
             number = 0
             while number < 1 << self._sharding.minishard_bits:
                 block = self._sharding.find_block(number)
-                table = yield self._load_table(shard, block)
+                table = yield self._make_table_load(shard, block)
                 present = [] if table is None else np.flatnonzero(table[:, 0] != table[:, 1]).tolist()
                 for rows in batches(present, _BATCH):
-                    loads = [self._load_index(shard, table[row].tolist()) for row in rows]
+                    loads = [self._make_index_load(shard, table[row].tolist()) for row in rows]
                     minishards = yield tuple(load for load in loads if load is not None)
                     for row, minishard in zip(rows, minishards, strict=True):
                         chunks += self._list_chunks(minishard.ids, (shard, number + row))
@@ -201,11 +201,11 @@ class ShardChunks(_ScaleChunks):
     def _make_shard_url(self, shard: int) -> str:
         return relative_to(self.url, f"{self._sharding.name_shard(shard)}.shard")
 
-    def _load_table(self, shard: int, block: range) -> Load:
+    def _make_table_load(self, shard: int, block: range) -> Load:
         entry = Span(self._make_shard_url(shard), PAIR * block.start, PAIR * block.stop, optional=True)
         return Load(entry, ShardIndex(self._sharding.table_size))
 
-    def _load_index(self, shard: int, index_range: list[int]) -> Load | None:
+    def _make_index_load(self, shard: int, index_range: list[int]) -> Load | None:
         start, stop = index_range
         if start == stop:
             return None

@@ -66,7 +66,7 @@ class Rows(msgspec.Struct, frozen=True):
     count: int
     columns: Mapping[str, Sequence[int]]
 
-    def describe(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """Describe a row at the end of an error, as in ``at i=3``; "" without dimensions."""
         where = ", ".join(f"{name}={column[row]}" for name, column in self.columns.items())
         return f" at {where}" if where else ""
@@ -423,8 +423,8 @@ class _Expansion(msgspec.Struct):
             row = next(row for row, value in enumerate(values) if value not in INTEGERS)
             reason = "the result does not fit into 64 bits"
         except ZeroDivisionError as error:
-            where = self.rows.describe(len(values))
+            where = self.rows.describe_row(len(values))
             raise DivisionByZero(str(self.source.make_error(position, f"{sign!r}: division by zero{where}"))) from error
         except ValueError as error:
             row, reason = len(values), str(error)
-        raise self.source.make_error(position, f"{sign!r}: {reason}{self.rows.describe(row)}")
+        raise self.source.make_error(position, f"{sign!r}: {reason}{self.rows.describe_row(row)}")

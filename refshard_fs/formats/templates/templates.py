@@ -210,7 +210,7 @@ def _check_entry(number: int, member: object, templates: Templates) -> _CheckedE
     try:
         entry = msgspec.convert(member, _GenEntry)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # UnicodeEncodeError: half of a surrogate pair
-        raise ManifestError(f"{where}: {clip(_reword(error), 400)}") from None
+        raise ManifestError(f"{where}: {clip(_reword_error(error), 400)}") from None
     if (entry.offset is None) != (entry.length is None):
         present, missing = ("length", "offset") if entry.offset is None else ("offset", "length")
         raise ManifestError(f"{where}: it has {present!r} but no {missing!r}: expected both or neither")
@@ -228,7 +228,7 @@ def _check_entry(number: int, member: object, templates: Templates) -> _CheckedE
     return _CheckedEntry(where, entry, dimensions, count, cost)
 
 
-def _reword(error: Exception) -> str:
+def _reword_error(error: Exception) -> str:
     """Return the text of an error of msgspec, with the place in words instead of a JSON path."""
     reason, _, path = str(error).partition(" - at `$.")
     return f"{reason[0].lower()}{reason[1:]}" + (f" in {path.rstrip('`')}" if path else "")
@@ -313,7 +313,7 @@ def _check_numbers(column: Column, rows: Rows) -> Column:
         column = [_parse_integer(text, rows, row) for row, text in enumerate(column)]
     if min(column) < 0 or max(column) not in INTEGERS:
         row = next(row for row, value in enumerate(column) if value < 0 or value not in INTEGERS)
-        raise ManifestError(f"{column[row]} is not between 0 and 2**63-1{rows.describe(row)}")
+        raise ManifestError(f"{column[row]} is not between 0 and 2**63-1{rows.describe_row(row)}")
     return column
 
 
@@ -322,4 +322,4 @@ def _parse_integer(text: str, rows: Rows, row: int) -> int:
     digits = text.strip()
     if digits.removeprefix("-").isdecimal() and digits.isascii() and len(digits) <= 20:
         return int(digits)
-    raise ManifestError(f"{text[:80]!r} is not an integer{rows.describe(row)}")
+    raise ManifestError(f"{text[:80]!r} is not an integer{rows.describe_row(row)}")

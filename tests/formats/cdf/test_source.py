@@ -128,7 +128,7 @@ def test_small_file_compressed_as_a_whole_is_opened(tmp_path: Path, compression:
         np.testing.assert_array_equal(ds.rate.values, FLUX)
 
 
-def test_unsupported_files_and_variables_are_named() -> None:
+def test_unsupported_files_are_refused_and_variables_reported() -> None:
     compressed = bytearray(compress_file(make_file()))
     compressed[28:36] = (1 << 40).to_bytes(8, "big")
     with pytest.raises(ManifestError, match=r"compressed as a whole.*cdfconvert"):

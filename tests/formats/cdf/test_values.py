@@ -73,7 +73,7 @@ def test_default_pads_match_the_cdf_library() -> None:
 @pytest.mark.parametrize(
     ("compression", "encode"), [(GZIP, lambda data: zlib.compress(data, wbits=31)), (RLE, encode_runs)]
 )
-def test_compressed_bytes_have_the_stated_size(compression: int, encode: object) -> None:
+def test_decompression_to_another_size_is_an_error(compression: int, encode: object) -> None:
     data = b"\0\1\2\0\0\3"
     packed = encode(data)  # type: ignore[operator]
     assert DecompressionRecipe(compression, len(data)).make(packed) == data

@@ -213,7 +213,7 @@ def test_invalid_prefix_maps_are_refused(tmp_path: Path, manifest: Any, name: st
         open_source(str(tmp_path)).cat_file("zarr.json")
 
 
-def test_missing_mapped_store_is_an_error(tmp_path: Path) -> None:
+def test_missing_target_of_a_mapped_key_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "zarr.json", GROUP | {"storage_transformers": declare({"a": {"path": "gone"}})})
     with pytest.raises(ReferenceNotReachable):
         open_source(str(tmp_path)).cat_file("a")

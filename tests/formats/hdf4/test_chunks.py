@@ -39,7 +39,7 @@ def test_damaged_header_of_chunked_element_is_an_error(data: bytes, reason: str)
         parse_chunked(data)
 
 
-def test_range_over_several_parts_is_cut() -> None:
+def test_range_is_cut_out_of_several_parts() -> None:
     parts = [(100, 10), (200, 5), (300, 10)]
     assert cut_parts(parts, 0, 10) == [(100, 10)]
     assert cut_parts(parts, 8, 9) == [(108, 2), (200, 5), (300, 2)]

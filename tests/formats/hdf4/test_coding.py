@@ -13,7 +13,7 @@ from refshard_fs.formats.hdf4.coding import MOST_DECODED, Coding, DecodingRecipe
 RUNS, BITS, DEFLATE, SZIP = 1, 2, 4, 5
 
 
-def test_unsupported_coders_are_named() -> None:
+def test_errors_name_unsupported_coders() -> None:
     assert parse_coding(struct.pack(">HHH", 0, DEFLATE, 6)).codecs == [{"id": "zlib", "level": 6}]
     for coder, name in ((3, "skipping Huffman"), (7, "JPEG"), (12, "IMCOMP"), (99, "number 99")):
         with pytest.raises(ManifestError, match=name):

@@ -86,7 +86,7 @@ def test_grid_that_begins_with_the_lowest_row_has_no_axes() -> None:
 
 
 @pytest.mark.parametrize("name", ["grid", "grids", "swath"])
-def test_damage_in_a_text_is_reported_or_changes_numbers_only(name: str) -> None:
+def test_damage_in_struct_metadata_is_harmless_or_reported(name: str) -> None:
     """A damaged digit cannot be noticed. Damaged names and numbers once hid fields or coordinates without a report."""
 
     def read_all(data: bytes) -> tuple[object, ...]:
@@ -122,7 +122,7 @@ def test_damage_in_a_text_is_reported_or_changes_numbers_only(name: str) -> None
         (GEO, "Projection=GCTP_PS", "its ProjParams are missing: expected numbers"),
     ],
 )
-def test_damaged_values_of_a_grid_are_named(line: str, damaged: str, problem: str) -> None:
+def test_problem_of_a_grid_names_the_damaged_value(line: str, damaged: str, problem: str) -> None:
     text = GRID.format(corners=("0,2", "4,0"), more=GEO)
     assert parse_structures(text)["G"].problem == ""
     assert parse_structures(text.replace(line, damaged))["G"].problem == problem

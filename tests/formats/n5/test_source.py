@@ -101,14 +101,14 @@ def test_chunk_over_http_takes_one_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["lz4", "unknown"])
-def test_unsupported_compression_is_named(tmp_path: Path, compression: str) -> None:
+def test_error_names_the_unsupported_compression(tmp_path: Path, compression: str) -> None:
     attributes = {"dimensions": [4], "blockSize": [2], "dataType": "int8", "compression": {"type": compression}}
     (tmp_path / "attributes.json").write_text(json.dumps(attributes))
     with pytest.raises(RefShardError, match=f"attributes.json.*{compression}"):
         RefShardFileSystem(fo=str(tmp_path)).ls("")
 
 
-def test_damaged_headers_are_errors() -> None:
+def test_damaged_headers_of_n5_chunks_are_errors() -> None:
     block = BlockRecipe((2, 2), (1, 2), 1, "raw")
     good = b"\0\0\0\2" + b"\0\0\0\2\0\0\0\1" + b"ab"
     assert block.make(good) == b"ab\0\0"

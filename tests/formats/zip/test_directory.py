@@ -112,7 +112,7 @@ def test_parts_of_a_split_archive_are_refused() -> None:
         open_archive(bytes(data)).ls("")
 
 
-def test_zip64_counts_more_than_65535_members() -> None:
+def test_archive_of_more_than_65535_members_is_read() -> None:
     names = [f"a/{i}" for i in range(66_000)]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:

@@ -289,7 +289,7 @@ def test_local_headers_are_read_once_and_together(http_server: RangeServer) -> N
     assert len(http_server.requests()) == len(keys)
 
 
-def test_large_directory_takes_its_own_request(http_server: RangeServer) -> None:
+def test_large_directory_takes_a_separate_request(http_server: RangeServer) -> None:
     members = {f"group/array/c/{i}/{j}": b"%d" % i for i in range(40) for j in range(40)}
     data = make_zip(members)
     fs = RefShardFileSystem(fo=http_server.put("/a.zip", data))
@@ -301,7 +301,7 @@ def test_large_directory_takes_its_own_request(http_server: RangeServer) -> None
     assert len(fs.ls("group/array/c")) == 40
 
 
-def test_replaced_archive_is_an_error(http_server: RangeServer) -> None:
+def test_member_of_a_replaced_archive_is_an_error(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", make_zip(MEMBERS))
     fs = RefShardFileSystem(fo=url)
     assert fs.cat_file("a/0/x0") == MEMBERS["a/0/x0"]
