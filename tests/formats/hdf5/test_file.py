@@ -8,8 +8,8 @@ import h5py
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.model import Inline
-from refshard_fs.formats.hdf5.file import LEAST_READ, TIMES_READ, MetadataFile
+from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
+from refshard_fs.formats.hdf5.file import FAR, LEAST_READ, PAGE, TIMES_READ, MetadataFile
 
 
 def test_overlapping_structures_are_refused() -> None:
@@ -26,3 +26,25 @@ def test_texts_may_be_longer_than_metadata(tmp_path: Path, monkeypatch: pytest.M
         file["d"] = ["t" * 100_000]
     monkeypatch.setattr("refshard_fs.formats.hdf5.file.MOST_METADATA", 1 << 16)
     assert RefShardFileSystem(str(path)).cat_file("d/0").endswith(b"t" * 100_000)
+
+
+@pytest.mark.parametrize(("count", "gap", "runs"), [(100, FAR // PAGE, 1), (100, 2 * FAR // PAGE, 100), (3, 300, 3)])
+def test_many_near_pages_are_read_in_one_run(count: int, gap: int, runs: int) -> None:
+    """Groups of a large file lie apart: a request for each page of their metadata would take longer than the gaps."""
+    file = MetadataFile(Span("memory://file", 0, 1 << 30), 1 << 30, b"")
+    file._rounds = 9  # a round whose blocks would be large
+    starts = [number * (gap + 1) * PAGE for number in range(1 << 8, (1 << 8) + count)]
+
+    def read() -> Steps[list[bytes]]:
+        needs = tuple(Load(Span("memory://file", start, start + 8), Raw()) for start in starts)
+        return list((yield needs))
+
+    steps = file.run(read())
+    loads = steps.send(None)
+    assert isinstance(loads, tuple)
+    assert len(loads) == runs
+    pages = [load.entry for load in loads if isinstance(load, Load)]
+    answers = tuple(bytes(entry.size or 0) for entry in pages)
+    with pytest.raises(StopIteration) as done:
+        steps.send(answers)
+    assert done.value.value == [bytes(8)] * count
