@@ -64,6 +64,8 @@ class Span(msgspec.Struct, frozen=True):
     - ``dense``: the range is one of many that lie close together and are usually read together, such as the chunks of
       a shard, so that fetching larger gaps between them pays.
     - ``apart``: the range is merged only with ranges that touch or overlap it; bytes between ranges are not read.
+    - ``mixed``: values of several arrays lie in the range, such as records of a file. Its bytes are kept in memory for
+      reads of the other arrays.
     - ``origin``: the servers of other people's sets that named the object, if a set of the user contains their
       reference. Each of these servers must be allowed to reach the object; this is checked when the target is opened.
     """
@@ -77,6 +79,7 @@ class Span(msgspec.Struct, frozen=True):
     dense: bool = False
     apart: bool = False
     origin: Origin = ()
+    mixed: bool = False
 
     @property
     def size(self) -> int | None:
@@ -131,7 +134,8 @@ class Span(msgspec.Struct, frozen=True):
         return self._range(first, last)
 
     def _range(self, start: int, stop: int | None, *, exact: bool = True) -> Span:
-        return Span(self.url, start, stop, exact, self.optional, self.pin, self.dense, self.apart, self.origin)
+        flags = self.dense, self.apart, self.origin, self.mixed
+        return Span(self.url, start, stop, exact, self.optional, self.pin, *flags)
 
 
 class Inline(msgspec.Struct, frozen=True):

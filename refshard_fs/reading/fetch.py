@@ -55,11 +55,13 @@ class Fetcher:
         kept: LRU[Span, bytes] | None = None,
         on_disk: ChunkCache | None = None,
         answers: Answers | None = None,
+        mixed: LRU[Span, bytes] | None = None,
     ) -> None:
         self.limits = limits
         self.requests = Dispatch(pool, budget, stats, self)
         self._stats = stats
         self._kept = kept  # a cache of bytes by span
+        self._mixed = mixed  # the same, of spans that are `Span.mixed`
         self._on_disk = on_disk
         self._answers = answers  # has the first bytes of pieces of a cube that this process made
         self._recalls: dict[asyncio.Task[None], list[Reader]] = {}  # readers that wait for the disk
@@ -88,7 +90,7 @@ class Fetcher:
             if reader.future.done():
                 continue
             keys += reader.key is not None
-            if self._kept is not None and (data := self._kept.get(reader.span)) is not None:
+            if (cache := self._find_cache(reader.span)) is not None and (data := cache.get(reader.span)) is not None:
                 self._stats.add(cache_hits=1)
                 reader.future.set_result(data)
             elif self._read_first_bytes(reader) or self._read_kept(reader, readers, in_ranges):
@@ -110,6 +112,12 @@ class Fetcher:
                     (block or self._open(span, urgent=False)).expect(start, stop)
         self._fetch(fresh)
         self.requests.pump()
+
+    def _find_cache(self, span: Span) -> LRU[Span, bytes] | None:
+        """Return the cache of the bytes of ``span``; None if they are not kept."""
+        if span.mixed and span.pin is not None and (span.pin.etag or span.pin.last_modified):
+            return self._mixed
+        return self._kept
 
     def _read_first_bytes(self, reader: Reader) -> bool:
         """Serve ``reader`` from the first bytes of its object, if these are in memory."""
@@ -311,8 +319,8 @@ class Fetcher:
                 if data is None or (reader.most is not None and len(data) > reader.most):
                     fresh += self._begin_reader(reader)
                     continue
-                if self._kept is not None:
-                    self._kept.put(reader.span, data, len(data))
+                if (cache := self._find_cache(reader.span)) is not None:
+                    cache.put(reader.span, data, len(data))
                 self._stats.add(disk_hits=1, disk_bytes=len(data), bytes_wanted=len(data))
                 reader.future.set_result(data)
         self._fetch(fresh)
@@ -435,8 +443,8 @@ class Fetcher:
         else:
             data = bytes(block.data) if len(part) == len(block.data) else bytes(part)  # bytes(bytes) does not copy
         del self._waiting[reader.future]
-        if self._kept is not None:
-            self._kept.put(span, data, len(data))
+        if (cache := self._find_cache(span)) is not None:
+            cache.put(span, data, len(data))
         if self._on_disk is not None and reader.keep and keeps(span, reader.most):
             self._on_disk.put(span, reader.facts, data)
         self._stats.count("bytes_wanted", len(data))

@@ -6,6 +6,7 @@
 blocks under way, or fetched ahead  `Dispatch`, of each event loop; data fetched ahead up to `Budget.ahead`
 chunks of selections                `SelectionRead`: from the request until they are decoded
 decoded chunks                      `source.DECODED`, at most an eighth; dropped first when a reader needs memory
+bytes of several arrays             `Span.mixed`, at most half; dropped when a reader needs memory
 ==================================  ==================================================================================
 
 Not included are results (the arrays that readers get, a chunk in each thread that decodes), one answer while it

@@ -92,7 +92,9 @@ class Engines:
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
         # Decoded chunks of which only a part was read: a loop over steps will read the other parts.
         self.decoded: LRU[Any, Any] = LRU(0 if is_written else min(DECODED, options.budget.memory // 8))
-        self._budget = SharedBudget(options.budget, [self.decoded])  # the budget of all engines
+        # Bytes in which values of several arrays lie, such as records of NetCDF-3: the next array is in them, too.
+        self._mixed: LRU[Span, bytes] = LRU(0 if is_written else options.budget.memory // 2)
+        self._budget = SharedBudget(options.budget, [self.decoded, self._mixed])  # the budget of all engines
         self._on_disk = _open_chunk_cache(caching)
         index_cache, longest = _open_index_cache(caching), options.open.max_manifest_bytes
         self._answers = Answers(indexes, options.token, longest, index_cache, heads)
@@ -122,8 +124,8 @@ class Engines:
 
     def _make_engine(self, loop: Loop) -> Engine:
         options = self.options
-        kept, on_disk = self._blocks, self._on_disk
-        fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, kept, on_disk, self._answers)
+        caches = self._blocks, self._on_disk, self._answers, self._mixed
+        fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, *caches)
         return Engine(fetcher, self._answers, self.stats, options.readahead, self._immediate_reader())
 
     async def look_up(self, key: str, steps: Steps[T]) -> T:
@@ -185,6 +187,7 @@ class Engines:
 
     def _drop_engines(self) -> None:
         """Forget the engines and their memory; the caller holds ``_lock``."""
+        self._mixed.clear()
         if self._blocks is not None:
             self._blocks.clear()
         self.decoded.clear()

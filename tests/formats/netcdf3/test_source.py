@@ -215,6 +215,27 @@ def test_small_records_share_a_chunk(http_server: RangeServer, tmp_path: Path) -
     assert len(http_server.requests()) == 1
 
 
+@pytest.mark.usefixtures("large_files")
+@pytest.mark.parametrize("records", [20_000, 40_001])
+def test_loading_all_small_records_reads_the_file_once(http_server: RangeServer, tmp_path: Path, records: int) -> None:
+    """The file interleaves the variables: without a cache, each variable would read all of them."""
+    path = write_records(tmp_path / "a.nc", (20,), records)
+    url = http_server.put("/a.nc", path.read_bytes())
+    with xr.open_dataset(url, engine="refshard", storage_options={"skip_instance_cache": True}) as ds:
+        check_same(ds.load(), xr.open_dataset(path))
+    assert sum(request.sent for request in http_server.requests()) < 1.1 * path.stat().st_size
+    assert len(http_server.requests()) <= 5 + (path.stat().st_size >> 20)
+
+
+@pytest.mark.parametrize("records", [1, 1057, 1058, 20_000])
+def test_small_records_are_cut_where_the_file_ends(tmp_path: Path, records: int) -> None:
+    """1057 records of 248 bytes are a range that all variables share."""
+    path = write_records(tmp_path / "a.nc", (20,), records)
+    check_same(xr.open_dataset(path, engine="refshard"), xr.open_dataset(path))
+    with xr.open_dataset(path.read_bytes(), engine="refshard") as ds:
+        check_same(ds, xr.open_dataset(path))
+
+
 def test_times_of_large_records_are_read_without_the_records(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.nc", (100, 1000), 5)
     fs = RefShardFileSystem(http_server.put("/a.nc", path.read_bytes()), skip_instance_cache=True)
