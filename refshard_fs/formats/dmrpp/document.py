@@ -95,9 +95,10 @@ class Enumeration(NamedTuple):
 
 
 class Document(msgspec.Struct):
-    """The content of a document: objects by path, and by path why other objects are not shown.
+    """The content of a document: its objects by path.
 
-    ``href`` is the place of the described file, ``groups`` are the attributes of groups.
+    ``href`` is the place of the described file. ``groups`` has the attributes of groups, ``reports`` the reasons why
+    other objects are not shown.
     """
 
     href: str | None = None
@@ -134,7 +135,7 @@ class _Builder(TreeBuilder):
 
 
 def parse_document(data: bytes, label: str) -> Document:
-    """Parse a document. Raise ManifestError, which begins with ``label``, if it is damaged."""
+    """Parse a document. Raise ManifestError, whose text begins with ``label``, if it is damaged."""
     parser = XMLParser(target=_Builder())  # noqa: S314  # document types, and so entities, are refused
     try:
         parser.feed(data)
@@ -201,7 +202,8 @@ class _Reader:
             ]
             if unsupported:
                 name = unsupported[0].get("name")
-                raise ValueError(f"expected a number or a text with a name as member of a structure, found {name!r}")
+                reason = "expected numbers and texts with names that can be part of a key"
+                raise ValueError(f"it has the member {name!r} of type {unsupported[0].tag}: {reason}")
             variable.members = [self._convert_variable(child, join(path, child.get("name", ""))) for child in members]
         for dim in element.findall("Dim"):
             shared, size = dim.get("name"), dim.get("size")
@@ -316,7 +318,7 @@ def _parse_value(kind: str, text: str) -> Any:
 
 
 def parse_number(text: str, dtype: np.dtype[Any]) -> np.generic:
-    """Parse a number of ``dtype``. Raise ValueError if ``text`` is not such a number."""
+    """Parse a number of ``dtype``. Raise ValueError if ``text`` is not a number of this type."""
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
             return dtype.type(float(text))  # type: ignore[no-any-return]  # numpy types it as Any
@@ -328,11 +330,10 @@ def parse_number(text: str, dtype: np.dtype[Any]) -> np.generic:
 
 
 def parse_numbers(texts: Sequence[str], label: str) -> npt.NDArray[np.int64]:
-    """Parse an integer in each text. Raise ValueError, which begins with ``label``, if one is invalid or negative."""
+    """Parse an integer in each text. Raise ValueError, which names ``label``, if a text is invalid or negative."""
     try:
-        if (
-            max(map(len, texts), default=0) > MOST_CHARACTERS
-        ):  # an array of texts takes the memory of the longest one for each
+        # An array of texts takes the memory of the longest text for each text.
+        if max(map(len, texts), default=0) > MOST_CHARACTERS:
             raise ValueError
         numbers = np.array(texts, "U").astype(np.int64)
     except (ValueError, OverflowError):

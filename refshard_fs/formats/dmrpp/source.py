@@ -123,12 +123,14 @@ class _Targets:
 
     def count_inline(self, size: int) -> None:
         """Count bytes of values in the document. Raise ValueError if there are too many."""
-        self.inline -= size
+        limit, self.inline = max(self.inline, 0), self.inline - size
         if self.inline < 0:
-            raise ValueError(f"its values in the document have {size} bytes: too many, together with other values")
+            raise ValueError(
+                f"its values in the document have {size} bytes: expected at most {limit} after other values"
+            )
 
     def find_url(self, href: str | None) -> str:
-        """Return the URL of the file with a chunk. ``href`` is the attribute of the chunk; None if it has none."""
+        """Return the URL of the file with a chunk. ``href`` is the chunk's attribute; None if the chunk lacks it."""
         if href not in self.urls:
             self.urls[href] = self._resolve_url(href)
         return self.urls[href]
@@ -189,7 +191,7 @@ class _Dimensions:
 
 
 class _Array:
-    """A variable that is shown as an array of zarr. Raises ValueError with the reason if it cannot be shown.
+    """A variable that is shown as an array of zarr. The constructor raises ValueError if that is not possible.
 
     ``stored_dtype`` is the type in the file, ``dtype`` the type that is shown: members of structures have no gaps.
     """
@@ -251,7 +253,7 @@ class _Array:
         if variable.inline is not None:
             stored_size = len(_decode_values(variable, LONGEST))
         count = math.prod(self.shape)
-        if variable.chunk_sizes and variable.sizes:  # chunks are whole: those at the edge have the size of the others
+        if variable.chunk_sizes and variable.sizes:  # chunks at the edge are stored whole, so all have the same size
             stored_size, count = stored_size // len(variable.sizes), math.prod(parse_integers(variable.chunk_sizes))
         if length is None and count and stored_size % count == 0:
             length = stored_size // count
@@ -259,8 +261,10 @@ class _Array:
                 raise ValueError(
                     f"its values of {length} bytes may be texts or references to texts: the document does not say which"
                 )
-        if not length or length > LONGEST:
-            raise ValueError(f"the length of its texts is unknown, or more than {LONGEST} bytes")
+        if not length:
+            raise ValueError("the document does not say the length of its texts")
+        if length > LONGEST:
+            raise ValueError(f"its texts have {length} bytes: expected at most {LONGEST}")
         return np.dtype(f"S{length}")
 
     def _make_recipe(self) -> ElementsRecipe | None:
@@ -325,8 +329,10 @@ class _Array:
             parse_numbers(*column).tolist() for column in ((variable.offsets, "offset"), (variable.sizes, "nBytes"))
         )
         first_blocks = [index for index, number in enumerate(variable.blocks) if number in ("", "0")]
-        if first_blocks[:1] != [0] or len(set(variable.hrefs)) != 1:
-            raise ValueError("the first of its linked blocks is missing, or its blocks lie in several files")
+        if first_blocks[:1] != [0]:
+            raise ValueError(f"its first linked block has the LinkedBlockIndex {variable.blocks[0]!r}: expected 0")
+        if len(set(variable.hrefs)) != 1:
+            raise ValueError("its linked blocks lie in several files: expected a single file")
         chunk_numbers = _number_chunks([variable.positions[index] for index in first_blocks], self).tolist()
         block_places = [
             list(zip(offsets[start:stop], sizes[start:stop], strict=True))
@@ -337,8 +343,10 @@ class _Array:
             chunk_number: (places, recipe.without_codecs(int(self.masks[index])))
             for chunk_number, places, index in zip(chunk_numbers, block_places, first_blocks, strict=True)
         }
-        if end >= COUNTABLE or len(chunks) < len(chunk_numbers):
-            raise ValueError("it has two chunks at one position, or a chunk that ends beyond byte 2**63 - 1")
+        if end >= COUNTABLE:
+            raise ValueError("a chunk ends beyond byte 2**63 - 1")
+        if len(chunks) < len(chunk_numbers):
+            raise ValueError("it has two chunks at one position")
         source = Span(targets.find_url(variable.hrefs[0]), 0, end)
         return RecipeChunks(source, self.describe(2).grid(2), chunks)
 
@@ -382,7 +390,7 @@ class _Array:
 
 
 class ElementsRecipe(msgspec.Struct, frozen=True):
-    """Decode a chunk of ``count`` elements with ``codecs`` (JSON), and convert its elements for zarr.
+    """Recipe: decode a chunk of ``count`` elements with ``codecs`` (JSON), and convert its elements for zarr.
 
     An element has ``stored_size`` bytes before the conversion and ``shown_size`` after it. The ``padding`` of texts and
     the gaps between members of structures are removed; ``fields`` are (name, type, shape, offset) of each member.
@@ -561,7 +569,7 @@ def _parse_codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
 def _decode_values(variable: Variable, limit: int, single: int | None = None) -> bytes:
     """Decode the values in the document. Raise ValueError if they are damaged or more than ``limit`` bytes.
 
-    ``single`` is the size of the value in bytes, if there is only one.
+    ``single`` is the size in bytes of an only value; None for several values.
     """
     assert variable.inline is not None
     element, text = variable.inline

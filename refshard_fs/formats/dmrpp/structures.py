@@ -26,8 +26,10 @@ def make_structure(variable: Variable, shapes: Sequence[tuple[int, ...]], order:
     if text is not None:
         raise ValueError(f"its member {text!r} is a text, which is not supported for values outside of the document")
     fields = [(parent(member.path)[1], order + NUMBERS[member.type], shape) for member, shape in members]
-    if not fields or len({name for name, *_ in fields}) != len(fields):
-        raise ValueError("it is a structure without members, or with two members of the same name")
+    if not fields:
+        raise ValueError("it is a structure without members")
+    if len({name for name, *_ in fields}) != len(fields):
+        raise ValueError("it is a structure with two members of the same name")
     packed = np.dtype(fields)
     if packed.itemsize > LONGEST:
         raise ValueError(f"its elements have {packed.itemsize} bytes: expected at most {LONGEST}")
@@ -97,10 +99,10 @@ def decode_values_with_texts(
     names = [parent(member.path)[1] for member in variable.members]
     kinds = [None if member.type in TEXTS else np.dtype(order + NUMBERS[member.type]) for member in variable.members]
     counts = [math.prod(inner) for inner in shapes]
-    if not names or len(set(names)) != len(names) or 0 in counts:
-        raise ValueError(
-            "it is a structure without members, with two members of the same name, or with an empty member"
-        )
+    if not names or 0 in counts:
+        raise ValueError("it is a structure without members, or with a member without elements")
+    if len(set(names)) != len(names):
+        raise ValueError("it is a structure with two members of the same name")
     members: list[list[Any]] = [[] for _ in names]
     position = 0
     for _ in range(math.prod(shape)):

@@ -32,7 +32,7 @@ _STRUCTURAL: Final = re.compile(
 )
 
 
-class Short(Exception):
+class HeaderTooShort(Exception):
     """The header continues after the bytes that were passed to `parse_header`."""
 
 
@@ -70,7 +70,7 @@ class Header(msgspec.Struct, frozen=True):
             raise ManifestError(f"{self.where}: its {prefix}NAXIS is {count}: expected at most {MOST_AXES}")
         axes = tuple(self.get_integer(f"{prefix}NAXIS{axis}") for axis in range(count, 0, -1))
         if math.prod(axes) * 8 >= COUNTABLE:
-            raise ManifestError(f"{self.where}: its axes {axes} have too many elements for 63 bits")
+            raise ManifestError(f"{self.where}: its axes are {axes}: expected less than 2**60 elements")
         return axes
 
     def get_bitpix(self, prefix: str = "") -> int:
@@ -104,12 +104,13 @@ class Header(msgspec.Struct, frozen=True):
 def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
     """Parse the header at ``start`` of a file of ``size`` bytes. ``data`` are bytes from ``start`` on.
 
-    Raises `Short` if the header is longer than ``data``, and ManifestError if it has no END or does not fit the file.
+    Raises `HeaderTooShort` if the header is longer than ``data``, and ManifestError if it has no END, or does not fit
+    the file.
     """
     cards: dict[str, Any] = {}
     commentary: dict[str, list[str]] = {}
     texts: dict[str, list[str]] = {}  # keyword → parts of a text, which CONTINUE cards extend
-    parts: list[str] = []  # those of the last card
+    parts: list[str] = []  # the parts of the text of the last card
     for at in range(0, len(data) - CARD + 1, CARD):
         card = data[at : at + CARD].decode("latin-1")
         keyword = card[:8].rstrip()
@@ -117,7 +118,7 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
             stop = start + -(-(at + CARD) // BLOCK) * BLOCK
             if stop > size:
                 raise ManifestError(f"{where} is cut short: its header ends at byte {stop}, the file at byte {size}")
-            cards |= {name: "".join(each) for name, each in texts.items() if each}
+            cards |= {name: "".join(pieces) for name, pieces in texts.items() if pieces}
             cards |= {name or "BLANK_KEYWORD": "\n".join(lines) for name, lines in commentary.items() if any(lines)}
             return Header(start, stop, cards, where)
         if at and not at % BLOCK and keyword == "XTENSION":
@@ -141,11 +142,11 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
             parts = texts[name] = [value] if isinstance(value, str) else []
     if start + len(data) >= size:
         raise ManifestError(f"{where} is cut short: its header has no END before the end of the file at byte {size}")
-    raise Short
+    raise HeaderTooShort
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value of a card as JSON; None if it has none. A complex number becomes a list of its two parts."""
+    """Return the value of a card as JSON; None for a card without a value. A complex number becomes a list of two."""
     text = text.strip()
     if text.startswith("'"):
         quoted = _TEXT.match(text)

@@ -112,8 +112,8 @@ class HeapChunks(Chunks):
             total += size
             if count < 0 or (size and not 0 <= offset <= table.heap_size - size) or total > table.heap_size:
                 row = first + len(counts)
-                reason = f"row {row} has {count} elements at byte {offset} of the heap: expected a range within"
-                raise DamagedIndex("", self._where, f"{reason} its {table.heap_size} bytes, without overlaps")
+                reason = f"row {row} has {count} elements at byte {offset} of the heap: expected a range within the"
+                raise DamagedIndex("", self._where, f"{reason} {table.heap_size} bytes of the heap, without overlaps")
             counts.append(count)
             if size:
                 parts.append((table.heap + offset, size))

@@ -20,7 +20,7 @@ _OTHER_SIGN: Final = {8: (-(1 << 7), "i1"), 16: (1 << 15, "<u2"), 32: (1 << 31, 
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image, compressed or not. ``stored`` is the data type of pixels in the file, ``dtype`` that in the array.
+    """An image, compressed or not. Pixels have the data type ``stored`` in the file, and ``dtype`` in the array.
 
     ``attribute_dtypes`` are the data types of attributes by name, which JSON cannot hold.
     """

@@ -19,7 +19,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, Short, make_name, parse_header
+from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, HeaderTooShort, make_name, parse_header
 from refshard_fs.formats.fits.images import Image, name_axes, parse_image
 from refshard_fs.formats.fits.tables import UNSIGNED, cut_unsigned, parse_table
 from refshard_fs.formats.fits.tiles import TileChunks
@@ -94,12 +94,12 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str, str]]]:
-    """Read the headers of all HDUs. Return them, and by HDU number a report of bytes that are not an HDU."""
+    """Read the headers of all HDUs. The second result is a report, by HDU number, of bytes that are not an HDU."""
     pin = None if probe.facts is None else probe.facts.pin
     read = {0: probe.head}  # bytes of the file by position
     headers: list[Header] = []
     at, length = 0, GUESS
-    # ``run`` headers are read together; the one after them is expected at ``foreseen``.
+    # ``run`` headers are read together; the header after them is expected at ``foreseen``.
     block, run, foreseen = FIRST_BLOCK, 1, 0
     while at < size:
         where = f"{probe.url}, HDU {len(headers)}"
@@ -115,7 +115,7 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
             if not headers:
                 raise
             return headers, {f"{len(headers)}": f"{e}. Later HDUs cannot be found"}
-        except Short:
+        except HeaderTooShort:
             if len(data) >= MOST_HEADER:
                 raise ManifestError(
                     f"{where}: its header does not end within {MOST_HEADER} bytes: it is damaged"

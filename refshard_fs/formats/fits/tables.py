@@ -1,7 +1,7 @@
 """Show the columns of binary and text tables of FITS files as arrays along the rows. No I/O here.
 
-A table is stored row by row, so a chunk of a column is cut out of whole rows. A column whose elements are long, or that
-is the only column, is located without the rest of its rows.
+A table is stored row by row, so a chunk of a column is cut out of whole rows. A column is read without the rest of the
+rows if its elements are long, or if it is the only column.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from refshard_fs.formats.fits.header import Header, make_name
 from refshard_fs.formats.fits.heaps import BYTES, ELEMENT, MOST_ROWS, HeapChunks, HeapRecipe, Rows, choose_codec
 from refshard_fs.formats.fits.images import name_axis
 
-WIDE: Final = 1 << 14  # bytes of an element: longer ones are read without the rest of the row
+WIDE: Final = 1 << 14  # bytes of an element: longer elements are read without the rest of the row
 UNSIGNED: Final = np.dtype(">u8")  # stored as signed integers whose highest bit is inverted
 LARGEST: Final = 1 << 27  # the most bytes of an element that has to be converted
 
@@ -59,7 +59,10 @@ def parse_forms(header: Header, row_size: int) -> Iterator[Form]:
     for number in range(1, min(header.get_integer("TFIELDS"), _MOST_COLUMNS) + 1):
         form = _FORM.match(str(header.cards.get(f"TFORM{number}")))
         if form is None:
-            raise ManifestError(f"{header.where}: its TFORM{number} is invalid: {header.cards.get(f'TFORM{number}')!r}")
+            found = repr(header.cards.get(f"TFORM{number}"))
+            raise ManifestError(
+                f"{header.where}: its TFORM{number} is {found}: expected a count and a letter, as in 2J"
+            )
         repeat, kind = int(form[1] or 1), form[2]
         width = -(-repeat // 8) if kind == "X" else repeat * _WIDTHS[kind]
         yield Form(number, at, width, repeat, kind, form[3] if kind in "PQ" else "")
@@ -299,7 +302,7 @@ def _parse_heap_column(header: Header, source: Span | Inline, form: Form, rows: 
 
 
 def _parse_shape(header: Header, form: Form) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return the shape of an element, from TDIM if the elements of TFORM are enough for it, and the data type."""
+    """Return the shape of an element and its data type. The shape is TDIM, if TFORM has enough elements for it."""
     dimensions = _DIMENSIONS.fullmatch(str(header.cards.get(f"TDIM{form.number}")))
     axes = () if dimensions is None else tuple(map(int, dimensions[1].split(",")))[::-1]
     if not axes or not 0 < math.prod(axes) <= form.repeat:

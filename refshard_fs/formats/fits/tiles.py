@@ -1,7 +1,7 @@
 """Locate and decode the tiles of compressed FITS images. No I/O here.
 
-Such an image is a binary table with a row for each tile, which refers to the bytes of the tile in the heap after the
-table. astropy decodes tiles: `TileRecipe` builds a small FITS file in memory that has only the tiles of a chunk.
+A compressed image is a binary table with a row for each tile. The row refers to the bytes of the tile in the heap after
+the table. astropy decodes tiles: `TileRecipe` builds a small FITS file in memory that has only the tiles of a chunk.
 """
 
 from __future__ import annotations
@@ -102,10 +102,7 @@ class TileChunks(Chunks):
         self.chunks = tuple(extent * (joined if at == axis else 1) for at, extent in enumerate(tile))
         self.codec = str(kind).lower()
         self._source, self._image, self._tile = source, image, tile
-        self._joined_axis, self._joined_count = (
-            axis,
-            joined,
-        )  # the axis along which a chunk joins tiles, and their number
+        self._joined_axis, self._joined_count = axis, joined  # a chunk joins so many tiles along this axis
         self._tile_grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
         self._grid = ChunkGrid.regular(shape, self.chunks, ChunkKeyEncoding("v2", "."))
         self._table, self._row_count, self._row_size = header.stop, rows, row_size

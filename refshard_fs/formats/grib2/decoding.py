@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.compression import add_up, decode_by_imagecodecs, unpack_bits
-from refshard_fs.formats.grib2.messages import BY_COLUMNS, SPECTRAL, TO_AND_FRO, Octets, parse_integer, parse_signed
+from refshard_fs.formats.grib2.messages import (
+    BY_COLUMNS,
+    PACKINGS,
+    SPECTRAL,
+    TO_AND_FRO,
+    Octets,
+    parse_integer,
+    parse_signed,
+)
 
 _Array = npt.NDArray[Any]
 _AT_ONCE: Final = 1 << 14  # values that are unpacked and scaled at a time, so that they stay in a processor's cache
@@ -92,7 +100,7 @@ class Values(_FieldValues, frozen=True):
         elif template in _SCALABLE:
             values = self._scale(template, packing, data[5:], stored)
         else:
-            raise ValueError(f"its values are packed by template {template}, which is not supported")
+            raise ValueError(f"its values are packed by template {template}: expected one of {PACKINGS}")
         return self._insert_missing(values, self._read_bitmap(bitmap) if kind == 0 else None)
 
     @staticmethod
@@ -126,7 +134,7 @@ class _Scale(NamedTuple):
         )
 
     def apply(self, blocks: Iterator[_Block], count: int, dtype: str = "f4") -> _Array:
-        """Return the values of ``count`` packed numbers; missing ones become NaN."""
+        """Return the values of ``count`` packed numbers; missing numbers become NaN."""
         values, done, buffer = np.empty(count, dtype), 0, np.empty(0)
         for numbers, missing in blocks:
             buffer = buffer if numbers.size <= buffer.size else np.empty(numbers.size)  # all blocks share a buffer
@@ -317,9 +325,9 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
 
 
 def _add_differences(blocks: Iterator[_Block], firsts: Sequence[int]) -> Iterator[_Block]:
-    """Yield numbers, given the first ones (``firsts``), and in ``blocks`` the differences of the others.
+    """Yield numbers: the first numbers are ``firsts``, and ``blocks`` has the differences of all later numbers.
 
-    The order of the differences is the number of ``firsts``. In their places, ``blocks`` have any numbers.
+    The order of the differences is the number of ``firsts``. At the places of ``firsts``, ``blocks`` has any numbers.
     """
     order = len(firsts)
     begins = np.diff(np.array([0] * order + list(firsts), "i8"), order)  # differences of the firsts, preceded by zeros
@@ -375,7 +383,8 @@ def _decode_spectrum(
 ) -> _Array:
     """Decode ``count`` real and imaginary parts, in order of the zonal wave number m, then of n from m on.
 
-    Coefficients up to n = ``subset`` are not packed. The writer multiplied the others by a ``power`` of n (n + 1).
+    Coefficients up to n = ``subset`` are not packed. The writer multiplied the other coefficients by a ``power`` of
+    n (n + 1).
     """
     truncation = find_truncation(count)
     m, n = np.triu_indices(truncation + 1)
@@ -424,11 +433,8 @@ _SCALABLE: Final[dict[int, Callable[..., Iterator[_Block]]]] = {  # template →
     42: _decode_ccsds,
     _LOGARITHM: _decode_simple,
 }
-_UNSCALED: Final = {
-    4: _decode_ieee,
-    51: _decode_spectral_complex,
-    200: _decode_run_length,
-}  # template → decoder of values
+# Template → decoder of values.
+_UNSCALED: Final = {4: _decode_ieee, 51: _decode_spectral_complex, 200: _decode_run_length}
 
 
 # Edition 1.
@@ -475,7 +481,7 @@ class Values1(_FieldValues, frozen=True):
             return _arrange_rows(values, self.across, TO_AND_FRO).ravel() if has_turns else values
         bits, unused = parse_integer(data, 11), flags & 0xF
         if flags & _OTHER_TYPES:
-            raise ValueError(f"its values are packed with flags {flags:#x}, which is not supported")
+            raise ValueError(f"its values are packed with flags {flags:#x}: expected floats, without flag 0x10")
         spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are padded to an even length
         if bits > 64 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
             raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")
@@ -484,7 +490,7 @@ class Values1(_FieldValues, frozen=True):
         return self._insert_missing(scale.apply(_decode_simple(data[11:], b"", bits, stored), stored), bitmap)
 
     def _decode_spectral(self, data: memoryview, scale: _Scale) -> _Array:
-        """Decode spectral coefficients: all are packed, except the first one, or a subset."""
+        """Decode spectral coefficients: all are packed, except for the first coefficient, or for a subset."""
         bits = parse_integer(data, 11)
         if not parse_integer(data, 4) & _COMPLEX:
             blocks = _decode_simple(data[15:], b"", bits, self.count - 1)

@@ -22,7 +22,7 @@ from refshard_fs.formats.grib2.messages import (
     Grid,
     Parameter,
     Surface,
-    Unshown,
+    UnshownPart,
     count_points,
     parse_integer,
     parse_signed,
@@ -51,7 +51,7 @@ _TEMPLATES: Final = {0: 0, 1: 10, 3: 30, 4: 40, 5: 20, 10: 1, 14: 41, 50: 50, 90
 _REFUSED_GRIDS: Final = {60: "rotated", 70: "stretched", 80: "stretched and rotated"}
 
 
-def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
+def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | UnshownPart]]:
     """Return the field of a message of ``length`` bytes at byte ``at``, or the reason why it is not shown.
 
     Raises ManifestError if the sections are damaged.
@@ -100,13 +100,13 @@ def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown
     if size < 11 or begin + size > end:
         raise make_error(f"has a section 4 of {size} bytes at byte {at + begin}")
     parts.append((at + begin, size))
-    fields: list[Field | Unshown] = []
+    fields: list[Field | UnshownPart] = []
     if begin + size + LEAST <= end:  # the length of the message may be too large, and include the next message
-        fields.append(Unshown(at + begin + size, f"the {end - begin - size} bytes from here on are in no section"))
+        fields.append(UnshownPart(at + begin + size, f"the next {end - begin - size} bytes are in no section"))
     try:
         fields.append(_parse_field(product, grid, grid_at, predefined, tuple(parts), parse_integer(header, 4)))
     except (ValueError, OverflowError) as e:
-        fields.append(Unshown(at, str(e)))
+        fields.append(UnshownPart(at, str(e)))
     return fields
 
 
@@ -167,7 +167,7 @@ def _parse_field(
 
 
 def _drop_levels(grid: bytes) -> bytes:
-    """Return section 2 without the coordinates of hybrid levels: fields with the same grid may differ in them."""
+    """Return section 2 without the coordinates of hybrid levels, in which fields with the same grid may differ."""
     at, values = parse_integer(grid, 5), parse_integer(grid, 4)
     if values and at <= 28:
         raise ValueError(f"its levels begin at octet {at} of section 2: expected them after octet 28")

@@ -81,7 +81,7 @@ class Points(msgspec.Struct, frozen=True):
     def _check_rows(self, grid: bytes) -> None:
         """Raise ValueError if sizes in the section contradict each other, or a row has an impossible number of points.
 
-        Otherwise, eccodes would write beyond its buffers, or end the process.
+        Without this check, eccodes would write beyond its buffers, or end the process.
         """
         kind = parse_integer(grid, 6) if self.edition == 1 else parse_integer(grid, 13, 2)
         if self.edition == 2 and kind in (*range(4), *_ROWS):
@@ -148,7 +148,7 @@ _DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20, 192])  # 192 is ECMWF's
 _CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # centres with local parameters
 _TABLES: Final = 28  # the version of WMO's tables
 # In these classes of ECMWF (of the atmosphere service of Copernicus), and from this version of WMO's tables on, eccodes
-# names fields of chemistry by their quantity, whatever the constituent.
+# names fields of chemistry by their quantity, and ignores the constituent.
 _CLASSES: Final = frozenset([19, 36, 44, 55])
 _CHEMICAL_TABLES: Final = 34
 _NO_CENTRE: Final = 255
@@ -167,7 +167,7 @@ _LIMITS: Final = {
 
 
 def name_parameter(parameter: Parameter) -> ParameterName:
-    """Name a parameter and its level as eccodes does; by their numbers if eccodes is missing, or has no names."""
+    """Name a parameter and its level as eccodes does; by their numbers if eccodes is missing, or does not name them."""
     kind = (parameter.discipline,) if parameter.edition == 2 else ()
     numbers = "_".join(map(str, (*kind, parameter.category, parameter.number)))
     kinds = parameter.surfaces[0].kind, parameter.surfaces[1].kind
@@ -183,7 +183,7 @@ def name_parameter(parameter: Parameter) -> ParameterName:
 
 @lru_cache(1 << 12)
 def _ask_library(library: Any, parameter: Parameter, name: str, level: str) -> ParameterName:
-    """Return eccodes' names of a parameter and its level; ``name`` and ``level`` if it has none.
+    """Return eccodes' names of a parameter and its level; ``name`` and ``level`` if eccodes has no names for them.
 
     The numbers are put into a sample message of eccodes, so that eccodes never parses a header that may be damaged. The
     cache has only answers of eccodes: names that are made without it may change when it is installed.
@@ -246,10 +246,10 @@ def _set_parameter(library: Any, handle: Any, parameter: Parameter) -> None:
         "typeOfFirstFixedSurface": first.kind,
         "typeOfSecondFixedSurface": second.kind,
     }
-    for which, surface in (("First", first), ("Second", second)):
+    for position, surface in (("First", first), ("Second", second)):
         if surface.scaled != MISSING:
-            keys[f"scaleFactorOf{which}FixedSurface"] = surface.factor
-            keys[f"scaledValueOf{which}FixedSurface"] = surface.scaled
+            keys[f"scaleFactorOf{position}FixedSurface"] = surface.factor
+            keys[f"scaledValueOf{position}FixedSurface"] = surface.scaled
     product = TEMPLATES[parameter.template]
     if product.kind[0] != "NB" and product.kind[0]:
         keys[product.kind[0]] = parameter.kind

@@ -37,16 +37,8 @@ _CUT_SIGN: Final = re.compile(rb"(?:\A|(?<=[^ -~]))(?:G|GR|GRI|GRIB.{0,3})\Z", r
 FILLING: Final = bytes(range(127))  # zeros and ASCII text may lie between messages
 MOST: Final = 1 << 18  # messages in a file
 FIELDS: Final = 1 << 10  # fields in a message
-NEXT: Final = {
-    0: (1,),
-    1: (2, 3),
-    2: (3,),
-    3: (4,),
-    4: (5,),
-    5: (6,),
-    6: (7,),
-    7: (2, 3, 4),
-}  # what may follow a section
+# The numbers of the sections that may follow each section.
+NEXT: Final = {0: (1,), 1: (2, 3), 2: (3,), 3: (4,), 4: (5,), 5: (6,), 6: (7,), 7: (2, 3, 4)}
 _LOCAL: Final = 9  # bytes of section 2 that are parsed: in ECMWF's local definitions, the class is at octet 8
 END: Final = b"7777"  # the end of a message
 SECTION: Final = 1 << 22  # the most bytes of a section that is read when the file is opened: grids may list points
@@ -136,8 +128,8 @@ def parse_signed(data: Octets, octet: int, size: int) -> int:
 def count_points(rows: Sequence[int], parallels: int, west: int, east: int, degree: int) -> int:
     """Return the number of points of a reduced Gaussian grid between the meridians ``west`` and ``east``.
 
-    Both are integers in units of a degree divided by ``degree``. ``rows`` are the numbers of points on whole circles of
-    latitude, of which only the points between the meridians are counted.
+    ``west`` and ``east`` are integers in units of a degree divided by ``degree``. ``rows`` are the numbers of points on
+    whole circles of latitude, of which only the points between the meridians are counted.
     """
     circle = 360 * degree
     east += -((east - west) // circle) * circle if east < west else 0
@@ -187,8 +179,8 @@ class Parameter(NamedTuple):
 class Field(msgspec.Struct, frozen=True):
     """One grid of values: the places of its sections in the file, and their content."""
 
-    # Offset and size of the section with the grid (3; in edition 1: 2), and of those with the values (5, 6 and 7; in
-    # edition 1: 3, if there is one, and 4).
+    # Offset and size of the section with the grid (3; in edition 1: 2), and of the sections with the values (5, 6 and
+    # 7; in edition 1: 3, if the message has it, and 4).
     grid_at: tuple[int, int]
     parts: tuple[tuple[int, int], ...]
     parameter: Parameter
@@ -251,7 +243,7 @@ def describe_grid(grid: bytes) -> Grid:
     )
 
 
-class Unshown(NamedTuple):
+class UnshownPart(NamedTuple):
     """The byte at which a message, a field or bytes between messages begin, and the reason why they are not shown."""
 
     at: int
@@ -266,9 +258,9 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
     identification, grid, product = sections[1], sections[3], sections[4]
     template, packing = parse_integer(product, 8, 2), parse_integer(sections[5], 10, 2)
     if packing not in PACKINGS:
-        raise ValueError(f"its values are packed by template {packing}, which is not supported")
+        raise ValueError(f"its values are packed by template {packing}: expected one of {PACKINGS}")
     if template not in TEMPLATES:
-        raise ValueError(f"its product has template {template}, which is not supported")
+        raise ValueError(f"its product has template {template}: expected one of {', '.join(map(str, TEMPLATES))}")
     layout = TEMPLATES[template]
     surface_at, time_octets = layout.surface, 4
     coordinates = 4 * parse_integer(product, 6, 2)  # bytes of coordinates of levels, which follow the template
@@ -407,28 +399,28 @@ def cut_windows(data: bytes, is_last: bool) -> Windows:
 
 
 class Grib(FileBytes):
-    """Find the messages of a file, and read the window of each.
+    """A GRIB file whose messages are located, and the window of each message that was read.
 
-    ``unshown`` lists damaged messages, and other bytes than padding between messages.
+    ``unshown`` lists damaged messages, and bytes between messages that are not padding.
     """
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
         super().__init__(url, source, size, head)
         self._windows_at: dict[int, bytes] = {}  # windows by offset
-        self.unshown: list[Unshown] = []
+        self.unshown: list[UnshownPart] = []
 
     def find_messages(self, indexed: Sequence[int] = ()) -> Steps[list[tuple[int, int]]]:
         """Return offset and length of each message.
 
         The windows at the ``indexed`` offsets, which come from a sidecar, are read in one round. Raises ManifestError
-        if one of these offsets is not that of a message, or the file is cut short.
+        if no message begins at one of these offsets, or if the file is cut short.
         """
         yield from self.read_windows(indexed)
         messages: list[tuple[int, int]] = []
         begins: set[int] = set()
         block, run = FIRST_BLOCK, 1
-        # ``due`` is the expected offset of the next message, ``foreseen`` that of the message after those whose windows
-        # were read together, ``pitches`` are the distances between expected offsets.
+        # ``due`` is the expected offset of the next message. ``foreseen`` is the expected offset of the message after
+        # the last window of a joint read. ``pitches`` are the distances between expected offsets.
         due, foreseen = 0, 0
         pitches: list[int] = []
         while due < self.size:
@@ -465,7 +457,7 @@ class Grib(FileBytes):
         return messages
 
     def read_windows(self, offsets: Sequence[int]) -> Steps[None]:
-        """Read the windows at ``offsets`` that are not in memory; ManifestError if one is not in the file."""
+        """Read the windows at ``offsets`` that are not in memory; ManifestError if an offset is not in the file."""
         missing = [at for at in dict.fromkeys(offsets) if at not in self._windows_at]
         if missing and not 0 <= min(missing) <= max(missing) < self.size:
             raise ManifestError(
@@ -484,23 +476,24 @@ class Grib(FileBytes):
     def _search_message(self, due: int) -> Steps[int | None]:
         """Return the offset of the first message at or after ``due``; None if no message begins within `GAP` bytes.
 
-        Report bytes before it that are not padding. Raises ManifestError if the file ends within a message.
+        Bytes before this message that are not padding are added to ``unshown``. Raises ManifestError if the file ends
+        within a message.
         """
         start, data = due, self._windows_at[due]
         while (at := find_message(data)) < 0 and start + len(data) < self.size:
             if start + len(data) - due > GAP:
                 self.unshown.append(
-                    Unshown(due, f"no message begins in {GAP} bytes from here on: the rest is not read")
+                    UnshownPart(due, f"no message begins in the next {GAP} bytes: the rest of the file is not read")
                 )
                 return None
             start += len(data) - (SIGN - 1)  # the bytes that identify a message may cross the end
             size = min(4 * len(data), BLOCK, self.size - start)
             data = yield Load(self.part(start, size), Raw())
         if (at, data, start) == (-1, MAGIC[:1], due):
-            # Subsets that Herbie downloads end so, because its ranges are one byte too long. A file that is cut short
-            # may end so, too, so the byte is reported.
+            # Subsets that Herbie downloads end with this byte, because its ranges are one byte too long. A file that is
+            # cut short may end with it, too, so the byte is reported.
             reason = "the file ends with the first byte of a message: the fields before it are whole"
-            self.unshown.append(Unshown(due, reason))
+            self.unshown.append(UnshownPart(due, reason))
             return None
         if at < 0 and (cut := _CUT_SIGN.search(data)):
             begin, left = start + cut.start(), len(data) - cut.start()
@@ -508,7 +501,7 @@ class Grib(FileBytes):
         begin = start + at
         gap = self._windows_at[due][: begin - due] if at >= 0 else self._windows_at[due]
         if gap.translate(None, FILLING) or END in gap:
-            self.unshown.append(Unshown(due, "expected a message here, found other bytes"))
+            self.unshown.append(UnshownPart(due, "expected a message at this byte, found other bytes"))
         if at < 0:
             return None
         if begin not in self._windows_at:
@@ -542,7 +535,7 @@ class Grib(FileBytes):
             )
         return length
 
-    def read_fields(self, at: int, length: int) -> Steps[list[Field | Unshown]]:
+    def read_fields(self, at: int, length: int) -> Steps[list[Field | UnshownPart]]:
         """Return the fields of the message of ``length`` bytes at byte ``at``, or the reasons why they are not shown.
 
         Raises ManifestError if the sections do not fit the message.
@@ -551,7 +544,7 @@ class Grib(FileBytes):
         position, end = at + 16, at + length - 4
         sections: dict[int, bytes] = {}
         parts: dict[int, tuple[int, int]] = {}
-        fields: list[Field | Unshown] = []
+        fields: list[Field | UnshownPart] = []
         before = 0  # the number of the previous section
         while position < end:
             if position + 6 > begin + len(window):
@@ -588,9 +581,11 @@ class Grib(FileBytes):
             raise ManifestError(f"{self.url}: the message at byte {at} ends after a section {before}: it is damaged")
         return fields
 
-    def _parse_field(self, at: int, sections: dict[int, bytes], parts: dict[int, tuple[int, int]]) -> Field | Unshown:
+    def _parse_field(
+        self, at: int, sections: dict[int, bytes], parts: dict[int, tuple[int, int]]
+    ) -> Field | UnshownPart:
         """Return the field of these sections, or the reason why it is not shown."""
         try:
             return parse_field(sections, parts, self._windows_at[at][6])
         except (ValueError, OverflowError) as e:
-            return Unshown(at, str(e))
+            return UnshownPart(at, str(e))

@@ -31,7 +31,7 @@ from refshard_fs.formats.grib2.messages import (
     TEMPLATES,
     Field,
     Parameter,
-    Unshown,
+    UnshownPart,
     find_message,
     parse_integer,
     parse_length,
@@ -61,9 +61,10 @@ _LINE_BYTES: Final = 400  # bytes of a line of a sidecar in memory
 
 
 class Sidecar(NamedTuple):
-    """The messages of a file: begin and end in bytes, by the members of a line; an end None is the end of the file.
+    """The place of each message of a file, by the members of its line: begin and end in bytes.
 
-    Of equal lines, the first counts: NOAA writes a sum twice if two of its time ranges are equal.
+    An end of None is the end of the file. If lines are equal, the first one counts: NOAA writes a sum twice if two of
+    its time ranges are equal.
     """
 
     lines: dict[tuple[str, ...], tuple[int, int | None]]
@@ -76,10 +77,10 @@ class Sidecar(NamedTuple):
 class Dialect(NamedTuple):
     """A format of sidecars.
 
-    ``members`` are the members of a line that identify a field, ``templates`` those that are the same for all
-    variables, as templates; the document has the others. A member that a line lacks has its value in ``default``, or
-    "". ``parse`` returns the members of a line, and the offset and the length of the message; the length is None if
-    the message ends where the next one begins.
+    ``members`` are the names of the members of a line that identify a field. ``templates`` has the members that are the
+    same for all variables, as templates; the document has the other members. A member that a line lacks has its value
+    in ``default``, or "". ``parse`` returns the members of a line, and the offset and the length of the message; the
+    length is None if the message ends where the next one begins.
     """
 
     members: tuple[str, ...]
@@ -145,7 +146,7 @@ def parse_lines(data: bytes, name: str) -> Sidecar:
         try:
             members, offset, length = dialect.parse(line)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            raise ValueError(f"expected a line of {name}, found {line[:80]!r}") from None
+            raise ValueError(f"expected a line as {name} writes it, found {line[:80]!r}") from None
         if offset < 0 or (length is not None and length <= 0):
             raise ValueError(f"expected an offset of at least 0 and a positive length, found {line[:80]!r}")
         key = tuple(members.get(member, dialect.default.get(member, "")) for member in dialect.members)
@@ -192,7 +193,7 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The kind of field that the messages of a variable contain; a member of the document.
+    """The kind of field that the messages of a variable contain: the member ``message`` of a variable in the document.
 
     ``parameter`` is discipline, category and number, a surface is [kind, value]. A surface [kind] has the value of the
     level that is read.
@@ -201,7 +202,7 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     parameter: tuple[int, int, int]
     surfaces: tuple[tuple[float, ...], ...] = ()
     statistic: int = 255
-    number: int = 0  # the template's `Product.kind`
+    number: int = 0  # the number at `Product.kind` of the template
     axes: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
@@ -230,7 +231,7 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         pairs = list(zip(self.surfaces, other.surfaces, strict=False))
         return (
             len(self.surfaces) == len(other.surfaces)
-            and all(math.isclose(a, b, rel_tol=1e-9) for one, two in pairs for a, b in zip(one, two, strict=True))
+            and all(math.isclose(*numbers, rel_tol=1e-9) for pair in pairs for numbers in zip(*pair, strict=True))
             and msgspec.structs.replace(self, surfaces=()) == msgspec.structs.replace(other, surfaces=())
         )
 
@@ -391,7 +392,7 @@ _FIELD: Final = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 def check_template(template: str, names: set[str]) -> None:
     """Raise ValueError unless the placeholders of ``template``, such as {time:%Y%m%d%H} or {step:03}, are valid.
 
-    ``names`` are the names that they may have.
+    ``names`` are the names that placeholders may have.
     """
     for name, form in _FIELD.findall(template):
         valid = r"(?:[^%]|%[YmdHMj])+" if name == "time" else r"(?:0?[1-9])?"
@@ -446,11 +447,11 @@ class MessageValues(msgspec.Struct, frozen=True):
         data = b"".join([raw[at : at + size] for at, size in field.parts])
         return make_recipe(field, self.across, self.flags).make(data)
 
-    def find(self, fields: Sequence[Field | Unshown]) -> Field:
+    def find(self, fields: Sequence[Field | UnshownPart]) -> Field:
         """Return the expected field; ValueError, which describes each of the ``fields``, if it is missing."""
         reasons = []
         for field in fields:
-            if isinstance(field, Unshown):
+            if isinstance(field, UnshownPart):
                 reasons.append(field.reason)
             elif not (differences := self.compare(field)):
                 return field
@@ -459,7 +460,7 @@ class MessageValues(msgspec.Struct, frozen=True):
         raise ValueError(f"the message has another field than its line in the sidecar states: {'; '.join(reasons)}")
 
     def compare(self, field: Field) -> list[str]:
-        """Return texts that describe how a field differs from the expected one; none if it does not."""
+        """Return texts that describe how a field differs from the expected field; an empty list if it does not."""
         parameter = field.parameter
         kind = Kind.make(parameter)
         pairs: list[tuple[str, Any, Any]] = [("time", self.time, field.time), ("step", self.step, field.step)]
@@ -534,7 +535,7 @@ class FieldChunks(Chunks):
         return (place for place in places if place is not None)
 
     def locate(self, number: int) -> FieldPlace | None:
-        """Return the place of chunk ``number``; None if its run has no such step."""
+        """Return the place of chunk ``number``; None if its run does not have its step."""
         run, step_number, *others = self._grid.coords(number)
         rule, variable, step = self._rule, self._variable, self._steps[step_number]
         run_time = rule.compute_time(run)
@@ -590,7 +591,7 @@ class FieldChunks(Chunks):
         return [Listed(self._grid.tail(number), None) for number in range(size) if entries[number] is not None]
 
     def _check_absent(self, place: FieldPlace) -> Steps[None]:
-        """Raise an error if a sidecar is missing although the file exists, or although the run is not yet due."""
+        """Raise an error for a missing sidecar if the file exists, or if the run is not yet due: it may come later."""
         facts: Facts | None = yield Stat(place.url, fresh=True)
         if facts is not None:
             reason = f"it does not exist, but the file {place.url} does: its fields are found only by this sidecar"

@@ -12,7 +12,7 @@ import msgspec
 from refshard_fs.core.model import Facts, Load, Parsed, Span, Stat, Steps, run_together
 from refshard_fs.errors import SourceNotReachable
 from refshard_fs.formats.grib2.library import ParameterName
-from refshard_fs.formats.grib2.messages import Field, Grib, Unshown, parse_length
+from refshard_fs.formats.grib2.messages import Field, Grib, UnshownPart, parse_length
 from refshard_fs.formats.grib2.rule import (
     DIALECTS,
     FieldChunks,
@@ -82,7 +82,7 @@ def make_urls(rule: Rule, sample: Sample, resolve: Callable[[str | None], str]) 
 
 
 def add_variables(rule: Rule, samples: Sequence[Sample], resolve: Callable[[str | None], str]) -> Steps[Rule]:
-    """Return the rule with the variables and grids of ``samples`` in place of those that it has."""
+    """Return the rule with the variables and grids of ``samples`` in place of its own."""
     fields: list[_SampleField] = []
     for fields_of_file in (yield from run_together([_read_sample(rule, sample, resolve) for sample in samples])):
         fields += fields_of_file
@@ -118,9 +118,9 @@ def _read_sample(rule: Rule, sample: Sample, resolve: Callable[[str | None], str
     dialect = DIALECTS[rule.dialect]
     starts = sorted(by_offset)
     fields = []
-    used = dict.fromkeys(starts, 0)  # lines of a message whose fields were found: it may have several fields
+    used = dict.fromkeys(starts, 0)  # by start of a message: the number of its lines whose field was found
     for field in scan.fields:
-        if isinstance(field, Unshown):
+        if isinstance(field, UnshownPart):
             continue
         start = max(at for at in starts if at <= field.parts[0][0])
         keys = by_offset[start]
@@ -251,7 +251,7 @@ def compare_run(rule: Rule, run: int, resolve: Callable[[str | None], str]) -> S
 
 
 def _find_differences(chunks: FieldChunks, place: FieldPlace, start: int) -> Steps[str]:
-    """Return how the message at byte ``start`` differs from the expected field; "" if it does not."""
+    """Describe how the message at byte ``start`` differs from the expected field; "" if it does not."""
     facts: Facts | None = yield Stat(place.url)
     if facts is None or facts.size is None:
         return f"{place.url} does not exist"

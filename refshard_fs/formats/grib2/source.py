@@ -32,7 +32,7 @@ from refshard_fs.formats.grib2.messages import (
     Grid,
     Parameter,
     Surface,
-    Unshown,
+    UnshownPart,
     describe_grid,
     find_message,
     parse_integer,
@@ -46,7 +46,7 @@ SIDECARS: Final = (".idx", ".index")
 # long as two rounds of 20 ms, and sidecars and windows would take a request each.
 WHOLE: Final = 2 << 20
 SHORT: Final = 64 << 10  # bytes of a short message: the windows of long messages are far smaller than the file
-VERSION: Final = 6  # of scans in the index cache: it is increased with each change of the fields that a file has
+VERSION: Final = 6  # of scans in the index cache: a change of the fields that are found in a file increases it
 FIELD_BYTES: Final = 1 << 10  # bytes of a field in memory, without its grid
 # Limits of the points of a grid. A field of one value is a header only, so a small file could state a huge grid: the
 # limit is `RATIO` points for each byte of the file, but at least `SMALL` and at most `LARGEST` (512 MiB of values).
@@ -78,7 +78,7 @@ def _make_cf_attributes(units: str, standard_name: str, long_name: str, **others
 _SINCE: Final = "seconds since 1970-01-01"
 _CALENDAR: Final = "proleptic_gregorian"
 _DOWN: Final = {"positive": "down", "stored_direction": "decreasing"}
-# Attributes of coordinates, as in cfgrib. Coordinates that are missing here are kinds of levels without a CF name.
+# Attributes of coordinates, as in cfgrib. Other coordinates are kinds of levels without a CF name.
 ATTRIBUTES: Final = {
     "latitude": _make_cf_attributes("degrees_north", "latitude", "latitude"),
     "longitude": _make_cf_attributes("degrees_east", "longitude", "longitude"),
@@ -134,13 +134,13 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 class Scan(NamedTuple):
-    """The fields of a file, `Unshown` for messages that are not shown, and the names of the parameters."""
+    """The fields of a file, `UnshownPart` for messages that are not shown, and the names of the parameters."""
 
-    fields: tuple[Field | Unshown, ...]
+    fields: tuple[Field | UnshownPart, ...]
     names: Mapping[Parameter, ParameterName]
 
     @classmethod
-    def make(cls, fields: Sequence[Field | Unshown]) -> Scan:
+    def make(cls, fields: Sequence[Field | UnshownPart]) -> Scan:
         """Return a scan of these fields; equal grids become one object in memory."""
         grids: dict[bytes, bytes] = {}
         shared = tuple(
@@ -159,7 +159,7 @@ class Scan(NamedTuple):
 
 
 class _StoredField(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A field in the index cache and the number of its grid, or the byte and the reason of an `Unshown`."""
+    """A field in the index cache and the number of its grid, or the byte and the reason of an `UnshownPart`."""
 
     number: int
     reason: str = ""
@@ -207,7 +207,7 @@ class FileScan(msgspec.Struct, frozen=True):
         import_eccodes()  # raises ValueError without eccodes: names that are only numbers must not be cached
         grids: dict[bytes, int] = {}
         stored = [
-            _StoredField(field.at, field.reason) if isinstance(field, Unshown) else
+            _StoredField(field.at, field.reason) if isinstance(field, UnshownPart) else
             _StoredField(grids.setdefault(field.grid, len(grids)), field=msgspec.structs.replace(field, grid=b""))
             for field in value.fields
         ]  # fmt: skip
@@ -217,7 +217,7 @@ class FileScan(msgspec.Struct, frozen=True):
         try:
             stored = msgspec.msgpack.decode(data, type=_StoredScan)
             fields = tuple(
-                Unshown(item.number, item.reason) if item.field is None else
+                UnshownPart(item.number, item.reason) if item.field is None else
                 msgspec.structs.replace(item.field, grid=stored.grids[item.number])
                 for item in stored.fields
             )  # fmt: skip
@@ -251,11 +251,11 @@ def _scan_in_memory(rest: bytes, head: bytes, url: str) -> Scan:
     return _run_in_memory(scan_messages(Grib(url, Inline(data), len(data), data)))
 
 
-def parse_message(data: bytes) -> list[Field | Unshown]:
+def parse_message(data: bytes) -> list[Field | UnshownPart]:
     """Return the fields of a message of edition 2; ManifestError if its sections do not fit the message."""
     grib = Grib("the message", Inline(data), len(data), data)
 
-    def read_fields() -> Steps[list[Field | Unshown]]:
+    def read_fields() -> Steps[list[Field | UnshownPart]]:
         yield from grib.read_windows([0])
         return (yield from grib.read_fields(0, parse_length(data[:16])))
 
@@ -281,14 +281,14 @@ def _answer_in_memory(need: Need) -> Any:
     return need.index.decode(need.entry.data)
 
 
-def _read_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
-    """Return the fields of the message of ``length`` bytes at byte ``at``; a damaged one is an `Unshown`."""
+def _read_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | UnshownPart]]:
+    """Return the fields of the message of ``length`` bytes at byte ``at``; an `UnshownPart` if it is damaged."""
     try:
         if grib.get_window(at)[7] == 1:  # the edition
             return (yield from edition_1.parse_fields(grib, at, length))
         return (yield from grib.read_fields(at, length))
     except ManifestError as e:
-        return [Unshown(at, str(e))]
+        return [UnshownPart(at, str(e))]
 
 
 def _read_sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
@@ -303,9 +303,8 @@ def _read_sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
     return next((offsets for offsets in sidecars if offsets), None)
 
 
-DecodedParts = tuple[
-    Sequence[tuple[int, int]], Values | Values1 | Points
-]  # (offset, size) of parts of the file, and the recipe that decodes their bytes
+# (offset, size) of parts of the file, and the recipe that decodes their bytes.
+DecodedParts = tuple[Sequence[tuple[int, int]], Values | Values1 | Points]
 
 
 class FieldGroup(ArrayGroupBuilder):
@@ -324,7 +323,7 @@ class FieldGroup(ArrayGroupBuilder):
         """Add a variable for each group of fields, and report the fields that are not shown."""
         variables: dict[_Key, list[Field]] = {}
         for field in scan.fields:
-            if isinstance(field, Unshown):
+            if isinstance(field, UnshownPart):
                 self.reports[f"the message at byte {field.at}"] = field.reason
                 continue
             parameter_name = scan.names[field.parameter]
@@ -348,7 +347,8 @@ class FieldGroup(ArrayGroupBuilder):
     def _choose_name(key: _Key, namesakes: Sequence[_Key]) -> str:
         """Return a distinct name for a variable, where ``namesakes`` are the variables of the same parameter.
 
-        If there are several, the kind of level is appended, and if this is the same, too, a number.
+        If there are several variables, the kind of level is appended; if several of them have the same kind of level, a
+        number, too.
         """
         name, level, *_ = key
         if len(namesakes) == 1:
@@ -398,7 +398,7 @@ class FieldGroup(ArrayGroupBuilder):
             for axis, rank in ranks.items():
                 number = number * len(rank) + rank[axes[axis][place]]
             if number in chunks:
-                reason = "an earlier field has the same coordinates: this one is not shown"
+                reason = "an earlier field has the same coordinates: this field is not shown"
                 self.reports[f"{name} at byte {field.parts[0][0]}"] = reason
             else:
                 chunks[number] = field.parts, make_recipe(field, inner[-1], flags)
@@ -468,8 +468,8 @@ class FieldGroup(ArrayGroupBuilder):
         is_flat = across * down != field.count
         if not 0 < field.count <= self._most_points or (not is_flat and max(across, down) > LONGEST):
             raise ValueError(
-                f"its grid has {field.count} points, in {down} rows of {across}: none or too many. Expected at most "
-                f"{self._most_points} points in a file of this size, and {LONGEST} along a side"
+                f"its grid has {field.count} points, in {down} rows of {across}: expected 1 to {self._most_points} "
+                f"points in a file of this size, and at most {LONGEST} along a side"
             )
         if grid.parallels > _FINEST:
             raise ValueError(f"its Gaussian grid has N={grid.parallels}: expected at most {_FINEST}")
@@ -500,7 +500,7 @@ def _describe_grid(field: Field) -> Grid:
 
 
 def get_scan_flags(field: Field, shape: Sequence[int]) -> int:
-    """Return the scanning flags of a field's grid of this ``shape``; 0 for a list of points."""
+    """Return the scanning flags of a field's grid, which has ``shape``; 0 for a list of points."""
     return _describe_grid(field).flags if len(shape) > 1 else 0
 
 

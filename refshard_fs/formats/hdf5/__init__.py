@@ -8,10 +8,10 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def _is_hdf5(probe: Probe) -> bool:
-    return signature_at(probe.head) is not None
+    return find_signature(probe.head) is not None
 
 
-def signature_at(head: bytes) -> int | None:
+def find_signature(head: bytes) -> int | None:
     """Return the position of the superblock in ``head``: 0, or after a user block of 512 bytes, 1024, 2048, ...
 
     The result is None if there is no signature.

@@ -24,7 +24,7 @@ from refshard_fs.formats.hdf5.heaps import B_TREE_2, BTree2, parse_b_tree_2
 UInt64s = npt.NDArray[np.uint64]
 UNDEFINED_ADDRESS: Final = np.uint64(2**64 - 1)  # HDF5's mark for "no address": the chunk was never written
 _END_OF_KEYS: Final = 1 << 64  # all keys are smaller
-NEAR: Final = 16 << 10  # bytes before and after a block: adjoining blocks within them are read in the same request
+NEAR: Final = 16 << 10  # bytes before and after a block: blocks within these bytes are read in the same request
 _MOST_PAGE_BITS: Final = 40  # a page of an array has 2**bits elements: more than 2**40 are damage
 
 
@@ -63,7 +63,7 @@ class ChunkSpace(msgspec.Struct, frozen=True):
 
     @property
     def axes(self) -> list[int]:
-        """The dimensions in the order in which keys of arrays number the chunks: an unlimited dimension comes first."""
+        """The dimensions in the order in which keys of arrays count the chunks: an unlimited dimension comes first."""
         return sorted(range(len(self.most_counts)), key=lambda axis: self.most_counts[axis] is not None)
 
     def to_keys(self, numbers: UInt64s) -> UInt64s:
@@ -184,7 +184,7 @@ def _make_node(space: ChunkSpace, chunks: ChunkLocations, children: Iterable[Chi
     for child in children:
         total += child.length
         if max(total, child.address + child.length) > space.room:
-            raise ValueError("the blocks of a chunk index are larger than its file")
+            raise ValueError("the blocks of its chunk index overlap, or end beyond the end of the file")
         blocks.append(child)
     firsts, lasts = [child.first for child in blocks], [min(child.last, _END_OF_KEYS - 1) for child in blocks]
     return Node(chunks, tuple(blocks), np.array(firsts, np.uint64), np.array(lasts, np.uint64))
@@ -223,7 +223,7 @@ class ChunkIndex:
             except (OSError, RefShardError, ValueError):
                 if not adjoining:
                     raise
-                for child in adjoining:  # they are read again only if a chunk in them is read
+                for child in adjoining:  # these may be damaged: read them again only for a chunk in them
                     self._unread.pop(child.address, None)
                 adjoining = []
                 nodes = yield tuple(map(self._load, children))
@@ -258,9 +258,10 @@ class ChunkIndex:
         )
 
     def _list_adjoining(self, nodes: Iterable[Node], selected: Collection[int]) -> list[Child]:
-        """Return unread children of ``nodes`` that adjoin, without a gap, children at the addresses ``selected``.
+        """Return unread children of ``nodes`` beside children at the addresses ``selected``, without gaps.
 
-        Writers allocate the halves of a divided block together, and the next look-ups need the other half.
+        They lie within `NEAR` bytes of a selected child. Writers allocate the halves of a divided block together, and
+        the next look-ups need the other half.
         """
         found: dict[int, Child] = {}
         if not self._unread.keys().isdisjoint(selected):
@@ -268,7 +269,7 @@ class ChunkIndex:
                 unread = sorted((child for child in node.children if child.address in self._unread), key=_BY_ADDRESS)
                 for run in _split_runs(unread):
                     for ordered in (run, run[::-1]):
-                        room = 0  # bytes up to which blocks are near the last needed one
+                        room = 0  # bytes after the last selected child in which further children are near
                         for child in ordered:
                             room = NEAR if child.address in selected else room - child.length
                             if room >= 0 and child.address not in selected:
@@ -381,7 +382,8 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
     fields.expect(b"TREE")
     kind, level, count, _, _ = fields.unpack("BBHPP")
     if kind != 1 or (parent_level is not None and level != parent_level - 1):
-        raise ValueError(f"{name} has type {kind} and level {level}: expected type 1, a level below {parent_level}")
+        expected = "type 1" if parent_level is None else f"type 1 and level {parent_level - 1}"
+        raise ValueError(f"{name} has type {kind} and level {level}: expected {expected}")
     rank, address = len(space.chunk), space.sizes.address
     entry = np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (rank + 1,)), ("child", "u1", (address,))])
     entries = np.frombuffer(fields.take(count * entry.itemsize), entry)
@@ -408,9 +410,11 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
 def _parse_b_tree_2(data: bytes, space: ChunkSpace) -> Node:
     """Parse the header of a version 2 B-tree. Return a node with a pointer to the root of the tree."""
     tree = parse_b_tree_2(data, space.sizes)
-    if tree.type != (11 if space.has_filters else 10) or tree.record_size <= 8 * len(space.chunk):
+    expected_type, coords_size = 11 if space.has_filters else 10, 8 * len(space.chunk)
+    if tree.type != expected_type or tree.record_size <= coords_size:
+        found = f"a v2 B-tree of type {tree.type} with records of {tree.record_size} bytes"
         raise ValueError(
-            f"a v2 B-tree of type {tree.type}, with records of {tree.record_size} bytes, is not a chunk index"
+            f"its chunk index is {found}: expected type {expected_type}, and records of more than {coords_size} bytes"
         )
     if tree.total * tree.record_size > space.room:
         raise ValueError(f"a v2 B-tree of {tree.total} chunks is larger than its file")
@@ -474,7 +478,10 @@ def _list_pages(
 
 def _check_array(space: ChunkSpace, client: int, width: int, page_bits: int) -> None:
     if client != int(space.has_filters) or page_bits > _MOST_PAGE_BITS or not width:
-        raise ValueError(f"its chunk index is damaged: client {client}, 2**{page_bits} elements of {width} bytes")
+        raise ValueError(
+            f"its chunk index is damaged: expected elements of client {int(space.has_filters)}, of at least 1 byte, in "
+            f"pages of at most 2**{_MOST_PAGE_BITS}; found client {client}, {width} bytes, 2**{page_bits}"
+        )
 
 
 _FIXED: Final = "BBBNP"
@@ -558,7 +565,7 @@ class ExtensibleArray(msgspec.Struct, frozen=True):
                 continue
             if len(page_flags) < pages:
                 raise ValueError(
-                    "the index block of an extensible array points to data blocks with pages: expected none"
+                    "the index block of an extensible array points to a data block with pages: expected no pages"
                 )
             if pages:
                 yield from _list_pages(
@@ -576,7 +583,10 @@ def _parse_extensible_array(data: bytes, space: ChunkSpace) -> Node:
     powers = all(value and not value & (value - 1) for value in (array.smallest_block, array.least_pointers))
     if not powers or not 0 < array.count_bits < 64:
         sizes = f"data blocks from {array.smallest_block} elements, {array.least_pointers} pointers"
-        raise ValueError(f"its chunk index is damaged: {sizes}, counts of {array.count_bits} bits")
+        raise ValueError(
+            f"its chunk index is damaged: {sizes}, counts of {array.count_bits} bits: "
+            "expected powers of 2, and counts of 1 to 63 bits"
+        )
     if address is None:
         return Node(NO_CHUNKS)
     direct, by_index = 2 * (array.least_pointers - 1), 2 * (array.least_pointers.bit_length() - 1)

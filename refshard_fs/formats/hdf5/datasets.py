@@ -37,17 +37,16 @@ from refshard_fs.formats.hdf5.structure import (
 
 TEXT: Final[dict[str, Any]] = {"id": "vlen-utf8"}
 BYTES: Final[dict[str, Any]] = {"id": "vlen-bytes"}
-ELEMENT: Final = (
-    "element_dtype"  # an attribute of arrays whose sequences are shown as bytes: the dtype of their elements
-)
+# An attribute of arrays whose sequences of numbers are shown as bytes: the dtype of these numbers.
+ELEMENT: Final = "element_dtype"
 
 
 class Dataset:
     """A dataset that can be shown as an array of zarr.
 
-    ``chunk`` is the shape of its HDF5 chunks, or of the chunks that its contiguous data are cut into.
-    ``outer_shape`` is the dataset's shape, without the dimensions of an array datatype. Raises ValueError with the
-    reason if the dataset cannot be shown.
+    ``chunk`` is the shape of its HDF5 chunks, or of the chunks into which its contiguous data are cut.
+    ``outer_shape`` is the dataset's shape, without the dimensions of an array datatype. The constructor raises
+    ValueError with the reason if the dataset cannot be shown.
     """
 
     def __init__(self, hdf5_object: HDF5Object, variable: NetCDFVariable) -> None:
@@ -63,7 +62,8 @@ class Dataset:
             case Chunked(chunk, itemsize):
                 if len(chunk) != len(hdf5_object.shape) or itemsize != hdf5_object.datatype.size:
                     reason = f"{hdf5_object.path!r} has chunks of {chunk} elements of {itemsize} bytes"
-                    raise ValueError(f"{reason}: expected shape {hdf5_object.shape}, {hdf5_object.datatype.size} bytes")
+                    expected = f"{len(hdf5_object.shape)} dimensions, elements of {hdf5_object.datatype.size} bytes"
+                    raise ValueError(f"{reason}: expected {expected}")
                 self.chunk = chunk
             case Compact() | Contiguous() | ExternalFiles():
                 self.chunk = choose_chunks(hdf5_object.shape, hdf5_object.datatype.size)
@@ -119,13 +119,13 @@ class Dataset:
 
     @property
     def is_small_coordinate(self) -> bool:
-        """Whether the dataset has the name of its only dimension, and at most `SMALL` bytes: then it is read whole."""
+        """Whether the dataset has the name of its only dimension, and at most `SMALL` bytes: opening reads it whole."""
         variable = self.variable
         is_index = variable.dimensions == (variable.path.rpartition("/")[2],) and not self.object_codec
         return is_index and max(variable.shape[0], self.chunk[0]) * self.datatype.size <= SMALL
 
     def describe(self) -> ArrayDescription:
-        """Describe the array to zarr. An array datatype adds its dimensions after the dataset's."""
+        """Describe the array to zarr. The dimensions of an array datatype come after those of the dataset."""
         variable, inner = self.variable, self.datatype.shape
         dtype = self.datatype.shown or np.dtype(object)
         codecs = self.codecs.shown if self.object_codec is None else (self.object_codec,)
@@ -180,7 +180,7 @@ class DatasetChunks(FilledChunks):
     def find_entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         """Return the entries of several chunks, which are located in the same rounds."""
         with self._report_damage():
-            chunks = yield from self.find_stored(numbers)
+            chunks = yield from self.find_stored_chunks(numbers)
             if self.dataset.object_codec is not None:
                 return (yield from self._encode_objects(numbers, chunks, self.dataset.object_codec))
             entries = [self._make_entry(number, chunks.get(number)) for number in numbers]
@@ -214,7 +214,7 @@ class DatasetChunks(FilledChunks):
         numbers = [] if self._index is None else self._index.list_numbers_in_unread_blocks()
         return iter(sorted(numbers, key=lambda other: (other < number, other)))
 
-    def find_stored(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
+    def find_stored_chunks(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
         """Locate the chunks ``numbers``; the result has no item for a chunk that was never written."""
         if self._index is not None:
             sorted_numbers = np.unique(np.array(numbers, np.uint64))
@@ -244,12 +244,12 @@ class DatasetChunks(FilledChunks):
                 return Inline(recipe.make(data))
             case Span() as span if recipe is not None:
                 return Packed(span, recipe, recipe.made)
-            case Packed() as packed if recipe is not None:  # the new recipe pads the chunk as the old one did
+            case Packed() as packed if recipe is not None:  # its recipe pads the chunk, and so does the new recipe
                 return msgspec.structs.replace(packed, recipe=recipe, made=recipe.made)
         return chunk.entry
 
     def _is_filtered(self, number: int) -> bool:
-        """Whether filters apply to a chunk. Writers may choose not to filter chunks that reach beyond the array."""
+        """Return whether filters apply to a chunk. A file may leave chunks that reach beyond the array unfiltered."""
         layout = self.dataset.layout
         if not isinstance(layout, Chunked) or layout.are_edges_filtered:
             return True
@@ -300,7 +300,7 @@ class DatasetChunks(FilledChunks):
 
 
 def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -> tuple[Chunks | None, Index | None]:
-    """Return the chunks that contiguous data are cut into, and the chunk index; one of the two is None.
+    """Return the chunks into which contiguous data are cut, and the chunk index; one of the two is None.
 
     Both are None if nothing was written, and for a virtual dataset.
     """
@@ -333,7 +333,8 @@ def _make_chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:
     cells = [(-(-extent // chunk), None if limit is None else -(-limit // chunk)) for extent, limit, chunk in extents]
     counts, limits = tuple(count for count, _ in cells), tuple(limit for _, limit in cells)
     if any(limit is not None and limit < count for count, limit in cells):
-        raise ValueError(f"{dataset.object.path!r} is larger than its maximum extent")
+        found = f"{dataset.object.path!r} has the shape {dataset.variable.shape}"
+        raise ValueError(f"{found}: expected at most its maximum shape {dataset.object.maxshape}")
     return ChunkSpace(
         file.sizes, file.count_bytes_after(0), dataset.chunk, counts, limits, dataset.raw_size, bool(dataset.filters)
     )

@@ -55,9 +55,9 @@ class Datatype(msgspec.Struct, frozen=True):
     """One HDF5 datatype.
 
     ``dtype`` is numpy's type of an element in the file, ``shown`` the type in zarr's metadata; they differ only if
-    ``is_recast``. ``shown`` is None if values cannot be shown, and in two other cases. Elements can be Python objects:
-    texts, sequences, and references, which are shown as paths. Or a compound has such a member: then each member is
-    shown as a separate array, whose datatype has the kind "member" and the size of the whole compound.
+    ``is_recast``. ``shown`` is None in three cases: if values cannot be shown; if elements are Python objects (texts,
+    sequences, and references, which are shown as paths); and if a member of a compound is a Python object. Then each
+    member is shown as a separate array, whose datatype has the kind "member" and the size of the whole compound.
 
     The ``dtype`` and ``shown`` of an array datatype are those of its elements; its ``shape`` comes after the dataset's.
     """
@@ -83,7 +83,7 @@ class Datatype(msgspec.Struct, frozen=True):
 
     @property
     def inner(self) -> Datatype:
-        """The datatype of values: of the member for the kind "member", of elements for arrays of objects, else this."""
+        """The datatype of the member for the kind "member", of the elements for an array of objects, otherwise self."""
         match self:
             case Datatype(kind="member", fields=(Field(datatype=datatype),)):
                 return datatype.inner
@@ -112,7 +112,7 @@ class Datatype(msgspec.Struct, frozen=True):
 
     @property
     def unit(self) -> int:
-        """The size in bytes of an item of a variable-length element; its length is the number of items."""
+        """The size in bytes of an item of a variable-length element, whose length is a number of items."""
         return self.base.size if self.kind == "vlen-sequence" and self.base is not None else 1
 
 
@@ -123,7 +123,7 @@ def parse_datatype(data: bytes) -> Datatype:
 
 
 class _Parser:
-    """Parse one message front to back."""
+    """A parser of one datatype message, which it reads from front to back."""
 
     def __init__(self, data: bytes) -> None:
         self._fields = Fields(data, Sizes())
@@ -266,9 +266,8 @@ class _Parser:
     def _parse_complex(self, size: int, depth: int) -> Datatype:
         base = self.parse(depth + 1)
         if base.kind != "float" or base.size * 2 != size:
-            raise ValueError(
-                f"a complex datatype of {size} bytes is not made of two floats: {base.kind}, {base.size} bytes"
-            )
+            found = f"two elements of the kind {base.kind!r} and of {base.size} bytes"
+            raise ValueError(f"a complex datatype of {size} bytes has {found}: expected two floats of half its size")
         return _make_complex(base) or Datatype(
             size, "complex", refusal=f"numpy cannot hold its datatype: a complex number of {size} bytes"
         )
@@ -282,8 +281,12 @@ class _Parser:
 
 
 def _parse_reference(size: int, kind: int) -> Datatype:
-    if kind > 1 or size - 4 * kind not in (2, 4, 8):
+    if kind > 1:
         return Datatype(size, "reference", refusal=f"its datatype is a reference of kind {kind}: expected 0 or 1")
+    if size - 4 * kind not in (2, 4, 8):
+        sizes = ", ".join(str(address + 4 * kind) for address in (2, 4, 8))
+        refusal = f"its datatype is a reference of kind {kind} with {size} bytes: expected one of {sizes}"
+        return Datatype(size, "reference", refusal=refusal)
     return Datatype(size, _REFERENCES[kind], np.dtype(f"V{size}"))
 
 
@@ -323,7 +326,7 @@ def _make_compound(size: int, fields: tuple[Field, ...]) -> Datatype:
         case (Field("r", 0, real), Field("i", offset, imaginary)) if (
             real == imaginary and real.kind == "float" and offset == real.size == size - offset
         ):
-            complex_type = _make_complex(real)  # h5py and NetCDF write complex numbers as such compounds
+            complex_type = _make_complex(real)  # h5py and NetCDF write complex numbers as compounds of "r" and "i"
             if complex_type is not None:
                 return complex_type
     if any(field.datatype.shown is None for field in fields):
@@ -430,22 +433,22 @@ def _recast(datatype: Datatype, elements: Elements) -> Elements:
     offset, precision = datatype.bits
     unused_bits = elements.dtype.itemsize * 8 - precision - offset
     native = elements.astype(elements.dtype.newbyteorder("="))
-    return (native << unused_bits >> (unused_bits + offset)).astype(
-        datatype.shown
-    )  # >> extends the sign of signed types
+    shifted = native << unused_bits >> (unused_bits + offset)  # >> extends the sign of signed types
+    return shifted.astype(datatype.shown)
 
 
 # Values in the global heap.
 
 _REFERENCES: Final[tuple[Kind, Kind]] = ("reference", "region")
-_REGIONS: Final = {6: "H", 8: "I", 12: "Q"}
+_REGIONS: Final = {6: "H", 8: "I", 12: "Q"}  # by bytes of a region reference: the `struct` code of the address in it
+# By bytes of a variable-length element: its fields, which are (number of items, address of the collection, index).
 _DESCRIPTORS: Final = {size: struct.Struct(f"<I{code}I") for size, code in {10: "H", 12: "I", 16: "Q"}.items()}
 HeapID = tuple[int, int, int]  # address of the collection, index of the object in it, length in bytes
-Heap = Mapping[tuple[int, int], bytes]
+Heap = Mapping[tuple[int, int], bytes]  # objects of the global heap by (address of the collection, index)
 
 
 def list_heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
-    """Return the places of elements' values in the global heap; empty values have none."""
+    """Return the places of elements' values in the global heap; empty values have no place."""
     match datatype.kind:
         case "vlen-string" | "vlen-sequence":
             unit = datatype.unit
@@ -502,9 +505,8 @@ def decode_objects(
 ) -> list[Any]:
     """Convert elements to Python values. A reference becomes the path of its object, or "" if no object is there.
 
-    ``paths`` are the paths of objects by address.
-
-    ``errors`` says what happens to bytes that are not UTF-8, as for `bytes.decode`.
+    ``paths`` are the paths of objects by address. ``errors`` says what happens to bytes that are not UTF-8, as for
+    `bytes.decode`.
     """
     values: list[Any]
     base, size = datatype.base, datatype.size

@@ -30,7 +30,10 @@ def check_file_is_beside(name: str) -> None:
     """Raise ManifestError unless ``name`` lies in the directory of the file that refers to it, or below."""
     is_elsewhere = protocol_of(name) is not None or is_absolute(name) or {"..", ""} & set(name.split("/"))
     if is_elsewhere or set(name) & set("\\?#%"):
-        raise ManifestError(f"{name[:SHOWN]!r} does not lie in the directory of the file that refers to it, or below")
+        raise ManifestError(
+            f"{name[:SHOWN]!r} does not lie in the directory of the file that refers to it, or below: expected a "
+            "relative path without '..', '\\', '?', '#' and '%'"
+        )
 
 
 # External links.
@@ -47,14 +50,17 @@ class ExternalLink(NamedTuple):
 
 
 class LinkedPaths:
-    """The paths of objects in a file. They are also sorted, so that `find` need not look at all of them."""
+    """The paths of objects in a file. They are also sorted, so that `find` need not compare all of them."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._places = {path: position for position, path in enumerate(dict.fromkeys(paths))}
         self._sorted = sorted(self._places)
 
     def find(self, link: ExternalLink, link_path: str) -> dict[str, str]:
-        """Return the paths of the objects that ``link`` shows in its file, each with its path below ``link_path``."""
+        """Return the paths of the objects to which ``link`` leads, each with the path where it is shown.
+
+        The link itself lies at ``link_path``: the objects are shown at this path and below it.
+        """
         top = "/".join(name for name in link.path.split("/") if name not in ("", "."))  # "." is the group itself
         paths = self._sorted
         if top:
@@ -68,10 +74,10 @@ class LinkedPaths:
 
 
 class DimensionNames:
-    """Names and sizes of the dimensions in each group.
+    """Names and sizes of the dimensions in each group of the opened file.
 
-    An array of another file keeps the names of its dimensions. Other names replace those that have another size here,
-    and those of phony dimensions that do not exist here.
+    An array of another file keeps the name of a dimension, with two exceptions: if the opened file has a dimension of
+    this name and of another size, or if it is a phony dimension that the opened file lacks.
     """
 
     def __init__(self, arrays: Mapping[str, ArrayDescription]) -> None:
@@ -92,7 +98,7 @@ class DimensionNames:
         group_sizes[name] = size
 
     def move(self, array: ArrayDescription, path: str) -> ArrayDescription:
-        """Return the description of an array of another file that is shown at ``path`` of this one."""
+        """Return the description of an array of another file that is shown at ``path`` of the opened file."""
         group = parent(path)[0]
         self._sizes.setdefault(group, {})
         visible = ChainMap(
@@ -122,7 +128,7 @@ def resolve_files(hdf5_object: HDF5Object, directory: str | None) -> HDF5Object:
         return hdf5_object
     try:
         if directory is None:
-            raise ManifestError("files beside this one cannot be opened here")
+            raise ManifestError("other files can be read only for a file that is opened by its URL")
         for part in hdf5_object.layout.parts:
             check_file_is_beside(part.file)
     except ManifestError as e:

@@ -20,18 +20,17 @@ A = TypeVar("A")
 
 PAGE: Final = 4096  # bytes of a page, the unit of reading: most object headers are shorter, and lie next to others
 FIRST: Final = 4 * PAGE  # bytes around each address in the first round; each further round reads 4 times as many
-AROUND: Final = (
-    1 << 20
-)  # most bytes that a round reads beyond its needs: reading them takes less time than another round
-# If a round has more than MANY_RUNS runs of pages, it also reads gaps of at most FAR bytes between them: a gap takes a
-# millisecond at 60 MB/s, and another request as much on the CPU.
+# Bytes: a round reads pages around its needs only up to this total. Reading so many takes less time than another round.
+AROUND: Final = 1 << 20
+# If a round has more than `MANY_RUNS` runs of pages, it also reads gaps of at most `FAR` bytes between runs: at 60 MB/s,
+# a gap takes a millisecond, which another request takes on the CPU.
 MANY_RUNS: Final = 16
 FAR: Final = 64 << 10
-PAGE_CACHE: Final = (
-    4 << 20
-)  # bytes of pages that stay in memory after the file was opened: chunk indexes may lie in them
+# Bytes: if the pages of an opened file take more, they are not kept in memory. Chunk indexes may lie in them.
+PAGE_CACHE: Final = 4 << 20
 PARSE_CACHE: Final = 64  # number of parsed datatypes, and of dataspaces, in memory: many objects have the same
-MOST_METADATA: Final = 64 << 20  # bytes of one structure, except chunk indexes and collections of the global heap
+# Bytes of one structure, except chunk indexes and collections of the global heap: a damaged length may be any number.
+MOST_METADATA: Final = 64 << 20
 # The bytes of all structures together are bounded: a structure may be read several times, but if structures overlap,
 # each could be as large as the file.
 TIMES_READ: Final = 16  # times the size of the file,
@@ -53,7 +52,7 @@ class Sizes(msgspec.Struct, frozen=True):
         try:
             return 9 + struct.calcsize(self.to_struct_format(form))
         except struct.error:
-            raise ValueError(f"a structure with the fields {form} is larger than any file") from None
+            raise ValueError("its header says that a structure has 2**63 bytes or more") from None
 
     def to_struct_format(self, form: str) -> str:
         """Convert ``form`` to a format of `struct`: P stands for an address, N for a length."""
@@ -184,7 +183,7 @@ class MetadataFile:
         self._pages: dict[int, bytes] = {}
         self._to_prefetch: list[tuple[int, int]] = []
         self._rounds = 0
-        self._taken = 0
+        self._structure_bytes = 0  # the sum of the lengths of all structures that were read
 
     def make_fields(self, data: bytes) -> Fields:
         """Make a cursor over the fields of a structure."""
@@ -195,7 +194,7 @@ class MetadataFile:
         return max(self.size - self.base - address, 0)
 
     def read(self, address: int, length: int, label: str) -> Steps[bytes]:
-        """Read ``length`` bytes at ``address``. If the file ends before, raise a ValueError that names ``label``."""
+        """Read ``length`` bytes at ``address``. If the file is too short, raise a ValueError that names ``label``."""
         entry = self.locate_metadata(address, length, label)
         if isinstance(entry, Inline):
             self._count_bytes(length)
@@ -232,14 +231,15 @@ class MetadataFile:
         return inline.data
 
     def prefetch(self, address: int | None, length: int) -> None:
-        """Read these bytes in the next round, because a later round needs them. Ignore an invalid address."""
+        """Read ``length`` bytes at ``address`` in the next round, for a later round. Ignore an invalid address."""
         if address is not None and length <= self.count_bytes_after(address):
             self._to_prefetch.append((self.base + address, self.base + address + length))
 
     def locate(self, address: int, length: int, label: str) -> Span | Inline:
-        """Return the span of ``length`` bytes at ``address``. Raise ValueError if the file ends before."""
+        """Return the span of ``length`` bytes at ``address``. Raise ValueError if the file is too short."""
         if length > self.count_bytes_after(address):
-            raise ValueError(f"{label} of {length} bytes at {address} ends beyond the end of the file of {self.size}")
+            reason = f"ends beyond the end of the file, which has {self.size} bytes"
+            raise ValueError(f"{label} of {length} bytes at {address} {reason}")
         part = self.source.part(self.base + address, length)
         assert isinstance(part, Span | Inline)
         return part
@@ -247,7 +247,8 @@ class MetadataFile:
     def run(self, steps: Steps[A]) -> Steps[A]:
         """Run ``steps`` and return their result. Read whole pages for the needs of each round.
 
-        If a structure cannot be parsed, the answer to its need is the ValueError: objects without it can be read.
+        If a structure cannot be parsed, the answer to its need is the ValueError: objects without this structure can
+        still be read.
         """
         answer: Any = None
         while True:
@@ -274,9 +275,10 @@ class MetadataFile:
 
     def _count_bytes(self, length: int) -> None:
         """Count bytes of structures. Raise UnreadableFile if there are more than the file can hold."""
-        self._taken += length
-        if self._taken > TIMES_READ * self.size + LEAST_READ:
-            raise UnreadableFile(f"its structures overlap: {self._taken} bytes together, in a file of {self.size}")
+        self._structure_bytes += length
+        if self._structure_bytes > TIMES_READ * self.size + LEAST_READ:
+            total = f"they have {self._structure_bytes} bytes together, and the file has {self.size}"
+            raise UnreadableFile(f"its structures overlap: {total}")
 
     def drop_pages(self) -> None:
         """Drop the pages of the opened file if they take more than `PAGE_CACHE`: chunk indexes can be read again."""

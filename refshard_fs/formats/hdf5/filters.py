@@ -107,7 +107,7 @@ class Codecs(msgspec.Struct, frozen=True):
         return tuple(json.loads(codec) for codec in self.codec_texts or ())
 
     def encode(self, plain: bytes) -> bytes:
-        """Encode the elements of a chunk with the codecs of the array. ``plain`` has the dataset's datatype."""
+        """Encode a chunk with the codecs of the array. ``plain`` are elements of the dataset's datatype."""
         data = recast(self.datatype, plain).tobytes() if self.datatype.is_recast else plain
         return encode_chunk(data, self.shown)
 
@@ -118,7 +118,7 @@ class Codecs(msgspec.Struct, frozen=True):
 
 
 class FilterRecipe(msgspec.Struct, frozen=True):
-    """Decode a chunk with all filters except those in ``mask``, which it skips, and encode it for zarr."""
+    """Decode a chunk with all filters except the filters in ``mask``, and encode it with the codecs of the array."""
 
     codecs: Codecs
     mask: int = 0
@@ -183,17 +183,17 @@ def _find_codec(filter_: Filter, number: int, length: int) -> dict[str, Any] | N
 
     ``number`` is the filter's position in the pipeline, ``length`` the bytes of a decoded chunk.
     """
-    level = _get_value(filter_.values, 0)
+    parameter = _get_value(filter_.values, 0)
     match filter_.id:
         case 1:
-            return {"id": "zlib", "level": min(level, 9)}
+            return {"id": "zlib", "level": min(parameter, 9)}
         case 2:
-            size = level or 1
+            size = parameter or 1
             return {"id": "shuffle", "elementsize": size} if not number and not length % size else None
         case 3:
             return {"id": "fletcher32"}
         case 307:
-            return {"id": "bz2", "level": min(max(level, 1), 9)}
+            return {"id": "bz2", "level": min(max(parameter, 1), 9)}
         case 32001:
             codec, shuffle = _get_value(filter_.values, 6), _get_value(filter_.values, 5)
             if codec >= len(_BLOSC_CODECS) or shuffle > 2:
@@ -201,7 +201,7 @@ def _find_codec(filter_: Filter, number: int, length: int) -> dict[str, Any] | N
             clevel = min(_get_value(filter_.values, 4), 9)
             return {"id": "blosc", "cname": _BLOSC_CODECS[codec], "clevel": clevel, "shuffle": shuffle, "blocksize": 0}
         case 32015:
-            return {"id": "zstd", "level": min(level, 22)}
+            return {"id": "zstd", "level": min(parameter, 22)}
     return None
 
 
@@ -217,7 +217,8 @@ Decoder = Callable[[bytes, tuple[int, ...], int], bytes]
 def _find_output_limit(length: int) -> int:
     """Return the most bytes that one filter may decode to in a chunk of ``length`` bytes.
 
-    They may be more than the chunk, because an earlier filter of the pipeline may have added headers.
+    A filter may decode to more bytes than the chunk has, because an earlier filter of the pipeline may have added
+    headers.
     """
     return length + length // 8 + _HEADERS
 
@@ -298,7 +299,8 @@ def _decode_zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     itemsize, width = (4, 8, 4, 8)[kind], 48 // ndim
     shape = [(head >> 36 + width * axis & (1 << width) - 1) + 1 for axis in range(ndim)]
     if head & 0xFFFFFF != int.from_bytes(b"zfp", "little") or math.prod(shape) * itemsize != length:
-        raise ValueError(f"a zfp header has the shape {shape}, {itemsize} bytes an item: expected {length} bytes")
+        found = f"begins with {head & 0xFFFFFF:#x} and has the shape {shape}, {itemsize} bytes an item"
+        raise ValueError(f"a zfp header {found}: expected 0x70667a, and {length} bytes in all")
     # zfp may read beyond the end of the stream, up to twice the bits of the values: append zeros.
     most_bits = 2 * 4**ndim * itemsize * 8 + 64
     block_bits = mode + 1 if mode < _ZFP_RATES else (head >> 96 & 0x7FFF) + 1 if mode == _ZFP_EXPERT else 0
@@ -320,7 +322,7 @@ def _decode_szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     width = 1 << max((values[2] - 1).bit_length() - 3, 0)  # bytes of a pixel; the encoder drops incomplete pixels
     if size > _find_output_limit(length) or size % width:
         limits = f"expected a multiple of {width}, the size of a pixel, and at most {_find_output_limit(length)}"
-        raise ValueError(f"an szip chunk of {size} bytes: {limits}")
+        raise ValueError(f"an szip chunk decodes to {size} bytes: {limits}")
     names = ("options_mask", "pixels_per_block", "bits_per_pixel", "pixels_per_scanline")
     options = dict(zip(names, values, strict=False))
     decoded = bytes(decode_by_imagecodecs("szip_decode", data[4:], "hdf5", out=size, **options))
@@ -333,11 +335,11 @@ def _decode_lz4(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     size, block = struct.unpack_from(">QI", data)
     if size > _find_output_limit(length) or (size and not block):
         limits = f"expected at most {_find_output_limit(length)}, and blocks of at least 1 byte"
-        raise ValueError(f"an lz4 chunk of {size} bytes in blocks of {block} bytes: {limits}")
+        raise ValueError(f"an lz4 chunk decodes to {size} bytes in blocks of {block} bytes: {limits}")
 
-    def decode_block(frame: bytes, length: int) -> bytes:
+    def decode_block(frame: bytes, size: int) -> bytes:
         # The writer does not compress a block if compression would not make it smaller.
-        return frame if len(frame) == length else _decode_lz4_block(frame, length)
+        return frame if len(frame) == size else _decode_lz4_block(frame, size)
 
     return b"".join(_decode_blocks(data, size, block, decode_block))
 
@@ -363,7 +365,8 @@ def _decode_lz4_block(frame: bytes, size: int) -> bytes:
     from numcodecs import lz4
 
     if size > len(frame) * _LZ4_EXPANSION:
-        raise ValueError(f"an lz4 block of {len(frame)} bytes cannot decode to {size}")
+        limit = len(frame) * _LZ4_EXPANSION
+        raise ValueError(f"an lz4 block of {len(frame)} bytes decodes to {size} bytes: expected at most {limit}")
     return bytes(lz4.decompress(struct.pack("<I", size) + frame))
 
 
@@ -391,7 +394,7 @@ def _decode_bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> byt
     size, block = struct.unpack_from(">QI", data)
     if size > _find_output_limit(length) or not block or block % (8 * itemsize):
         limits = f"expected at most {_find_output_limit(length)}, and blocks of a multiple of {8 * itemsize}"
-        raise ValueError(f"a bitshuffle chunk of {size} bytes in blocks of {block} bytes: {limits}")
+        raise ValueError(f"a bitshuffle chunk decodes to {size} bytes in blocks of {block} bytes: {limits}")
     tail = size % (8 * itemsize)  # elements at the end, fewer than eight, are not shuffled
     blocks = [_undo_bitshuffle(block_data, itemsize) for block_data in _decode_blocks(data, size - tail, block, decode)]
     return b"".join(blocks) + data[len(data) - tail :]
@@ -508,10 +511,10 @@ def _collect_numbers(
     """
     kind, size = values[position : position + 2]
     end = position + 2
-    if depth > 16 or len(numbers) > _MOST_NUMBERS:
-        raise ValueError(
-            f"an nbit element is nested more than 16 levels deep, or has more than {_MOST_NUMBERS} numbers"
-        )
+    if depth > 16:
+        raise ValueError("an nbit element is nested more than 16 levels deep")
+    if len(numbers) > _MOST_NUMBERS:
+        raise ValueError(f"an nbit element has more than {_MOST_NUMBERS} numbers")
     match kind:
         case 1:  # a number
             is_big, precision, offset = values[end : end + 3]
@@ -529,10 +532,12 @@ def _collect_numbers(
             member_count, end = values[end], end + 1
             for _ in range(member_count):
                 _, end = _collect_numbers(values, end + 1, start + values[end], numbers, depth + 1)
-        case 4 if size <= _MOST_NUMBERS:  # bytes that are not packed
+        case 4:  # bytes that are not packed
+            if size > _MOST_NUMBERS:
+                raise ValueError(f"an nbit member has {size} bytes: expected at most {_MOST_NUMBERS}")
             numbers += [(start + number_start, 1, 0, 8, 0) for number_start in range(size)]
         case _:
-            raise ValueError(f"an nbit member is of the unknown kind {kind}, or too large: {size} bytes")
+            raise ValueError(f"an nbit member is of the kind {kind}: expected 1 to 4")
     return size, end
 
 

@@ -1,6 +1,7 @@
 """Read v2 B-trees, fractal heaps, the global heap and local heaps, which hold small objects. No I/O here.
 
-Each level of a tree is read in one round. The depth decreases with each level, so a loop of pointers ends.
+Each level of a tree is read in one round. The depth decreases with each level, so reading ends even if pointers form a
+loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, unpack_block, verify_checksum
 
-MOST_ROWS: Final = 1 << 10  # rows of a doubling table: the sizes of its blocks double with every row
+MOST_ROWS: Final = 1 << 10  # rows of a doubling table: more are damage, because block sizes double with every row
 NodePointer = tuple[int, int]  # address of a node, and its number of records
 
 
@@ -159,7 +160,7 @@ def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
     data = yield from file.read(address, file.sizes.measure_block(form), "a fractal heap")
     (filters,) = struct.unpack_from("<H", data, 7)
     if filters:
-        raise ManifestError("the blocks of a fractal heap are filtered, which is not supported")
+        raise ManifestError("the blocks of a fractal heap have filters: expected none, because these are not supported")
     heap = FractalHeap(*unpack_block(data, file.sizes, b"FRHP", form))
     sizes = heap.width, heap.start_size, heap.most_direct
     are_powers = (
@@ -169,7 +170,7 @@ def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
     if not are_powers or heap.rows > MOST_ROWS or not 0 < heap.bits <= 64:
         shape = f"{heap.rows} rows of {heap.width} blocks of {heap.start_size} to {heap.most_direct} bytes"
         raise ValueError(f"a fractal heap is damaged: {shape}, {heap.bits} bits of offsets")
-    file.prefetch(heap.root, heap.start_size)  # objects in it are needed as soon as their ids are read
+    file.prefetch(heap.root, heap.start_size)  # the objects in the root block are needed after their ids are read
     return heap
 
 
@@ -199,14 +200,12 @@ def read_dense_objects(
     header, records = yield from run_together(reads)
     if any(len(record) != record_size for record in records):
         raise ValueError(f"the records in the B-tree of {kind} have the wrong size: expected {record_size} bytes")
-    elsewhere = [kind == "attributes" and bool(record[8] & _SHARED_RECORD) for record in records]
-    if shared is None and any(elsewhere):
+    shared_flags = [kind == "attributes" and bool(record[8] & _SHARED_RECORD) for record in records]
+    if shared is None and any(shared_flags):
         raise ValueError("attributes are shared, but the file has no heap of shared attributes")
     objects: list[tuple[bytes, bytes]] = []
     for source_heap, is_shared in ((header, False), (shared, True)):
-        heap_records = [
-            record for record, is_elsewhere in zip(records, elsewhere, strict=True) if is_elsewhere is is_shared
-        ]
+        heap_records = [record for record, flag in zip(records, shared_flags, strict=True) if flag is is_shared]
         if source_heap is not None and heap_records:
             data = yield from read_heap_objects(file, source_heap, [record[ids] for record in heap_records])
             objects += zip(heap_records, data, strict=True)
@@ -237,12 +236,12 @@ def read_shared_heaps(file: MetadataFile, address: int, count: int) -> Steps[dic
 def read_heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes]) -> Steps[list[bytes]]:
     """Read the objects with these ``ids``, all in the same rounds."""
     kinds = {raw[0] >> 4 & 3 for raw in ids if raw}
-    names_address = heap.id_size - 1 >= file.sizes.address + file.sizes.length
+    have_addresses = heap.id_size - 1 >= file.sizes.address + file.sizes.length  # in the ids of huge objects
     blocks = heap.blocks
     if _MANAGED in kinds and not blocks:
         blocks = tuple((yield from _read_direct_blocks(file, heap)))
     huge: dict[int, tuple[int, int]] = {}
-    if _HUGE in kinds and not names_address:
+    if _HUGE in kinds and not have_addresses:
         if heap.huge is None:
             raise ValueError("a fractal heap has huge objects, but no B-tree that locates them")
         records = [file.make_fields(record).unpack("PNN") for record in (yield from read_records(file, heap.huge))]
@@ -258,8 +257,8 @@ def read_heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes
                     blocks, fields.read_uint(heap.offset_size), fields.read_uint(heap.length_size)
                 )
             case 1:
-                key = 0 if names_address else fields.read_uint(min(file.sizes.length, len(raw) - 1))
-                address, length = fields.unpack("PN") if names_address else huge.get(key, (None, 0))
+                key = 0 if have_addresses else fields.read_uint(min(file.sizes.length, len(raw) - 1))
+                address, length = fields.unpack("PN") if have_addresses else huge.get(key, (None, 0))
                 if address is None:
                     raise ValueError("a huge object of a fractal heap is not in its B-tree")
                 spans[position] = address, length
@@ -269,14 +268,17 @@ def read_heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes
                     (((kind & 15) << 8 | fields.read_uint(1)) if is_long else kind & 15) + 1
                 )
             case _:
-                raise ValueError(f"an id of a fractal heap has the unknown version and type {kind >> 4}")
+                raise ValueError(
+                    f"an id of a fractal heap has version {kind >> 6} and type {kind >> 4 & 3}: "
+                    "expected version 0 and type 0 to 2"
+                )
     reads = [file.read(address, length, "an object of a fractal heap") for address, length in spans.values()]
     for position, data in zip(spans, (yield from run_together(reads)), strict=True):
         objects[position] = data
     return objects
 
 
-_MANAGED, _HUGE = 0, 1  # types of objects
+_MANAGED, _HUGE = 0, 1  # types of objects, in their ids
 
 
 def _locate_managed(blocks: Sequence[Block], offset: int, length: int) -> tuple[int, int]:

@@ -40,10 +40,11 @@ DECIDING: Final = HIDDEN | {
     "", FILL, "missing_value", "scale_factor", "add_offset", "_Unsigned", "units", "calendar", "dtype"
 }  # fmt: skip
 
-# Attributes by which AnnData recognises a dataset of compounds. It refuses a group with them, and reads a group without
-# them as a dict.
-_OF_ANNDATA: Final = ("encoding-type", "encoding-version")
+# Attributes by which AnnData recognises a dataset of compounds. AnnData refuses a group with these attributes, and
+# reads a group without them as a dict.
+_ANNDATA_ATTRIBUTES: Final = ("encoding-type", "encoding-version")
 
+# The beginning of the attribute NAME of a scale that is only a dimension.
 _NO_VARIABLE: Final = "This is a netCDF dimension but not a netCDF variable."
 _NO_COORDINATE: Final = "_nc4_non_coord_"  # prefix in HDF5 of a variable that has the name of an unrelated dimension
 
@@ -95,7 +96,7 @@ def split_compounds(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
             if hdf5_object.datatype is not None:
                 result[path] = msgspec.structs.replace(hdf5_object, datatype=to_little_endian(hdf5_object.datatype))
             continue
-        attributes = {name: value for name, value in hdf5_object.attributes.items() if name not in _OF_ANNDATA}
+        attributes = {name: value for name, value in hdf5_object.attributes.items() if name not in _ANNDATA_ATTRIBUTES}
         result[path] = HDF5Object(
             path, hdf5_object.address, True, attributes, unread=hdf5_object.unread, order=hdf5_object.order
         )
@@ -121,7 +122,7 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int, paths: Mapping
     ``paths`` are the paths of objects by address: references are shown as paths.
     """
     _check_text(objects, max(map(len, paths.values()), default=0))
-    objects = {path: _refuse_undecidable(hdf5_object) for path, hdf5_object in objects.items()}
+    objects = {path: _refuse_if_undecidable(hdf5_object) for path, hdf5_object in objects.items()}
     dimensions = _Dimensions(objects)
     is_netcdf = any(
         "_NCProperties" in hdf5_object.attributes or _is_scale(hdf5_object) for hdf5_object in objects.values()
@@ -133,7 +134,7 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int, paths: Mapping
     for path, hdf5_object in objects.items():
         for name, reason in hdf5_object.unread.items():
             label = f"attribute {name!r}" if name else "attributes"
-            reports[f"{label} of {path or '/'!r}"] = f"damaged or not supported: {reason}"
+            reports[f"{label} of {path or '/'!r}"] = f"cannot be read: {reason}"
         if hdf5_object.is_group:
             groups[path] = _show_attributes(hdf5_object, is_netcdf, paths)
             dtypes[path] = _collect_dtypes(hdf5_object, groups[path])
@@ -142,9 +143,9 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int, paths: Mapping
         elif hdf5_object.refusal is not None:
             reports[path] = hdf5_object.refusal
         elif hdf5_object.shape is None or hdf5_object.datatype is None:
-            reports[path] = "it has no shape and no elements"
+            reports[path] = "it is a dataset without a shape or without a datatype"
         elif dimensions.is_dimension_only(path):
-            continue  # only its name is shown, as a dimension of other variables
+            continue  # only the dimension's name is shown, in other variables
         else:
             names, shape = dimensions.describe(path)
             group, name = parent(path)
@@ -164,8 +165,8 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int, paths: Mapping
     return Description(variables, groups, reports, dimensions.list_unlimited(), dtypes)
 
 
-def _refuse_undecidable(hdf5_object: HDF5Object) -> HDF5Object:
-    """Return the object, with a refusal if it is a dataset with an unreadable attribute that may decide its values."""
+def _refuse_if_undecidable(hdf5_object: HDF5Object) -> HDF5Object:
+    """Return the object. If it is a dataset with an unreadable attribute in `DECIDING`, give it a refusal."""
     unread_names = [] if hdf5_object.is_group else [name for name in hdf5_object.unread if name in DECIDING]
     if not unread_names or hdf5_object.refusal is not None:
         return hdf5_object
@@ -221,7 +222,7 @@ class _Dimensions:
             self._phony_counts[group] = self._phony_counts.get(parent(group)[0], 0) if group else 0
             self._add_phony(group, members[group])
         # `_make_phony` adds dimensions to any group: their names must not be in use in groups below.
-        self._next = max(self._phony_counts.values(), default=0)
+        self._next_phony = max(self._phony_counts.values(), default=0)
 
     def list_unlimited(self) -> dict[str, list[str]]:
         """Return the names of the unlimited dimensions of each group; an empty list for a group without any."""
@@ -259,7 +260,7 @@ class _Dimensions:
             if len(numbers) == ndim and all(number in by_number for number in numbers):
                 return tuple(by_number[number] for number in numbers)
         labels = [None if scale is None else parent(scale)[1] for scale in self._axes[path]] or [None] * ndim
-        for axis, scale in enumerate(self._axes[path]):  # a scale of another length does not count
+        for axis, scale in enumerate(self._axes[path]):  # a scale whose length differs from the axis gives no name
             visible_scale = visible.get(labels[axis] or "")
             extent = (dataset.shape or ())[axis]
             if (
@@ -287,7 +288,7 @@ class _Dimensions:
         return group_scales | {name: scale for name, scale in inherited.items() if name not in group_scales}
 
     def _find_scales(self, dataset: HDF5Object) -> tuple[str | None, ...]:
-        """Return the path of the scale of each axis (None: no scale). If an axis has several, the last one counts."""
+        """Return the path of the scale of each axis (None: no scale). The last of several scales of an axis counts."""
         attribute = dataset.attributes.get("DIMENSION_LIST")
         if attribute is None or attribute.shape != (len(dataset.shape or ()),):
             return ()
@@ -307,8 +308,8 @@ class _Dimensions:
                 self._phony_counts[group] += 1
 
     def _make_phony(self, group: str, size: int) -> str:
-        name = f"phony_dim_{self._next}"
-        self._next += 1
+        name = f"phony_dim_{self._next_phony}"
+        self._next_phony += 1
         self._phony[group].append((name, size))
         return name
 
@@ -329,7 +330,7 @@ def _is_scale(hdf5_object: HDF5Object) -> bool:
 
 
 def _check_text(objects: Mapping[str, HDF5Object], longest: int) -> None:
-    """Raise ManifestError if texts of attributes take more than `MOST_TEXT` bytes: many may share one text in the file.
+    """Raise ManifestError if texts of attributes take more than `MOST_TEXT` bytes: many attributes may share one text.
 
     Each address in an attribute may become a path of up to ``longest`` characters.
     """
@@ -429,15 +430,16 @@ def _choose_fill(
     if masked is not None:
         attributes.pop(FILL, None)
     if zarr_format == 2:
-        # zarr-python 2 leaves missing chunks uninitialised; 3 fills them with zeros, and 3.1 texts with "0".
+        # With the fill value None, zarr-python 2 leaves missing chunks uninitialised; zarr-python 3 fills them with
+        # zeros, and 3.1 fills texts with "0".
         if masked is None:
             is_zero = unwritten is not None and unwritten.count(0) == len(unwritten)
             return None, attributes, is_zero and not datatype.fields and (zarr_major() or 3) > 2
-        return _fill_to_json(masked, datatype), attributes, masked == unwritten
+        return _encode_fill(masked, datatype), attributes, masked == unwritten
     if masked is not None:
-        value = _fill_to_json(masked, datatype)
+        value = _encode_fill(masked, datatype)
         attributes[FILL] = value if datatype.shown is None else encode_for_xarray(value, datatype.shown)
-    return None if unwritten is None else _fill_to_json(unwritten, datatype), attributes, unwritten is not None
+    return None if unwritten is None else _encode_fill(unwritten, datatype), attributes, unwritten is not None
 
 
 def _parse_fill_attribute(dataset: HDF5Object) -> bytes | None:
@@ -467,7 +469,7 @@ def _parse_fill_attribute(dataset: HDF5Object) -> bytes | None:
 def _convert_fill(dataset: HDF5Object, datatype: Datatype) -> bytes | None:
     """Return the element that HDF5 reads where nothing was written, converted for zarr.
 
-    None if zarr has no such fill value: in an array datatype, the elements of the fill value may differ.
+    None if zarr cannot hold this fill value: in an array datatype, the elements of the fill value may differ.
     """
     if datatype.inner.shown is None:
         return None if dataset.fill is not None and any(dataset.fill) else b""
@@ -477,7 +479,8 @@ def _convert_fill(dataset: HDF5Object, datatype: Datatype) -> bytes | None:
     return single if single * (len(elements) // max(len(single), 1)) == elements else None
 
 
-def _fill_to_json(fill: bytes, datatype: Datatype) -> Any:
+def _encode_fill(fill: bytes, datatype: Datatype) -> Any:
+    """Encode a fill value, given as the bytes of one element, as JSON."""
     if datatype.is_text:
         return fill.decode("utf-8", "surrogateescape")
     if datatype.shown is None:

@@ -53,12 +53,13 @@ from refshard_fs.formats.hdf5.virtual import parse_mappings
 
 T = TypeVar("T")
 
-PATHS_PER_BYTE: Final = 1 / 8  # the limit of paths: many links may lead to one group, so that paths multiply
-LEAST_PATHS: Final = 10_000  # the limit of a small file
+# The most paths for each byte of the file: many links may lead to one group, so that paths multiply.
+PATHS_PER_BYTE: Final = 1 / 8
+LEAST_PATHS: Final = 10_000  # the most paths in a small file
 MOST_LEVELS: Final = 256  # levels of nested groups: reading a level takes rounds of requests
-MOST_NAME_LOOKUPS: Final = 1 << 22  # names that are looked up for all soft links, which takes some seconds
+MOST_NAME_LOOKUPS: Final = 1 << 22  # names that are looked up for all soft links: so many take some seconds
 MOST_HOPS: Final = 32  # soft links in a chain
-_OF_GROUPS: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE)  # messages that only groups have
+_GROUP_MESSAGES: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE)  # only groups have these
 
 
 # Links of groups: in messages, in fractal heaps, or in symbol tables with local heaps.
@@ -71,8 +72,8 @@ class Link(NamedTuple):
     """A link to the object at ``address``, to a path ``target`` (soft), or to ``target`` in ``file`` (external).
 
     ``refusal`` says why the link cannot be followed. ``order`` is the link's creation order in its group; 0 if not
-    tracked. ``table`` are the addresses of a group's symbol table, which old links cache: they are known before the
-    group's header is read.
+    tracked. ``table`` are the addresses of the symbol table of the group to which an old link leads: so they are known
+    before this group's header is read.
     """
 
     name: str
@@ -127,9 +128,9 @@ def parse_link(file: MetadataFile, data: bytes) -> Link:
 
 
 def read_table_ahead(file: MetadataFile, table: bytes | None, group_k: int, leaf_k: int) -> Steps[None]:
-    """Read a group's symbol table, whose addresses a link caches, together with the group's header.
+    """Read a group's symbol table, whose addresses a link has, together with the group's header.
 
-    `read_links` needs the table in the next round.
+    `read_links` needs the table after the header.
     """
     if table is not None:
         with contextlib.suppress(ValueError):
@@ -185,9 +186,9 @@ def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: i
             fields.expect(b"TREE")
             kind, depth, count = fields.unpack("BBH2P")[:3]
             if kind or depth > _MOST_TREE_LEVELS or (parent_level is not None and depth != parent_level - 1):
+                limit = f"up to {_MOST_TREE_LEVELS}" if parent_level is None else parent_level - 1
                 raise ValueError(
-                    f"a group's B-tree has a node of type {kind} and level {depth} below level {parent_level}: "
-                    "expected type 0, one level less"
+                    f"a group's B-tree has a node of type {kind} and level {depth}: expected type 0 and level {limit}"
                 )
             next_level += [child for _, child in [fields.unpack("NP") for _ in range(count)]]
         if None in next_level:
@@ -197,11 +198,13 @@ def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: i
 
 
 def _read_external_files(file: MetadataFile, data: bytes) -> Steps[tuple[ExternalPart, ...]]:
-    """Read the parts of a dataset in external files, which its message ``data`` lists."""
+    """Parse a message of external files, and read the file names in its heap. Return the parts of the dataset."""
     fields = file.make_fields(data)
     version, count, heap = fields.unpack("B5xHP")
-    if version != 1 or heap is None:
-        raise ValueError(f"a message of external files is of version {version}, or has no heap: expected version 1")
+    if version != 1:
+        raise ValueError(f"a message of external files is of version {version}: expected 1")
+    if heap is None:
+        raise ValueError("a message of external files has no heap of file names")
     slots = [fields.unpack("3N") for _ in range(count)]
     names = file.make_fields((yield from read_local_heap(file, heap)))
     return tuple(ExternalPart(names.read_text_at(name), offset, size) for name, offset, size in slots)
@@ -211,7 +214,10 @@ def _read_external_files(file: MetadataFile, data: bytes) -> Steps[tuple[Externa
 
 
 class Tree(NamedTuple):
-    """Objects by path (the root's is empty), external links by path, and by path why other objects are not shown."""
+    """The objects and the external links of a file by path; the root's path is empty.
+
+    ``reports`` says, by path, why an object is not shown, or some of its members are not.
+    """
 
     objects: dict[str, HDF5Object]
     external: dict[str, ExternalLink]
@@ -276,7 +282,7 @@ class _Reader:
         external: dict[str, ExternalLink] = {}
         pending: list[tuple[str, tuple[int, ...], bool, Order]] = [("", (self._superblock.root,), False, ())]
         while pending:
-            path, addresses, is_alias, order = pending.pop()  # addresses of all objects on the path
+            path, addresses, is_alias, order = pending.pop()  # ``addresses``: of all objects on the path
             hdf5_object = msgspec.structs.replace(self._objects[addresses[-1]], path=path, order=order)
             (aliases if is_alias else objects)[path] = hdf5_object
             if len(objects) + len(aliases) + len(pending) > self._most_paths:
@@ -298,8 +304,8 @@ class _Reader:
                     external[link_path] = address
                 elif address is None:
                     target = (link.target or "")[:SHOWN]
-                    to = f"a soft link to {target!r}, where there is no" if is_soft else "a link to no"
-                    reports[link_path] = f"it is {to} object"
+                    missing = f"it is a soft link to {target!r}: no object was found there, or the links form a loop"
+                    reports[link_path] = missing if is_soft else "it is a hard link without an address"
                 elif address in addresses:
                     reports[link_path] = f"it is a {'soft ' * is_soft}link back to a group that contains it"
                 else:
@@ -388,7 +394,7 @@ class _Reader:
             else:
                 raw += dense
         attributes = yield from self._read_attributes(raw, unread)
-        is_group = any(message.type in _OF_GROUPS for message in messages)
+        is_group = any(message.type in _GROUP_MESSAGES for message in messages)
         described = HDF5Object("", address, is_group, attributes, unread=unread)
         if is_group:
             return described
@@ -433,8 +439,8 @@ class _Reader:
         filters = parse_pipeline(messages[structure.FILTERS]) if structure.FILTERS in messages else ()
         if space.shape is None:  # a null dataspace: an empty array shows the attributes
             space, layout = Dataspace((0,), (0,)), Contiguous(None, 0)
-        how = space.shape, space.maxshape, datatype, layout, filters, fill, refusal, hdf5_object.unread
-        return HDF5Object(hdf5_object.path, hdf5_object.address, False, hdf5_object.attributes, *how)
+        values = space.shape, space.maxshape, datatype, layout, filters, fill, refusal, hdf5_object.unread
+        return HDF5Object(hdf5_object.path, hdf5_object.address, False, hdf5_object.attributes, *values)
 
     def _read_dense_attributes(self, info: bytes) -> Steps[list[tuple[int, bytes]]]:
         dense = yield from read_dense_objects(self._file, info, "attributes", self._shared.get(structure.ATTRIBUTE))
@@ -469,16 +475,14 @@ class _Reader:
         attributes: dict[str, Attribute] = {}
         for attribute, ids in parsed:
             lost_object = next(
-                (
-                    (collection, index)
-                    for collection, index, size in ids
-                    if len(self._heap.get((collection, index), b"")) < size
-                ),
+                (heap_id for heap_id in ids if len(self._heap.get(heap_id[:2], b"")) < heap_id[2]),
                 None,
             )
             if lost_object is not None:
-                reason = f"object {lost_object[1]} of the global heap at {lost_object[0]} is not there, or too short"
-                unread[attribute.name] = str(failures[lost_object[0]] or reason)
+                collection, index, size = lost_object
+                length = len(self._heap.get((collection, index), b""))
+                reason = f"object {index} of the global heap at {collection} has {length} bytes: expected {size}"
+                unread[attribute.name] = str(failures[collection] or reason)
                 continue
             heap = {(collection, index): self._heap[collection, index] for collection, index, _ in ids}
             attributes[attribute.name] = msgspec.structs.replace(attribute, heap=heap) if ids else attribute
@@ -507,7 +511,7 @@ class _Reader:
             self._collections |= missing
 
     def _read_contents(self, messages: Sequence[Message]) -> Steps[list[bytes | ValueError]]:
-        """Return the content of each message, or the error of reading it. Contents of shared messages lie elsewhere."""
+        """Return the content of each message, or the error of reading it. Read the contents of shared messages."""
         shared = [position for position, message in enumerate(messages) if message.is_shared]
         results: list[bytes | ValueError] = [message.data for message in messages]
         reads = [_catch_damage(self._read_shared(messages[position])) for position in shared]
@@ -523,7 +527,7 @@ class _Reader:
         if version == 3 and kind == 1:
             heap = self._shared.get(message.type)
             if heap is None:
-                raise ValueError(f"the heap of shared messages of type {message.type:#06x} does not exist")
+                raise ValueError(f"the file has no heap of shared messages of type {message.type:#06x}")
             (data,) = yield from read_heap_objects(self._file, heap, [fields.take(heap.id_size)])
             return data
         if version == 1:  # a symbol table entry follows, which begins with the offset of a name

@@ -30,19 +30,22 @@ from refshard_fs.formats.hdf5.structure import Superblock, Virtual, parse_superb
 from refshard_fs.formats.hdf5.virtual import OWN, VirtualChunks, list_source_files, resolve_mappings
 from refshard_fs.security.policy import directory_of, relative_to
 
-MOST_PREPARED: Final = 256  # small coordinates that are read when a file is opened
-OTHER_DEPTH: Final = 1000  # `OpenOptions.depth` of a file that the opened file refers to; its files have 1 more
-MOST_LEVELS: Final = 1  # files that the opened file refers to may refer to more files, but the latter may not
-MOST_FILES: Final = 1000  # files that are opened for the opened file; for each of those, a hundredth
+MOST_PREPARED: Final = 256  # the most small coordinates that are read when a file is opened
+# `OpenOptions.depth` of a file to which the opened file refers; files to which that file refers have 1 more.
+OTHER_DEPTH: Final = 1000
+MOST_LEVELS: Final = 1  # files to which the opened file refers may refer to more files, but the latter may not
+MOST_FILES: Final = 1000  # files that are opened for the opened file; for each of these files, a hundredth of this
 TOO_MANY: Final = (
-    f"only the first {MOST_FILES} files that a file refers to are opened ({MOST_FILES // 100} at the next level)"
+    f"only the first {MOST_FILES} files to which the opened file refers are opened, "
+    f"and {MOST_FILES // 100} files to which each of these refers"
 )
+NOT_OPENED: Final = "other files can be opened only for a file that is opened by its URL, not for bytes in memory"
 # The first block of each chunk index, some 3 KiB, is read on opening if at most this number of datasets are not small.
 MOST_PREPARED_INDEXES: Final = 32
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open an HDF5 file, and the files that it refers to."""
+    """Open an HDF5 file, and the files to which it refers."""
     url = probe.url
     _, size = probe.file("HDF5")
     source = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size)
@@ -98,9 +101,9 @@ def _open_other_files(names: Sequence[str], probe: Probe, options: OpenOptions) 
     """Open the files ``names``. Return the key space of each, or the reason why it cannot be opened."""
     level = max(options.depth - OTHER_DEPTH + 1, 0)
     if level > MOST_LEVELS:
-        return dict.fromkeys(names, "a file that is two files away from the opened one may not refer to more files")
+        return dict.fromkeys(names, "only the opened file, and files to which it refers, may refer to other files")
     if options.open_other is None or probe.is_in_memory:
-        return dict.fromkeys(names, "files beside this one cannot be opened here")
+        return dict.fromkeys(names, NOT_OPENED)
     opened_names = names[: MOST_FILES // 100**level]
     results = yield from run_together([_open_other_file(name, probe.url, options) for name in opened_names])
     return dict(zip(opened_names, results, strict=True))
@@ -144,17 +147,18 @@ def _make_keyspace(
             raise ManifestError(f"it is a virtual dataset with values of another file: {space}")
         other_space = chunks if name == OWN else space.chunks_by_path if isinstance(space, HDF5KeySpace) else {}
         if path.strip("/") not in other_space:
-            raise ManifestError(f"it is a virtual dataset, and its source {path!r} in {name!r} cannot be shown")
+            where = "this file" if name == OWN else repr(name[:SHOWN])
+            raise ManifestError(f"it is a virtual dataset, and its source {path!r} in {where} cannot be shown")
         return other_space[path.strip("/")]
 
-    # Virtual datasets come last: they need the chunks of others.
+    # Virtual datasets come last: they need the chunks of other datasets.
     for path in sorted(variables, key=lambda path: isinstance(objects[path].layout, Virtual)):
         variable, hdf5_object = variables[path], objects[path]
         try:
             hdf5_object, sources = resolve_mappings(hdf5_object, find_source)
             dataset = Dataset(resolve_files(hdf5_object, directory), variable)
             array = dataset.describe()
-            list(array.metadata(zarr_format))  # raises if zarr cannot hold such an array in this format
+            list(array.metadata(zarr_format))  # raises if ``zarr_format`` cannot hold the array
             arguments = file, superblock, dataset, array.grid(zarr_format), url
             chunks[variable.path] = VirtualChunks(*arguments, sources) if sources else DatasetChunks(*arguments, paths)
             arrays[variable.path] = array
@@ -171,8 +175,8 @@ def _make_keyspace(
             paths_here = other_space.linked_paths.find(link, path_here)
             size = sum(map(len, paths_here.values()))
             if not paths_here or size > room:
-                why = f"the paths of linked objects have more than {MOST_TEXT} characters"
-                raise ManifestError(why if paths_here else "there is no such object")
+                reason = f"the paths of all linked objects together have more than {MOST_TEXT} characters"
+                raise ManifestError(reason if paths_here else "there is no such object")
             room -= size
             contents.add(other_space, paths_here, dimensions)
         except ManifestError as e:
@@ -187,7 +191,7 @@ def _make_keyspace(
 
 
 class _FileContents(NamedTuple):
-    """The objects that are shown of a file, each by path, and reasons why others are not."""
+    """The objects of a file that are shown, by path, and the reasons why other objects are not shown."""
 
     arrays: dict[str, ArrayDescription]
     chunks: dict[str, DatasetChunks]
@@ -211,7 +215,7 @@ class _FileContents(NamedTuple):
 
 
 def _get_linked_file(link: ExternalLink, other_files: Mapping[str, KeySpace | str]) -> HDF5KeySpace:
-    """Return the key space of the file that a link leads to. Raise ManifestError if it could not be opened."""
+    """Return the key space of the file to which a link leads. Raise ManifestError if the file could not be opened."""
     other_space = other_files.get(link.file, TOO_MANY)
     if not isinstance(other_space, HDF5KeySpace):
         raise ManifestError(

@@ -16,13 +16,13 @@ import msgspec
 
 from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5 import SIGNATURE, signature_at
+from refshard_fs.formats.hdf5 import SIGNATURE, find_signature
 from refshard_fs.formats.hdf5.datatypes import Datatype
 from refshard_fs.formats.hdf5.file import PARSE_CACHE, Fields, MetadataFile, Sizes, verify_checksum
 from refshard_fs.formats.hdf5.filters import Filter
 
 HEADER: Final = 512  # bytes of an object header that are read first: most headers are smaller
-SMALL: Final = 1 << 16  # bytes of a coordinate that is read whole, because xarray would read it in several rounds
+SMALL: Final = 1 << 16  # bytes: smaller coordinates are read whole, because xarray would read them in several rounds
 MOST_DIMENSIONS: Final = 32
 MOST_BLOCKS: Final = 1 << 16  # continuation blocks of one object header
 UNDEFINED: Final = (1 << 32) - 1  # -1, the size of an undefined fill value in old files
@@ -45,9 +45,9 @@ B_TREE_K: Final = 0x13
 DRIVER: Final = 0x14
 ATTRIBUTE_INFO: Final = 0x15
 
-_IS_SHARED: Final = 0x02
-_MUST_BE_KNOWN: Final = 0x80
-_LAST_KNOWN: Final = 0x18
+_IS_SHARED: Final = 0x02  # flag of a message: its content lies in another place
+_MUST_BE_KNOWN: Final = 0x80  # flag of a message: readers that do not know its type may not open the object
+_LAST_KNOWN: Final = 0x18  # the largest type of message in the specification
 _ATTRIBUTE_HEAD = struct.Struct("<BBHHH")
 _OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("<BHB"), struct.Struct("<BHBH")
 
@@ -76,7 +76,7 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
 
     It lies at the start of the file, or after a user block of 512 bytes, 1024, 2048 and so on.
     """
-    start = signature_at(head)
+    start = find_signature(head)
     if start is None:
         raise ManifestError(f"no HDF5 signature was found in its first {len(head)} bytes")
     fields = Fields(head, Sizes(), start + len(SIGNATURE))
@@ -130,7 +130,7 @@ def read_extension(file: MetadataFile, superblock: Superblock) -> Steps[Superblo
 
 
 class Message(NamedTuple):
-    """One message of an object header. If ``is_shared``, ``data`` is not its content but says where that lies.
+    """One message of an object header. If ``is_shared``, ``data`` is the place of its content, otherwise its content.
 
     ``order`` is the creation order of an attribute; 0 if the header does not track it.
     """
@@ -177,7 +177,9 @@ def read_header(
         on_messages(round_messages)
         messages += round_messages
         for continuation, _ in continuations:
-            if continuation is None or continuation in block_addresses or len(block_addresses) > MOST_BLOCKS:
+            if len(block_addresses) > MOST_BLOCKS:
+                raise ValueError(f"the object header at {address} has more than {MOST_BLOCKS} blocks")
+            if continuation is None or continuation in block_addresses:
                 raise ValueError(f"an object header continues at {continuation}: expected the address of a new block")
             block_addresses.add(continuation)
         bodies = yield from run_together(
@@ -193,7 +195,7 @@ def read_header(
 def _split_messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
     """Yield the messages in one block of a header. ``prefix`` is the format of type, size and flags before each."""
     position = 0
-    while position + prefix.size <= len(block):  # a shorter rest is a gap
+    while position + prefix.size <= len(block):  # fewer bytes at the end are a gap
         kind, size, flags, *order = prefix.unpack_from(block, position)
         position += prefix.size + size
         if position > len(block):
@@ -231,12 +233,12 @@ def parse_dataspace(data: bytes, sizes: Sizes) -> Dataspace:
     limits = fields.unpack(f"{rank}N") if flags & 1 else shape
     maxshape = tuple([None if limit == unlimited else limit for limit in limits])
     if math.prod(max(extent, 1) for extent in shape) >= 1 << 63:
-        raise ValueError(f"a dataspace of the shape {shape} has 2**63 elements or more")
+        raise ValueError(f"a dataspace has the shape {shape}: expected fewer than 2**63 elements")
     return Dataspace(shape, maxshape)
 
 
 def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> bytes | None:
-    """Parse a fill value message of type ``kind``. Return the bytes of one element; None if the fill value is zero."""
+    """Parse a fill value message of type ``kind``. Return the bytes of one element; None, for zeros, if it has none."""
     fields = Fields(data, sizes)
     has_value = True
     if kind == FILL_VALUE:
@@ -318,7 +320,7 @@ class Contiguous(msgspec.Struct, frozen=True):
 class Chunked(msgspec.Struct, frozen=True):
     """The layout of elements in chunks of ``shape``, which an index of ``kind`` at ``address`` locates.
 
-    ``parameters`` are those of the index. ``are_edges_filtered``: filters also apply to chunks that reach beyond the
+    ``parameters`` belong to the index. ``are_edges_filtered``: filters also apply to chunks that reach beyond the
     array.
     """
 
@@ -347,7 +349,7 @@ class ExternalFiles(msgspec.Struct, frozen=True):
 class VirtualMapping(NamedTuple):
     """A mapping: the ``selection`` of a source dataset is shown at ``place`` of the virtual dataset.
 
-    Both are (start, number of elements) for each axis; None: all elements.
+    ``selection`` and ``place`` are (start, number of elements) for each axis; None: all elements.
     """
 
     file: str

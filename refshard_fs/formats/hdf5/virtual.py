@@ -1,4 +1,4 @@
-"""Virtual datasets of HDF5: their values are those of other datasets, in the same file or in other files. No I/O here.
+"""Virtual datasets of HDF5: their values lie in other datasets, in the same file or in other files. No I/O here.
 
 A mapping places a selection of a source dataset in the virtual dataset. A virtual dataset can be shown if its mappings
 consist of whole chunks: then each of its chunks is an unchanged chunk of a source.
@@ -24,7 +24,7 @@ from refshard_fs.formats.hdf5.structure import HDF5Object, Superblock, Virtual, 
 
 OWN: Final = "."  # in a mapping, the file name that means "this file"
 MOST_SOURCES: Final = 1 << 16  # mappings of one dataset
-UNLIMITED: Final = "it is a virtual dataset that grows with its sources: only mappings of a fixed extent are supported"
+UNLIMITED: Final = "it grows with its sources: only mappings of a fixed extent are supported"
 
 Box = tuple[tuple[int, int], ...]  # for each dimension: start and number of elements
 
@@ -132,24 +132,24 @@ FindSource = Callable[[str, str], DatasetChunks]  # takes the names of file and 
 def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object, list[SourceChunks]]:
     """Return a virtual dataset with the chunk shape and filters of its sources, and a box of chunks for each mapping.
 
-    For another dataset, return it unchanged with an empty list. Raises ManifestError if the mappings do not consist of
-    whole chunks, or if the sources differ.
+    A dataset that is not virtual is returned unchanged, with an empty list. Raises ManifestError if the mappings do not
+    consist of whole chunks, or if the sources differ in chunk shape or filters.
     """
     if not isinstance(dataset.layout, Virtual):
         return dataset, []
     sources: list[SourceChunks] = []
-    cuts: set[tuple[Any, ...]] = set()
+    encodings: set[tuple[Any, ...]] = set()  # (chunk shape, filters) of the sources
     for source in dataset.layout.sources:
         chunks = find(source.file, source.dataset)
         label = f"{source.dataset!r} of {source.file!r}"
         _check_elements(dataset, chunks.dataset, label)
         source_chunks, chunk = _map_chunks(source, chunks, dataset.shape or (), label)
         sources.append(source_chunks)
-        cuts.add((chunk, chunks.dataset.filters))
-    if len(cuts) != 1:
-        reason = "it has no sources, or its sources differ in chunk shape or filters"
-        raise ManifestError(f"it is a virtual dataset, and {reason}: expected the same for all")
-    ((chunk, filters),) = cuts
+        encodings.add((chunk, chunks.dataset.filters))
+    if len(encodings) != 1:
+        reason = "its sources differ in chunk shape or filters" if encodings else "it has no sources"
+        raise ManifestError(f"it is a virtual dataset, and {reason}")
+    ((chunk, filters),) = encodings
     layout = msgspec.structs.replace(dataset.layout, chunk=chunk)
     return msgspec.structs.replace(dataset, layout=layout, filters=filters), sources
 
@@ -176,10 +176,10 @@ class VirtualChunks(DatasetChunks):
     def list_existing(self) -> Steps[list[Listed] | None]:
         if not self.fills_itself or self.grid.size > LISTABLE:
             return None
-        stored = yield from self.find_stored(range(self.grid.size))
+        stored = yield from self.find_stored_chunks(range(self.grid.size))
         return self.list_written(np.array(sorted(stored), np.uint64))
 
-    def find_stored(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
+    def find_stored_chunks(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
         sorted_numbers = np.array(sorted(set(numbers)), np.int64)
         counts = self.grid.counts[: len(self.dataset.chunk)]
         coords = np.array(np.unravel_index(sorted_numbers, counts or (1,))).T[:, : len(counts)]
@@ -187,24 +187,24 @@ class VirtualChunks(DatasetChunks):
         for number, source in enumerate(self._sources):  # if mappings overlap, the last one counts
             owners[((coords >= source.first) & (coords < source.last)).all(axis=1)] = number
         lookups: list[Steps[dict[int, StoredChunk]]] = []
-        source_numbers: list[tuple[SourceChunks, list[int], list[int]]] = []
+        searches: list[tuple[SourceChunks, list[int], list[int]]] = []  # source, numbers in this dataset, in the source
         for number in np.unique(owners[owners >= 0]).tolist():
             source, rows = self._sources[number], np.flatnonzero(owners == number)
-            numbers_there = _number_source_chunks(source, coords[rows])
-            source_numbers.append((source, sorted_numbers[rows].tolist(), numbers_there))
-            lookups.append(source.chunks.find_stored(numbers_there))
+            source_numbers = _number_source_chunks(source, coords[rows])
+            searches.append((source, sorted_numbers[rows].tolist(), source_numbers))
+            lookups.append(source.chunks.find_stored_chunks(source_numbers))
         result: dict[int, StoredChunk] = {}
-        for (source, numbers_here, numbers_there), stored_there in zip(
-            source_numbers, (yield from run_together(lookups)), strict=True
+        for (source, own_numbers, source_numbers), stored in zip(
+            searches, (yield from run_together(lookups)), strict=True
         ):
-            unwritten = self._make_unwritten(source.chunks) if len(stored_there) < len(numbers_there) else None
-            for number_here, number in zip(numbers_here, numbers_there, strict=True):
-                chunk = stored_there.get(number, unwritten)
+            unwritten = self._make_unwritten_chunk(source.chunks) if len(stored) < len(source_numbers) else None
+            for own_number, source_number in zip(own_numbers, source_numbers, strict=True):
+                chunk = stored.get(source_number, unwritten)
                 if chunk is not None:
-                    result[number_here] = chunk
+                    result[own_number] = chunk
         return result
 
-    def _make_unwritten(self, source: DatasetChunks) -> StoredChunk | None:
+    def _make_unwritten_chunk(self, source: DatasetChunks) -> StoredChunk | None:
         """Make a chunk of the source's fill value; None if the virtual dataset has the same fill value."""
         values = source.make_fill_elements()
         if values == self.make_fill_elements():
@@ -225,11 +225,11 @@ def _number_source_chunks(source: SourceChunks, coords: npt.NDArray[np.int64]) -
 def _check_elements(virtual: HDF5Object, dataset: Dataset, label: str) -> None:
     """Raise ManifestError if the bytes of a source's chunks cannot be chunks of the virtual dataset."""
     if dataset.datatype != virtual.datatype:
-        raise ManifestError(f"it is a virtual dataset whose datatype differs from that of {label}")
-    if dataset.object_codec or isinstance(dataset.layout, Virtual):
-        raise ManifestError(
-            f"it is a virtual dataset, and its source {label} has variable-length texts or is virtual, too"
-        )
+        raise ManifestError(f"it is a virtual dataset whose datatype differs from the datatype of {label}")
+    if dataset.object_codec:
+        raise ManifestError(f"it is a virtual dataset, and its source {label} has elements of variable length")
+    if isinstance(dataset.layout, Virtual):
+        raise ManifestError(f"it is a virtual dataset, and its source {label} is virtual, too")
     if dataset.filters and not getattr(dataset.layout, "are_edges_filtered", True):
         raise ManifestError(f"it is a virtual dataset, and its source {label} does not filter all chunks")
 
@@ -243,7 +243,7 @@ def _map_chunks(
     selection = source.selection or tuple((0, extent) for extent in source_shape)
     axes = _match_axes([size for _, size in selection], [size for _, size in box]) if len(box) == len(shape) else None
     if axes is None or len(selection) != len(source_shape):
-        raise ManifestError(f"it is a virtual dataset, and its mapping of {label} places a box of another shape")
+        raise ManifestError(f"it is a virtual dataset, and its mapping of {label} is between boxes of different shapes")
     chunk = [1] * len(shape)
     begin: list[int] = []
     is_whole = all(start + size <= extent for (start, size), extent in zip(selection, source_shape, strict=True))
@@ -265,7 +265,7 @@ def _map_chunks(
 
 
 def _match_axes(source_sizes: Sequence[int], virtual_sizes: Sequence[int]) -> list[int | None] | None:
-    """Map each dimension of a source to a dimension of the virtual dataset, or to None if it has length 1.
+    """Map each dimension of a source to a dimension of the virtual dataset, or to None: then it has length 1.
 
     Returns None if the lengths other than 1 differ.
     """

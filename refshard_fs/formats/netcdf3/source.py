@@ -78,12 +78,12 @@ class Variable(msgspec.Struct, frozen=True):
 
     @property
     def is_record(self) -> bool:
-        """Whether its first dimension is the record dimension."""
+        """Whether the variable's first dimension is the record dimension."""
         return bool(self.dimensions) and self.dimensions[0].is_record
 
     @property
     def slab_size(self) -> int:
-        """The size in bytes of its values, or of its values in one record, without padding."""
+        """The size in bytes of the variable's values, or of its values in one record, without padding."""
         return (
             math.prod(dimension.length for dimension in self.dimensions if not dimension.is_record)
             * self.dtype.itemsize
@@ -93,7 +93,7 @@ class Variable(msgspec.Struct, frozen=True):
 class Header(NamedTuple):
     """The content of a header. ``record_size`` (of all variables together) and ``length`` (of the header) are in bytes.
 
-    ``reports`` are the reasons why other variables are invalid, by name.
+    ``reports`` are the reasons why variables that are not in ``variables`` are invalid, by name.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -145,11 +145,10 @@ class _Cursor:
     def read_name(self) -> str:
         data = self.take(self.read_count())
         try:
-            return data.decode().partition("\0")[
-                0
-            ]  # some writers state a larger length; netCDF-C, too, stops at the NUL
+            name, _, _ = data.decode().partition("\0")  # some writers state a larger length: netCDF-C stops here, too
         except UnicodeDecodeError:
             raise self.make_error(f"a name is not UTF-8: {data[:80]!r}") from None
+        return name
 
     def read_list(self, tag: int, label: str) -> range:
         """Read the start of a list. Return the range of its length. Each item takes at least eight bytes."""
@@ -226,12 +225,11 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
         else:
             reports[name] = problem
     if hidden := _find_hidden_variable(cursor, dimensions):
-        reports[hidden] = (
-            f"the count of variables in the header includes only the {len(variables) + len(reports)} before"
-        )
+        counted = len(variables) + len(reports)
+        reports[hidden] = f"the header counts {counted} variables, and this variable follows them: its count is damaged"
     if reports:  # an invalid variable may be part of each record: then the places of other parts are unknown
         for name in [name for name, variable in variables.items() if variable.is_record]:
-            reports[name] = f"its records lie between those of {next(iter(reports))!r}, whose size is unknown"
+            reports[name] = f"its records lie between records of {next(iter(reports))!r}, whose size is unknown"
             del variables[name]
     record_variables = [variable for variable in variables.values() if variable.is_record]
     record_size = sum(variable.slab_size + -variable.slab_size % 4 for variable in record_variables)
@@ -263,9 +261,9 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
 
 
 def _find_hidden_variable(cursor: _Cursor, dimensions: list[Dimension]) -> str:
-    """Return the name of a variable after the last counted one, which shows that the count is damaged; "" if none.
+    """Return the name of a variable that follows the last counted variable: then the count is damaged. "" if none does.
 
-    Other bytes may follow there: the end of an earlier, longer header.
+    Other bytes may follow the last variable: the end of an earlier, longer header.
     """
     tail = _Cursor(cursor.data, min(cursor.size, len(cursor.data)), cursor.label)
     tail.at = cursor.at
@@ -305,9 +303,9 @@ def _read_ids(cursor: _Cursor, name: str) -> tuple[int, ...]:
 
 
 def _find_problem(ids: tuple[int, ...], dimensions: list[Dimension]) -> str | None:
-    """Return the reason why a variable cannot have the dimensions ``ids``; None if it can."""
+    """Return the reason why a variable cannot have the dimensions ``ids``; None if there is no reason."""
     if any(number >= len(dimensions) for number in ids):
-        return f"it has the dimensions number {ids}, counted from 0, but the file has {len(dimensions)} dimensions"
+        return f"its dimensions have the numbers {ids}: expected less than {len(dimensions)}, the number of dimensions"
     if any(dimensions[number].is_record for number in ids[1:]):
         return "the record dimension is not its first dimension"
     return None
@@ -319,17 +317,18 @@ GUESS: Final = 256 << 10  # bytes that are read if the header is longer than the
 # Records in a chunk of the record dimension's coordinate. xarray reads such a coordinate whole: with a chunk for each
 # of 20,000 records, opening takes 2.4 s instead of 0.2 s.
 TIMELINE: Final = 1 << 14
-LONGEST_TIMELINE: Final = 4 * PIECE  # bytes of the file that such a chunk spans, if it is read with the other variables
+# Bytes of the file that a chunk of this coordinate spans, if it is read together with the other variables.
+LONGEST_TIMELINE: Final = 4 * PIECE
 SMALL: Final = 4 << 10  # bytes of a variable in a record, up to which several records form a chunk
-BAND: Final = 256 << 10  # bytes of the file that such a chunk spans: reading one value reads all of them
-SPARSE: Final = 16 << 10  # if records are larger, a request for each record costs less than reading all bytes
+BAND: Final = 256 << 10  # bytes of the file that a chunk of several records spans: reading one value reads all of them
+SPARSE: Final = 16 << 10  # bytes: if records are larger, a request for each record costs less than reading all bytes
 REMEMBERED: Final = 16  # headers in the cache
 LONGEST: Final = 1 << 16  # bytes of a header in the cache
 MOST_DIMENSIONS: Final = 32  # the limit of numpy before version 2
 
 
 class StridedRecipe(msgspec.Struct, frozen=True):
-    """Cut ``slab`` bytes at ``offset`` out of every ``step`` bytes, and pad the result with zeros to ``size`` bytes."""
+    """Recipe: cut ``slab`` bytes at ``offset`` out of every ``step`` bytes, and pad them with zeros to ``size`` bytes."""
 
     step: int
     slab: int
@@ -347,8 +346,8 @@ class StridedRecipe(msgspec.Struct, frozen=True):
 class RecordChunks(Chunks):
     """The chunks of a variable with small records: ``records`` in each chunk, with other variables between them.
 
-    Whole records are read, in the same ranges for all variables, so that the next variable finds them in memory. If
-    records are large and many, only the parts of this variable are read, each alone. ``begin`` is the byte at which the
+    Whole records are read, in the same ranges for all variables, so that a read of the next variable finds them in
+    memory. If records are large and many, each part of this variable is read alone. ``begin`` is the byte at which the
     first record begins.
     """
 
@@ -436,13 +435,13 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     source, size = probe.file("NetCDF-3")
     if probe.head[:4] not in MAGICS:
         raise ManifestError(f"{probe.url}: expected a NetCDF-3 file, found the first bytes {probe.head[:4]!r}")
-    kind = size, options.zarr_format
-    layout = _layouts.get(kind)
+    key = size, options.zarr_format
+    layout = _layouts.get(key)
     if layout is None or not probe.head.startswith(layout.data):
         header, data = yield from _read_header(probe, size)
         layout = _make_layout(header, data, probe.url, options.zarr_format)
         if len(data) <= LONGEST:
-            _layouts.put(kind, layout)
+            _layouts.put(key, layout)
     return layout.group.with_chunks(_FileChunks(source, size, probe.url, layout))
 
 
@@ -482,7 +481,7 @@ def _read_header(probe: Probe, size: int) -> Steps[tuple[Header, bytes]]:
 
 
 def _find_refusal(variable: Variable) -> str | None:
-    """Return the reason why a variable cannot be shown; None if it can."""
+    """Return the reason why a variable cannot be shown; None if it can be shown."""
     if not is_node_name(variable.name):
         return f"its name {variable.name!r} cannot be part of a key"
     if len(variable.dimensions) > MOST_DIMENSIONS:

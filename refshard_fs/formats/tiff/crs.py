@@ -103,7 +103,8 @@ _ELLIPSOIDS: Final = {  # by EPSG code: semi-major axis in metres, inverse flatt
     7048: (6371007.0, 0.0),
     7052: (6370997.0, 0.0),
 }
-# Datums by the last three digits of their EPSG code (6...), which are also those of their geographic CRS (4...).
+# Datums by the last three digits of their EPSG code (6...). The code of their geographic CRS (4...) ends with the same
+# digits.
 _DATUMS: Final = {
     167: ("New_Zealand_Geodetic_Datum_2000", 7019),
     171: ("Reseau_Geodesique_Francais_1993", 7019),

@@ -141,7 +141,7 @@ def _parse_polynomials(ifd: Ifd) -> dict[str, Any]:
     numbers = ifd.get_numbers(RATIONAL_POLYNOMIAL)
     if len(numbers) != 92 or not all(map(math.isfinite, numbers)):
         return {}
-    names = [f"{axis}_{what}" for what in ("off", "scale") for axis in ("line", "samp", "lat", "long", "height")]
+    names = [f"{axis}_{kind}" for kind in ("off", "scale") for axis in ("line", "samp", "lat", "long", "height")]
     singles: dict[str, Any] = dict(zip(("err_bias", "err_rand", *names), numbers, strict=False))
     lists = ("line_num_coeff", "line_den_coeff", "samp_num_coeff", "samp_den_coeff")
     return singles | {name: numbers[at : at + 20] for name, at in zip(lists, range(12, 92, 20), strict=True)}

@@ -106,7 +106,7 @@ class Ifd(msgspec.Struct):
 
 
 class Tiff(FileBytes):
-    """Read the header of a file, and on request its IFDs and the values of their tags."""
+    """A TIFF file: its header, and steps that read its IFDs and the values of their tags."""
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
         super().__init__(url, source, size, head)
@@ -166,14 +166,14 @@ class Tiff(FileBytes):
             inside = [offset for offset in batch if offset + self._count.size <= self.size]
             heads = yield from self.load([(offset, self._count.size) for offset in inside], window, ahead)
             counts = dict(zip(inside, [self._count.unpack(head)[0] for head in heads], strict=True))
-            sizes = {offset: self._count.size + self._tag.size * n + self._link.size for offset, n in counts.items()}
-            good = [o for o in inside if 0 < counts[o] <= MOST_TAGS and o + sizes[o] <= self.size]
-            self._in_ifds += sum(sizes[offset] for offset in good)
+            sizes = {at: self._count.size + self._tag.size * count + self._link.size for at, count in counts.items()}
+            valid = [at for at in inside if 0 < counts[at] <= MOST_TAGS and at + sizes[at] <= self.size]
+            self._in_ifds += sum(sizes[at] for at in valid)
             self._check_overlap("IFDs have", self._in_ifds, self.size)
-            whole = dict(zip(good, (yield from self.load([(o, sizes[o]) for o in good])), strict=True))
+            found_data = dict(zip(valid, (yield from self.load([(at, sizes[at]) for at in valid])), strict=True))
             for offset in batch:
-                if offset in whole:
-                    ifds.append(self._parse_ifd(offset, counts[offset], whole[offset]))
+                if offset in found_data:
+                    ifds.append(self._parse_ifd(offset, counts[offset], found_data[offset]))
                 else:
                     found = f"an IFD of {counts[offset]} tags" if offset in counts else "nothing"
                     problem = (
@@ -213,10 +213,10 @@ class Tiff(FileBytes):
             ifd.tags[number] = tag
         return ifd
 
-    def _check_overlap(self, what: str, total: int, most: int) -> None:
+    def _check_overlap(self, label: str, total: int, most: int) -> None:
         """Raise ManifestError if ``total`` bytes are more than ``most``, which only overlapping parts can have."""
         if total > most:
             raise ManifestError(
-                f"{self.url}: its {what} {total} bytes or more: expected at most {most} in a file of {self.size} "
+                f"{self.url}: its {label} {total} bytes or more: expected at most {most} in a file of {self.size} "
                 "bytes. They overlap, so the file is damaged"
             )

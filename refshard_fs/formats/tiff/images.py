@@ -22,8 +22,8 @@ from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 from refshard_fs.formats.tiff.ycbcr import YCbCr, parse_ycbcr
 
 LARGEST: Final = 1 << 31  # the most bytes of a decoded strip or tile: zarr holds it in memory as an array
-# In a small file a decoded strip or tile has at most this many bytes, or this many for each byte of the file if that is
-# more: Deflate expands a byte to a thousand at most.
+# A decoded strip or tile has at most `SPARSE` bytes, or `RATIO` bytes for each byte of the file if that is more:
+# Deflate expands a byte to a thousand at most.
 SPARSE: Final = 1 << 26
 RATIO: Final = 1 << 12
 LZMA_MEMORY: Final = 1 << 28  # bytes: the dictionary of the strongest preset takes 65 MiB
@@ -98,7 +98,8 @@ class TileRecipe(msgspec.Struct, frozen=True):
             return Padded(self.size).make(self._decode_fax(raw))
         decoded = CODECS[self.compression](raw, self.compute_size(self.shape[0]))
         if len(decoded) < self.compute_size(self.rows):
-            raise ValueError(f"it decompresses to {len(decoded)} bytes: expected {self.compute_size(self.rows)}")
+            expected = self.compute_size(self.rows)
+            raise ValueError(f"a strip or tile decompresses to {len(decoded)} bytes: expected {expected}")
         return self.encode_chunk(Padded(self.size).make(self._convert_samples(decoded[: self.compute_size(self.rows)])))
 
     def encode_chunk(self, data: bytes) -> bytes:
@@ -222,7 +223,7 @@ IMAGES: Final[Mapping[int, str]] = {
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One image. ``recipe`` decodes its strips or tiles; if ``recipe.encoded``, zarr's codec decodes the whole ones.
+    """One image. ``recipe`` decodes its strips or tiles; with ``recipe.encoded``, zarr decodes those of full size.
 
     ``tables`` are the tags with the positions of strips or tiles, and with their sizes if the file has them.
     """
@@ -244,7 +245,7 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the image has uncompressed strips. If they are consecutive, too, `find_contiguous` cuts them anew."""
+        """Whether the image has uncompressed strips. `cut_consecutive_strips` cuts these anew if there are no gaps."""
         return self.recipe.encoded and self.recipe.compression == 1 and not self.is_tiled
 
     @property
@@ -269,8 +270,8 @@ class Page(msgspec.Struct, frozen=True):
         """Order three values, for rows, columns and bands, like the array's axes; a single band has no axis."""
         return (y, x) if self.samples == 1 else (band, y, x) if self.is_planar else (y, x, band)
 
-    def is_like(self, full: Page) -> bool:
-        """Return whether this image can be an overview of ``full``: with the same ratio of sides, up to rounding."""
+    def may_be_overview_of(self, full: Page) -> bool:
+        """Return whether this image has the same ratio of sides as ``full``, up to rounding."""
         return abs(full.height * self.width - full.width * self.height) <= full.height + full.width
 
     @property
@@ -302,14 +303,14 @@ class Page(msgspec.Struct, frozen=True):
         return min(height, self.height - row * height)
 
 
-def is_read(number: int) -> bool:
+def is_needed_at_opening(number: int) -> bool:
     """Return whether the tag ``number`` is read when a file is opened, unless its values are too long."""
     return number < 1 << 15 or number in PRIVATE or number in DESCRIBING
 
 
 def find_damage(ifd: Ifd) -> str | None:
     """Return why an IFD, or one of its tags that are read at opening, cannot be read; None if nothing is damaged."""
-    lost = next(filter(is_read, ifd.lost), None)
+    lost = next(filter(is_needed_at_opening, ifd.lost), None)
     if ifd.problem is not None or lost is None:
         return ifd.problem
     return f"the values of its tag {lost} lie beyond the end of the file: it is damaged or cut short"
@@ -322,7 +323,8 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
         raise ValueError(damage)
     height, width, samples = ifd.get_integer(HEIGHT, 0), ifd.get_integer(WIDTH, 0), ifd.get_integer(SAMPLES, 1)
     if not height or not width or not 0 < samples < 1 << 16:
-        raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples: expected 1 or more")
+        found = f"{height} rows, {width} columns and {samples} samples for a pixel"
+        raise ValueError(f"its image has {found}: expected 1 or more of each, and at most 65535 samples")
     bits, dtype = _choose_dtype(ifd, tiff.order)
     compression, photometric, within = _parse_compression(ifd)
     is_planar, is_tiled = samples > 1 and ifd.get_integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags
@@ -426,9 +428,9 @@ def _choose_dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
 class TileChunks(Chunks):
     """Locate the chunks of ``pages`` with the same layout, one page after the other. A strip or a tile is a chunk.
 
-    Strips and tiles that were never written, and those of a page that is None, do not exist if the array has a fill
-    value (``has_fill``): zarr returns the fill value there. Otherwise, they are chunks of zeros: in zarr version 2, a
-    fill value of 0 would make xarray mask all zeros.
+    If the array has a fill value (``has_fill``), chunks do not exist for strips and tiles that were never written, and
+    for a page that is None: zarr returns the fill value there. Otherwise, these are chunks of zeros: in zarr version 2,
+    a fill value of 0 would make xarray mask all zeros.
     """
 
     are_many = True
@@ -478,7 +480,7 @@ class TileChunks(Chunks):
         return (page, offset, size) if offset and size > 0 else (None, 0, 0)
 
 
-def find_contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chunks] | None:
+def cut_consecutive_strips(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chunks] | None:
     """Cut an image of uncompressed, consecutive strips anew: return the shape of chunks, and the chunks.
 
     One strip may be a whole image, or have only a few rows, so strips are often bad chunks. Return None for other

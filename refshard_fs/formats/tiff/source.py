@@ -38,15 +38,16 @@ from refshard_fs.formats.tiff.images import (
     SUB_IFDS,
     Page,
     TileChunks,
-    find_contiguous,
+    cut_consecutive_strips,
     find_damage,
-    is_read,
+    is_needed_at_opening,
     parse_page,
 )
 
 SMALL: Final = 1 << 16  # the most bytes of a tag that is read when the file is opened; longer tables are read later
 LONG: Final = 1 << 26  # the most bytes of a tag in `DESCRIBING`, such as OME-XML
 
+# Attributes by the roles of GDAL's items, and the values of bands without an item.
 _ROLES: Final = {"scale": "scale_factor", "offset": "add_offset", "description": "long_name", "unittype": "units"}
 _NEUTRAL: Final = {"scale": 1.0, "offset": 0.0}
 # Attributes by which xarray decodes values. GDAL's items cannot set them, because GDAL has other tags for these values.
@@ -71,12 +72,12 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     ifds = yield from tiff.read_chain()
     if DESCRIPTION in ifds[0].lost:  # OME-XML in it would define the images of all pages
         raise ManifestError(f"{tiff.url}: {find_damage(ifds[0])}")
-    yield from tiff.read_values(_list_needed(ifds))
+    yield from tiff.read_values(_list_needed_tags(ifds))
     sub_offsets = [[int(offset) for offset in ifd.get_numbers(SUB_IFDS) if offset] for ifd in ifds]  # 0: not written
     if sum(map(len, sub_offsets)) > MOST_IFDS:
         raise ManifestError(f"{tiff.url} has more SubIFDs than the limit, {MOST_IFDS}: it is damaged")
     sub_ifds = yield from tiff.read_ifds(list(itertools.chain.from_iterable(sub_offsets)))
-    yield from tiff.read_values(_list_needed(sub_ifds))
+    yield from tiff.read_values(_list_needed_tags(sub_ifds))
     all_ifds = [*ifds, *sub_ifds]
     for number, ifd in enumerate(all_ifds):
         ifd.number = number
@@ -114,7 +115,7 @@ def _describe_pages(tiff: Tiff, pages: Sequence[Sequence[Ifd]], zarr_format: int
         if broken is not None:
             raise ManifestError(f"{tiff.url}: {broken}") from e
         images, group = [], _Group(tiff, zarr_format)
-        group.reports["OME-XML"] = f"its pages are shown one by one: {e}"
+        group.reports["OME-XML"] = f"its images cannot be shown, so each page is shown as an array: {e}"
     if not images:
         group.show_pages(pages)
     else:
@@ -123,10 +124,10 @@ def _describe_pages(tiff: Tiff, pages: Sequence[Sequence[Ifd]], zarr_format: int
     return group
 
 
-def _list_needed(ifds: Sequence[Ifd]) -> Iterator[Tag]:
-    """Yield the tags whose values are read at opening: all that `is_read` accepts, unless they are too long."""
+def _list_needed_tags(ifds: Sequence[Ifd]) -> Iterator[Tag]:
+    """Yield the tags that `is_needed_at_opening` accepts, unless their values are too long."""
     for number, tag in itertools.chain.from_iterable(ifd.tags.items() for ifd in ifds):
-        if is_read(number) and tag.size <= (LONG if number in DESCRIBING else SMALL):
+        if is_needed_at_opening(number) and tag.size <= (LONG if number in DESCRIBING else SMALL):
             yield tag
 
 
@@ -135,7 +136,7 @@ def _list_needed(ifds: Sequence[Ifd]) -> Iterator[Tag]:
 
 REMEMBERED: Final = 16  # layouts in the cache
 LONGEST: Final = 1 << 16  # the most bytes of values in the IFDs of a file whose layout is cached
-MANY: Final = 64  # the most IFDs of such a file
+MANY: Final = 64  # the most IFDs of a file whose layout is cached
 
 # The key of a layout: the values of a file's IFDs, and everything else that decides its arrays.
 LayoutKey = tuple[Any, ...]
@@ -181,7 +182,7 @@ def _make_layout_key(
         tags = []
         for number, tag in ifd.tags.items():
             data = None if number in POSITIONS else tag.data
-            if is_read(number):
+            if is_needed_at_opening(number):
                 tags.append((number, tag.dtype.char, tag.count, data))
                 size += 0 if data is None else len(data)
         values.append((ifd.problem, tuple(ifd.lost), tuple(tags)))
@@ -201,7 +202,7 @@ class _Group(RasterGroupBuilder):
         """Return the layout of the file; None if the arrays depend on more than the key of the layout.
 
         Positions decide whether uncompressed strips are cut anew, and the size of the file whether large chunks are
-        shown. Reports have reasons of one file.
+        shown. Reports are about a single file.
         """
         pages = [page for image in self._images.values() for page in image.pages if page is not None]
         if self.reports or any(page.is_plain or page.recipe.size >= SPARSE for page in pages):
@@ -236,7 +237,7 @@ class _Group(RasterGroupBuilder):
                     full, full_ifd, place = page, ifd, locate_image(ifd, page.height, page.width)
                     pyramids.append([])
                     levels = {}
-                is_apart |= not (page.is_mask or page.is_like(full))
+                is_apart |= not (page.is_mask or page.may_be_overview_of(full))
                 described_by = [ifd]
                 if full_ifd is not None and not (page.is_mask or is_apart) and page.samples == full.samples:
                     described_by.append(full_ifd)
@@ -306,7 +307,7 @@ class _Group(RasterGroupBuilder):
             attributes |= place.add(self, group, (page.height, page.width, page.samples), names)
         nodata = next(filter(None, (ifd.get_text(NODATA).strip() for ifd in ifds)), "")
         fill = fill_of(_parse_number(nodata), page.dtype)
-        recut = None if image.axes else find_contiguous(self._tiff, page, where)
+        recut = None if image.axes else cut_consecutive_strips(self._tiff, page, where)
         chunk_shape = (*(1 for _ in image.extents), *(page.chunks if recut is None else recut[0]))
         codecs = NATIVE[page.recipe.compression] if page.recipe.encoded else []
         array = ArrayDescription(

@@ -68,7 +68,7 @@ def write_file(path: Path, *, texts: bool = True) -> Path:
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
-def test_values_and_attributes_equal_those_of_the_file(tmp_path: Path, zarr_format: int) -> None:
+def test_values_and_attributes_equal_the_file(tmp_path: Path, zarr_format: int) -> None:
     path = write_file(tmp_path / "air.nc")
     options: dict[str, Any] = {"engine": "refshard", "storage_options": {"zarr_format": zarr_format}}
     for group in ("", "deep/er"):
@@ -96,7 +96,7 @@ def test_datatree_has_values_that_netcdf4_reads_in_every_group(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
-def test_values_equal_those_of_virtualizarr(tmp_path: Path) -> None:
+def test_values_equal_virtualizarr(tmp_path: Path) -> None:
     parsers = pytest.importorskip("virtualizarr.parsers")
     stores = pytest.importorskip("obstore.store")
     registry = pytest.importorskip("obspec_utils.registry").ObjectStoreRegistry()
@@ -109,7 +109,7 @@ def test_values_equal_those_of_virtualizarr(tmp_path: Path) -> None:
         np.testing.assert_array_equal(actual[name].values, expected[name].values, err_msg=name)
 
 
-def test_commands_take_a_document_and_convert_it_to_references(
+def test_commands_read_a_document_and_convert_it_to_references(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_file(tmp_path / "air.nc")
@@ -118,7 +118,7 @@ def test_commands_take_a_document_and_convert_it_to_references(
     xr.testing.assert_identical(*datasets)
 
 
-def test_opening_reads_the_document_and_a_chunk_one_request(http_server: RangeServer, tmp_path: Path) -> None:
+def test_opening_and_reading_a_chunk_take_one_request_each(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_file(tmp_path / "air.nc")
     http_server.put("/air.nc", path.with_suffix("").read_bytes())
     fs = RefShardFileSystem(http_server.put("/air.nc.dmrpp", path.read_bytes()), skip_instance_cache=True)
@@ -131,7 +131,7 @@ def test_opening_reads_the_document_and_a_chunk_one_request(http_server: RangeSe
     assert request.path == "/air.nc"
 
 
-def test_described_file_is_at_href_beside_or_at_target(http_server: RangeServer, tmp_path: Path) -> None:
+def test_described_file_is_found_by_href_by_name_and_by_target(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_file(tmp_path / "air.nc")
     data = path.with_suffix("").read_bytes()
     expected = open_array(str(path), "plain")[...]
@@ -192,7 +192,7 @@ def test_inline_values_are_read() -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".dmrpp"])
 @pytest.mark.parametrize("fs_kind", ["instance", "mapping"])
-def test_document_is_opened_and_its_file_read(
+def test_session_token_is_sent_for_document_and_file(
     suffix: str, fs_kind: str, http_server: RangeServer, tmp_path: Path
 ) -> None:
     """A session of earthaccess sends its token to the server, for the document and for the file."""
@@ -465,7 +465,7 @@ def test_padding_of_texts_is_removed() -> None:
         files.read(keyspace, "t/0")
 
 
-def test_values_that_may_be_references_are_reported() -> None:
+def test_texts_that_may_be_references_are_reported() -> None:
     _, keyspace = open_document(
         '<String name="t"><Dim size="2"/><dmrpp:chunk offset="0" nBytes="32"/></String>', data=bytes(32)
     )

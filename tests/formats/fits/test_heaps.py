@@ -89,7 +89,7 @@ def test_scaled_sequences_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("descriptor", [(-1, 0), (4, 1 << 20), (1 << 30, 0), (4, -8)])
-def test_descriptors_that_leave_the_heap_are_refused(tmp_path: Path, descriptor: tuple[int, int]) -> None:
+def test_descriptors_outside_of_the_heap_are_refused(tmp_path: Path, descriptor: tuple[int, int]) -> None:
     path = write(tmp_path / "a.fits", make_table())
     with fits.open(path) as hdus:
         start, size = hdus["M"].fileinfo()["datLoc"], hdus["M"].header["NAXIS1"]

@@ -40,7 +40,7 @@ def test_hdus_that_cannot_be_shown_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_header_without_end_is_reported(tmp_path: Path, number: int) -> None:
-    """Such a header must not continue in the next one, which would hide an image."""
+    """A header without END must not continue in the next header: that would hide an image."""
     images = [fits.ImageHDU(SKY + extra, name=name) for extra, name in enumerate("AB")]
     data = write(tmp_path / "a.fits", *images, primary=SKY).read_bytes()
     ends = [at for at in range(0, len(data), 80) if data[at : at + 80] == b"END".ljust(80)]
@@ -103,7 +103,7 @@ def test_errors_of_damaged_files_name_the_file(tmp_path: Path) -> None:
         (b"BSCALE  =                  2.0", b"BSCALE  =               'two'", ["A", "C"], {"B": "BSCALE is 'two'"}),
     ],
 )
-def test_hdus_besides_a_damaged_one_are_shown(
+def test_hdus_beside_a_damaged_hdu_are_shown(
     tmp_path: Path, old: bytes, new: bytes, shown: list[str], lost: dict[str, str]
 ) -> None:
     odd = fits.ImageHDU(np.zeros((30, 40), "i2"), name="B")

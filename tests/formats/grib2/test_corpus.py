@@ -131,7 +131,7 @@ QUICK = {*ALL[::20], Case(2, "regular_gg_ml", product=44)}  # cases that are not
     [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in ALL],
     ids=str,
 )
-def test_datasets_equal_those_of_cfgrib(case: Case, tmp_path: Path) -> None:
+def test_datasets_equal_cfgrib(case: Case, tmp_path: Path) -> None:
     path = tmp_path / "a.grib"
     try:
         path.write_bytes(write_case(case))
@@ -176,7 +176,7 @@ def decode_by_eccodes(data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("edition", [1, 2])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_values_of_all_packings_equal_those_of_eccodes(edition: int, grid: str) -> None:
+def test_values_of_all_packings_equal_eccodes(edition: int, grid: str) -> None:
     compared = 0
     sample = f"{grid}_grib{edition}"
     for packing, kind in itertools.product(PACKINGS[edition], KINDS):

@@ -30,7 +30,7 @@ xr = pytest.importorskip("xarray")
     ],
 )
 @pytest.mark.parametrize("bits", [8, 11, 16, 24])
-def test_values_of_every_packing_equal_those_of_eccodes(packing: str, bits: int) -> None:
+def test_values_of_every_packing_equal_eccodes(packing: str, bits: int) -> None:
     try:
         data = make_message(packingType=packing, bitsPerValue=bits)
     except eccodes.CodesInternalError as e:
@@ -42,7 +42,7 @@ def test_values_of_every_packing_equal_those_of_eccodes(packing: str, bits: int)
 
 
 @pytest.mark.parametrize("bits", [33, 48, 56])
-def test_numbers_of_more_than_32_bits_equal_those_of_eccodes(bits: int) -> None:
+def test_numbers_of_more_than_32_bits_equal_eccodes(bits: int) -> None:
     data = make_message(packingType="grid_simple", bitsPerValue=bits)
     handle = eccodes.codes_new_from_message(data)
     want = eccodes.codes_get_values(handle).astype("f4")
@@ -55,7 +55,7 @@ def test_numbers_of_more_than_32_bits_equal_those_of_eccodes(bits: int) -> None:
     ("sample", "packing"),
     [("sh_ml_grib1", "spectral_complex"), ("sh_ml_grib1", "spectral_simple"), ("sh_ml_grib2", "spectral_complex")],
 )
-def test_spectral_coefficients_equal_those_of_eccodes(sample: str, packing: str, truncation: int) -> None:
+def test_spectral_coefficients_equal_eccodes(sample: str, packing: str, truncation: int) -> None:
     m, n = np.triu_indices(truncation + 1)
     values = RNG.normal(size=(len(m), 2)) / (1 + n[:, None]) ** 1.5
     values[m == 0, 1] = 0
@@ -172,7 +172,7 @@ def test_groups_of_any_width_and_length_are_decoded(
 
 @pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_ccsds", "grid_jpeg"])
 @pytest.mark.parametrize("points", [496, 400, 0])
-def test_constant_and_empty_fields_equal_those_of_eccodes(packing: str, points: int) -> None:
+def test_constant_and_empty_fields_equal_eccodes(packing: str, points: int) -> None:
     values = np.where(np.arange(496) < points, 4.0, np.nan)
     for keys in ({}, {"decimalScaleFactor": 2}, {"bitsPerValue": 0, "decimalPrecision": 1}):
         data = make_message(values, packingType=packing, **keys)

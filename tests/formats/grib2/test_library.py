@@ -62,7 +62,7 @@ def test_names_without_eccodes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("tables", [28, 35])
 @pytest.mark.parametrize("quantity", [1, 2])  # column densities, mixing ratios
 def test_names_of_chemistry_depend_on_the_class(project: str, tables: int, quantity: int) -> None:
-    """In the local section, ECMWF states the class, which distinguishes the products of CAMS from others."""
+    """In the local section, ECMWF states the class, which distinguishes the products of CAMS from other products."""
     local = {"setLocalDefinition": 1, "localDefinitionNumber": 1, "class": project}
     chemical = {"productDefinitionTemplateNumber": 40, "parameterCategory": 20, "parameterNumber": quantity}
     surface = {"typeOfFirstFixedSurface": 1, "typeOfSecondFixedSurface": 8} if quantity == 1 else {}
@@ -73,7 +73,7 @@ def test_names_of_chemistry_depend_on_the_class(project: str, tables: int, quant
     assert (f"parameter_0_20_{quantity}" if name == "unknown" else name) in Files({ROOT: data}).open().grids
 
 
-def test_levels_of_icon_are_named() -> None:
+def test_levels_of_icon_have_names() -> None:
     for second, name in ((255, "generalVertical"), (150, "generalVerticalLayer")):
         assert (
             name
@@ -92,7 +92,7 @@ def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:
 @pytest.mark.parametrize("edition", [1, 2])
 @pytest.mark.parametrize("points", [0, 1])
 def test_rows_of_one_point_do_not_reach_eccodes(edition: int, points: int) -> None:
-    """Such rows, and rows without points, would make eccodes end the process."""
+    """Rows of one point, and rows without points, would make eccodes end the process."""
     handle = eccodes.codes_grib_new_from_samples(f"reduced_gg_pl_32_grib{edition}")
     data = bytes(eccodes.codes_get_message(handle))
     eccodes.codes_release(handle)
@@ -126,7 +126,7 @@ def write_area(sample: str, first: int, rows: int, west: float, east: float) -> 
 
 
 @pytest.mark.parametrize("sample", ["reduced_gg_pl_32_grib1", "reduced_gg_pl_32_grib2", "reduced_gg_pl_80_grib2"])
-def test_areas_of_reduced_grids_equal_those_of_cfgrib(tmp_path: Path, sample: str) -> None:
+def test_areas_of_reduced_grids_equal_cfgrib(tmp_path: Path, sample: str) -> None:
     """An area has some of the rows of a grid, and some of the points of these rows."""
     for number, (first, rows, west, east) in enumerate([(20, 15, 0, 39.375), (0, 40, -20.5, 33.3), (3, 9, 90, 400)]):
         path = tmp_path / f"{number}.grib"

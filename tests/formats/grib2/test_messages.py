@@ -77,7 +77,7 @@ def test_messages_are_found_in_every_framing(framing: str) -> None:
     assert files.rounds <= 5 or has_edition_1 or framing == "long gaps"
 
 
-def test_damaged_messages_between_others_are_reported() -> None:
+def test_damaged_messages_between_whole_messages_are_reported() -> None:
     fields = [make_message_on_level(level, shortName="t") for level in (1000, 850, 500)]
     report = f"the message at byte {len(fields[0])}"
     damaged = b"GRIX" + fields[1][4:]
@@ -100,7 +100,7 @@ def test_unexpected_section_number_is_reported(number: int) -> None:
 
 
 def test_damaged_message_of_ascii_bytes_is_reported() -> None:
-    """It is not mistaken for a text between messages, although it does not begin with GRIB."""
+    """A damaged message is not mistaken for a text between messages, although it does not begin with GRIB."""
     fields = [make_message_on_level(level, shortName="t") for level in (1000, 850)]
     damaged = b"GRIX" + bytes(60) + b"7777"
     reports = Files({ROOT: fields[0] + damaged + fields[1]}).open().reports
@@ -211,7 +211,7 @@ def test_short_messages_are_read_in_blocks() -> None:
 
 
 def test_messages_whose_lengths_repeat_take_few_rounds() -> None:
-    """The fields of a step have various lengths, and those of the next step have the same lengths in the same order."""
+    """The fields of a step have various lengths; the fields of the next step have the same lengths, in this order."""
     data = b"".join(write_message(points, 0) for points in (900, 2000, 1500, 900, 900, 1700, 3000)) * 40
     files = find_messages(data)
     assert files.rounds <= 24
@@ -282,7 +282,7 @@ AXES = {
 
 
 @pytest.mark.parametrize("template", messages.TEMPLATES)
-def test_octets_of_products_equal_those_of_eccodes(template: int) -> None:
+def test_octets_of_products_equal_eccodes(template: int) -> None:
     layout = messages.TEMPLATES[template]
     handle = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
     eccodes.codes_set(handle, "tablesVersion", 34)

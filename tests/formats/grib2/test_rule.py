@@ -66,7 +66,7 @@ def open_document(document: dict[str, Any], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_fields_of_every_archive_equal_the_published_ones(name: str) -> None:
+def test_fields_of_every_archive_equal_published_values(name: str) -> None:
     archive = ARCHIVES[name]
     with RangeServer() as server:
         members = (0, 1, 2) if archive.names or name == "ifs-ens" else ()
@@ -186,7 +186,7 @@ STALE = {
         ]),
         "expected time|expected grid",
     ),
-    "no sidecar": (lambda data, lines: (data, ["<html>\n"]), "expected a line of wgrib2"),
+    "no sidecar": (lambda data, lines: (data, ["<html>\n"]), "expected a line as wgrib2 writes it"),
 }  # fmt: skip
 
 

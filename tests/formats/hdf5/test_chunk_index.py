@@ -23,7 +23,7 @@ from tests.support.shards_in_memory import Files
 xr = pytest.importorskip("xarray")
 
 
-def test_pages_without_bits_are_damage(tmp_path: Path) -> None:
+def test_pages_without_a_bitmap_are_damage(tmp_path: Path) -> None:
     """A damaged header may count pages without a bitmap. Once, the chunks in them looked missing, and were filled."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
@@ -57,7 +57,7 @@ def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["implicit", "fixed array"])
-def test_index_of_too_many_chunks_is_refused(kind: str) -> None:
+def test_index_kind_that_does_not_fit_maximum_counts_is_refused(kind: str) -> None:
     space = ChunkSpace(Sizes(), 1000, (1, 1), (3, 3), (3, None), 1, False)
     with pytest.raises(ValueError, match=f"kind '{kind}', which does not fit"):
         make_index(MetadataFile(Inline(bytes(1000)), 1000, b""), space, kind, 100, (0,))

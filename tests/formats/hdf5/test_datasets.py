@@ -30,7 +30,7 @@ def test_values_equal_h5py(kind: str, choose: Callable[[list[str]], list[str]], 
         assert check_file(written(corpus.WRITERS, name, tmp_path), refused), name
 
 
-def test_filters_that_zarr_lacks_are_named_for_info(tmp_path: Path) -> None:
+def test_info_names_filters_that_zarr_lacks(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         values = np.arange(10, dtype="i4")
         file.create_dataset("scaled", data=values, chunks=(5,), scaleoffset=0, shuffle=True)
@@ -62,7 +62,7 @@ def test_h5pys_test_files_have_the_values_of_h5py(path: Path) -> None:
     assert check_file(path)
 
 
-def test_unsupported_datasets_are_named(tmp_path: Path) -> None:
+def test_unsupported_datasets_are_reported_with_reasons(tmp_path: Path) -> None:
     fs = RefShardFileSystem(fo=str(written(corpus.WRITERS, "refused", tmp_path)))
     for name, reason in corpus.REFUSED.items():
         assert reason in fs.left_whole[name]
@@ -78,7 +78,7 @@ def test_converted_set_equals_the_file(name: str, tmp_path: Path) -> None:
     assert sorted(converted.find("")) == sorted(direct.find(""))
     for key in direct.find(""):
         if not key.endswith(".zmetadata"):
-            # Sets have an attribute with the data type of scale_factor; in a file, scale_factor has it.
+            # Sets keep the data type of scale_factor in an attribute; in a file, scale_factor itself has this type.
             assert converted.cat(key).replace(b',"_refshard_packing":"float32"', b"") == direct.cat(key), key
     pytest.importorskip("kerchunk")
     with xr.open_dataset(str(tmp_path / "refs.json"), engine="kerchunk") as by_kerchunk:

@@ -76,7 +76,7 @@ def test_types_that_zarr_lacks_are_refused(dtype: Any, reason: str) -> None:
     assert reason in str(parse(dtype).refusal)
 
 
-def test_low_level_library_types_are_parsed() -> None:
+def test_unusual_number_types_are_parsed_or_refused() -> None:
     wide = h5py.h5t.STD_I32BE.copy()
     wide.set_precision(21)
     wide.set_offset(3)
@@ -114,7 +114,7 @@ def test_native_complex_numbers_become_complex(tmp_path: Path) -> None:
     ],
     ids=["texts", "characters"],
 )
-def test_fixed_strings_equal_those_of_hdf5(tmp_path: Path, texts: tuple[bytes, ...], padding: int) -> None:
+def test_fixed_strings_equal_h5py(tmp_path: Path, texts: tuple[bytes, ...], padding: int) -> None:
     """Fortran pads single characters with spaces. h5py reads such a space as an empty text, and so do we."""
     size = len(texts[0])
     raw = b"".join(texts)
@@ -166,7 +166,7 @@ def test_repeated_long_text_is_refused() -> None:
         datatypes.decode_objects(parse(h5py.string_dtype()), raw, {(96, 1): text}, {})
 
 
-def test_truncated_or_changed_messages_are_errors() -> None:
+def test_damaged_messages_raise_only_value_errors() -> None:
     rng = np.random.default_rng(1)
     samples = [
         COMPOUND,

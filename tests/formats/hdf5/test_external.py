@@ -138,7 +138,7 @@ def test_raw_part_longer_than_its_file_is_read_to_the_end(tmp_path: Path, monkey
     assert (datasets["d"][...] == values).all()
 
 
-def test_nested_links_resolve_in_order() -> None:
+def test_linked_paths_are_found_in_the_order_of_the_file() -> None:
     paths = external.LinkedPaths(["", "b/z", "b", "b0", "b/a", "b/a/c", "a"])
     assert paths.find(external.ExternalLink("f", "/b/"), "p") == {
         "b/z": "p/z",

@@ -149,7 +149,7 @@ def test_skipped_filters_are_not_decoded(mask: int) -> None:
         assert read_by_codecs(dataset).tolist() == values.tolist()
 
 
-def test_filter_masks_apply_to_chunks_decoded_here() -> None:
+def test_filter_masks_apply_to_chunks_that_a_recipe_decodes() -> None:
     with open_in_memory() as file:
         dataset = file.create_dataset("a", (50,), "<i4", chunks=(50,), shuffle=True, compression="lzf")
         values = np.arange(50, dtype="<i4")
@@ -271,7 +271,7 @@ def test_equivalent_filters_become_zarr_codecs() -> None:
         assert decode_by_zarr(codecs, datatype, codecs.encode(data)).tobytes() == data
 
 
-def test_unsupported_filters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_unsupported_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
     for number, name in [(32017, "sz"), (32024, "sz3"), (40000, "custom")]:
         filter_ = Filter(number, filters.NAMES.get(number, "custom"), ())
@@ -356,7 +356,7 @@ def test_incomplete_szip_pixels_are_an_error(dtype: str) -> None:
         dataset_id = h5py.h5d.create(file.id, b"a", tid, space, create)
         dataset = h5py.Dataset(dataset_id)
         dataset[:] = np.arange(16) * 12  # scale-offset packs each number into 8 bits
-        with pytest.raises(ValueError, match="an szip chunk of 38 bytes"):
+        with pytest.raises(ValueError, match="an szip chunk decodes to 38 bytes"):
             read_by_codecs(dataset)
 
 

@@ -27,7 +27,7 @@ XARRAY = [
 
 
 @pytest.mark.parametrize("name", XARRAY)
-def test_xarray_dataset_equals_that_of_h5netcdf(name: str, tmp_path: Path) -> None:
+def test_xarray_dataset_equals_h5netcdf(name: str, tmp_path: Path) -> None:
     assert check_xarray(written(corpus.WRITERS, name, tmp_path), decode_cf=False, left_out=frozenset(["cell"]))
 
 
@@ -60,7 +60,7 @@ def test_enum_names_become_flag_attributes(tmp_path: Path) -> None:
 
 
 def test_complex_attributes_equal_h5netcdf(tmp_path: Path) -> None:
-    """Attributes of groups and of variables become complex numbers: those of groups were once pairs of floats."""
+    """Attributes of groups and of variables become complex numbers. Attributes of groups were once pairs of floats."""
     with h5py.File(tmp_path / "complex.h5", "w") as file:
         subgroup = file.create_group("below")
         for owner in (file, file.create_dataset("a", data=1.0), subgroup, subgroup.create_dataset("a", data=2.0)):

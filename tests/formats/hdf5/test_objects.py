@@ -92,14 +92,13 @@ def test_damaged_object_leaves_the_others(libver: str) -> None:
             keyspace = files.open()
             for name in ("a", "z"):
                 assert files.read(keyspace, f"{name}/0") == np.arange(3, dtype="<i4").tobytes(), position
-            for path in (
-                {"odd", "group/inner"} - set(keyspace.grids) if len(keyspace.grids) < 4 else ()
-            ):  # with 4 grids, the damage renamed an object
+            # With 4 grids, the damage renamed an object.
+            for path in {"odd", "group/inner"} - set(keyspace.grids) if len(keyspace.grids) < 4 else ():
                 with pytest.raises(ManifestError, match="is not shown"):
                     files.read(keyspace, f"{path}/0")
 
 
-def test_unreadable_links_of_a_group_are_named() -> None:
+def test_unreadable_links_of_a_group_are_reported() -> None:
     with open_in_memory() as file:
         file["good"] = 1
         file.create_group("group")["inner"] = np.arange(5)
@@ -130,7 +129,7 @@ def test_too_long_paths_are_reported_without_copies() -> None:
 
 
 def test_many_groups_with_shared_links_are_refused() -> None:
-    """Links are counted when they are read: those of all groups take memory before any path is made of them."""
+    """Links are counted when they are read: the links of all groups take memory before any path is made of them."""
 
     def fill(file: h5py.File) -> None:
         for number in range(150):
@@ -142,10 +141,9 @@ def test_many_groups_with_shared_links_are_refused() -> None:
         for position in range(0, len(data), 8)
         if data[position : position + 8] == struct.pack("<HHI", 0x11, 16, 0)
     ]
+    addresses = data[tables[0] + 8 : tables[0] + 24]  # of the root group's symbol table
     for position in tables:
-        data[position + 8 : position + 24] = data[
-            tables[0] + 8 : tables[0] + 24
-        ]  # the addresses in the root group's symbol table
+        data[position + 8 : position + 24] = addresses
     whole = Inline(bytes(data))
     with pytest.raises(RefShardError, match="more than .* paths"):
         Files({ROOT: whole.data}).run(open_(Probe(ROOT, Facts(len(data)), whole.data[:HEAD]), OpenOptions()))

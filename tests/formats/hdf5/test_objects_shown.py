@@ -123,9 +123,8 @@ def test_compounds_within_compounds_are_groups(low: str, tmp_path: Path) -> None
     assert values["d/in/deep/p"] == [1.5, 0, 0]
     assert values["d/in/o"] == ["/", "", ""]
     assert values["d/plain"] == [(1, b"ab"), (0, b""), (0, b"")]
-    assert json.loads(fs.cat("d/.zattrs")) == {
-        "note": "n"
-    }  # the group has no "encoding-type" of an array, which AnnData would refuse
+    # The group does not have the "encoding-type" of the dataset: AnnData would refuse it.
+    assert json.loads(fs.cat("d/.zattrs")) == {"note": "n"}
 
 
 @pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 has no version 3")
@@ -146,9 +145,8 @@ def test_compounds_of_any_byte_order_are_shown_in_version_3(tmp_path: Path) -> N
     assert group["split/in"][:].tolist() == [(0, (0, b""), 0, 0)] * 2
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["d"] = np.array([(1, 2.5), (-1, 0)], [("a", ">i2"), ("b", ">f8")])
-    with xr.open_dataset(
-        tmp_path / "b.h5", engine="refshard"
-    ) as ds:  # with metadata of version 2; engine h5netcdf raises TypeError
+    # This reads metadata of version 2; xarray's engine "h5netcdf" raises TypeError.
+    with xr.open_dataset(tmp_path / "b.h5", engine="refshard") as ds:
         assert ds["d"].values["a"].tolist() == [1, -1]
 
 

@@ -23,7 +23,7 @@ xr = pytest.importorskip("xarray")
 DIMS = ["phony_dim_0", "phony_dim_1"]
 
 
-def test_texts_shared_by_attributes_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collections_of_the_global_heap_are_parsed_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         for number in range(50):
@@ -63,7 +63,7 @@ def share_datatype_as_old_hdf5(data: bytes, header: int, shared: int) -> bytes:
     return bytes(result)
 
 
-def test_shared_datatypes_are_read_without_a_warning(tmp_path: Path) -> None:
+def test_shared_datatypes_are_read_without_findings(tmp_path: Path) -> None:
     path = tmp_path / "shared.h5"
     with h5py.File(path, "w") as file:
         file["type"] = np.dtype("<f4")

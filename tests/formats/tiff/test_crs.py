@@ -46,7 +46,7 @@ CF = {
 
 
 @pytest.mark.parametrize("crs", CF)
-def test_crs_with_parameters_equals_that_of_gdal(tmp_path: Path, crs: str) -> None:
+def test_crs_with_parameters_equals_gdal(tmp_path: Path, crs: str) -> None:
     path = write(tmp_path / "a.tif", np.zeros((2, 2), "u1"), crs=crs)
     files = Files.of(path)
     found = json.loads(files.read(files.open(), "spatial_ref/.zattrs") or b"")

@@ -1,4 +1,4 @@
-"""The coordinates and the transform of an image equal those that GDAL reads."""
+"""The coordinates and the transform of an image are the same as in GDAL."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_geo_keys_beyond_the_stated_number_are_ignored(tmp_path: Path) -> None:
     assert "crs_wkt" not in read_spatial_ref(path)
 
 
-def test_negative_y_scale_is_read_as_gdal_reads_it(tmp_path: Path) -> None:
+def test_negative_y_scale_gives_the_transform_of_gdal(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", SMOOTH)
     scale = struct.pack("<3d", 10, 20, 0)
     path.write_bytes(path.read_bytes().replace(scale, struct.pack("<3d", 10, -20, 0)))
@@ -64,7 +64,7 @@ def test_negative_y_scale_is_read_as_gdal_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Area", "Point"])
-def test_ground_control_points_equal_gdals(tmp_path: Path, kind: str) -> None:
+def test_ground_control_points_equal_gdal(tmp_path: Path, kind: str) -> None:
     corners = [(0, 0, 10, 50), (0, 200, 11, 50.1), (150, 0, 10.1, 49), (150, 200, 11.2, 49.2)]
     points = [rasterio.control.GroundControlPoint(*corner, z=number) for number, corner in enumerate(corners)]
     path = write(tmp_path / "a.tif", SMOOTH, gcps=points, transform=None, crs="EPSG:4326", tags={"AREA_OR_POINT": kind})
@@ -79,7 +79,7 @@ def test_ground_control_points_equal_gdals(tmp_path: Path, kind: str) -> None:
     assert not RefShardFileSystem(str(path)).exists("x")
 
 
-def test_rational_polynomials_equal_gdals(tmp_path: Path) -> None:
+def test_rational_polynomials_equal_gdal(tmp_path: Path) -> None:
     ones = [number / 7 for number in range(20)]
     rest = dict.fromkeys(("line_num_coeff", "line_den_coeff", "samp_num_coeff", "samp_den_coeff"), ones)
     names = [f"{axis}_{what}" for what in ("off", "scale") for axis in ("height", "lat", "line", "long", "samp")]

@@ -101,7 +101,7 @@ def test_images_of_imagej_without_ifds_are_reported(tmp_path: Path) -> None:
 
 
 def test_chain_of_ifds_at_various_distances_is_read_in_blocks() -> None:
-    """Between IFDs that are up to 256 KiB apart everything is read, and each read takes twice as many bytes."""
+    """All bytes between IFDs that are up to 256 KiB apart are read; each read has twice the bytes of the last read."""
     rng, file = np.random.default_rng(0), io.BytesIO()
     with tifffile.TiffWriter(file) as writer:
         for page in range(60):

@@ -79,8 +79,8 @@ def test_unsupported_pages_are_reported(tmp_path: Path) -> None:
         Files({ROOT: make_tiff(b"1", 1, 1, 8, 6)}).open()
 
 
-def test_equal_ifds_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layout of files that differ only in positions is cached; each file has its own tiles and fill value."""
+def test_layout_of_equal_ifds_is_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layout of files that differ only in the positions of tiles is cached; each file has its own tiles."""
     described: list[str] = []
 
     def describe(tiff: Any, *arguments: Any) -> Any:
@@ -186,7 +186,7 @@ def test_images_of_an_ome_tiff_are_groups(tmp_path: Path) -> None:
          "</Pixels></Image></OME>", "lie in another file, 'b.tif'"),
     ],
 )  # fmt: skip
-def test_wrong_ome_xml_shows_single_pages(tmp_path: Path, text: str, reason: str) -> None:
+def test_pages_with_wrong_ome_xml_are_shown_as_single_arrays(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, RGB, description=text, photometric="rgb", metadata=None)
     check_pages(path)
@@ -267,7 +267,7 @@ def test_overviews_equal_gdal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
-def test_attributes_have_the_names_of_rioxarray(tmp_path: Path, zarr_format: int) -> None:
+def test_coordinates_and_attributes_equal_rasterio(tmp_path: Path, zarr_format: int) -> None:
     xr = pytest.importorskip("xarray")
     rasterio = pytest.importorskip("rasterio")
     values = SMOOTH.astype("i2")[:40]
@@ -357,7 +357,7 @@ def test_commands_accept_tiff_and_keep_values(tmp_path: Path, capsys: pytest.Cap
             assert sum(isinstance(value, list) for value in json.loads(refs.read_text())["refs"].values()) == 4
 
 
-def test_codecs_of_the_file_are_named_by_info_and_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_and_convert_name_the_codecs_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.tif"
     with tifffile.TiffWriter(path) as writer:
         for options in ({"compression": "lzw", "predictor": 2}, {"compression": "zlib"}):
@@ -376,7 +376,7 @@ def test_tiff_is_read_from_memory(tmp_path: Path) -> None:
     assert OpenOptions().zarr_format == 2
 
 
-def test_mask_has_a_name_and_an_attribute(tmp_path: Path) -> None:
+def test_mask_has_a_name_and_its_image_refers_to_it(tmp_path: Path) -> None:
     path = tmp_path / "mask.tif"
     with tifffile.TiffWriter(path) as writer:
         for step, kind in ((1, 0), (2, 1)):
