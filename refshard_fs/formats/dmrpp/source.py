@@ -126,7 +126,8 @@ class _Targets:
         limit, self.inline = max(self.inline, 0), self.inline - size
         if self.inline < 0:
             raise ValueError(
-                f"its values in the document have {size} bytes: expected at most {limit} after other values"
+                f"its values in the document have {size} bytes: expected at most {limit} bytes, because other "
+                "variables have used the rest of the limit"
             )
 
     def find_url(self, href: str | None) -> str:
@@ -259,7 +260,8 @@ class _Array:
             length = stored_size // count
             if length == REFERENCE and variable.inline is None:
                 raise ValueError(
-                    f"its values of {length} bytes may be texts or references to texts: the document does not say which"
+                    f"its values of {length} bytes may be texts or references to texts: open the file itself, because "
+                    "the document does not say which of them they are"
                 )
         if not length:
             raise ValueError("the document does not say the length of its texts")
@@ -340,7 +342,7 @@ class _Array:
         ]
         end = max(map(sum, zip(offsets, sizes, strict=True)))
         chunks = {
-            chunk_number: (places, recipe.without_codecs(int(self.masks[index])))
+            chunk_number: (places, recipe.drop_codecs(int(self.masks[index])))
             for chunk_number, places, index in zip(chunk_numbers, block_places, first_blocks, strict=True)
         }
         if end >= COUNTABLE:
@@ -407,7 +409,7 @@ class ElementsRecipe(msgspec.Struct, frozen=True):
     def size(self) -> int:
         return self.shown_size * self.count
 
-    def without_codecs(self, mask: int) -> ElementsRecipe:
+    def drop_codecs(self, mask: int) -> ElementsRecipe:
         """Return the recipe for a chunk that skips the codecs in ``mask``: codec N if bit N is set."""
         codecs = tuple(codec for number, codec in enumerate(self.codecs) if not mask >> number & 1)
         return msgspec.structs.replace(self, codecs=codecs)
@@ -506,7 +508,7 @@ class ListedChunks(FilledChunks):
             return (
                 span
                 if recipe is None
-                else make_entry(span, recipe.without_codecs(int(self._masks[row])), recipe.size, self.where)
+                else make_entry(span, recipe.drop_codecs(int(self._masks[row])), recipe.size, self.where)
             )
         try:
             return self.unwritten_entry()

@@ -22,7 +22,7 @@ MOST_ROWS: Final = 1 << 14  # the most rows in a chunk
 def choose_codec(kind: str, dtype: np.dtype[Any]) -> dict[str, Any]:
     """Return zarr's codec for sequences of elements of a ``kind``, one of the letters of TFORM.
 
-    Characters become texts. Numbers become arrays in zarr 2, and bytes in zarr 3, which lacks a codec for such arrays.
+    Characters become texts. Numbers become arrays in zarr 2, and bytes in zarr 3, which cannot hold arrays as elements.
     """
     if kind == "A":
         return TEXT

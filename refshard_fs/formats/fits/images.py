@@ -15,7 +15,7 @@ from refshard_fs.formats.fits.header import Header
 
 _AXES: Final = "xyz"  # names of the three fastest axes
 _DTYPES: Final = {8: ">u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
-# By BITPIX: the BZERO that turns signed integers into unsigned ones (or the reverse, for 8 bits), and their data type.
+# By BITPIX: the BZERO that turns signed into unsigned integers (or the reverse, for 8 bits), and their data type.
 _OTHER_SIGN: Final = {8: (-(1 << 7), "i1"), 16: (1 << 15, "<u2"), 32: (1 << 31, "<u4"), 64: (1 << 63, ">u8")}
 
 
@@ -73,7 +73,7 @@ def parse_image(header: Header, prefix: str = "") -> Image:
 
 
 def name_axes(images: Mapping[str, Image]) -> dict[str, list[str]]:
-    """Name the axes of each image: the fastest axis is x, the next ones are y and z.
+    """Name the axes of each image: the fastest axis is x, the next axes are y and z.
 
     If the lengths of an axis differ, images with the most frequent length use the plain name. The name for each other
     length begins with the name of the first image of that length, such as `SCI_x`.

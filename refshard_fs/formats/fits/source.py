@@ -45,7 +45,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     taken = set(reports)
     for number, header in enumerate(headers):
         name = _name_array(header, number, taken)
-        reason = _explain_unsupported(header)
+        reason = _explain_unsupported_hdu(header)
         try:
             if reason is not None:
                 reports[name] = reason
@@ -159,7 +159,7 @@ def _name_array(header: Header, number: int, taken: set[str]) -> str:
     return name
 
 
-def _explain_unsupported(header: Header) -> str | None:
+def _explain_unsupported_hdu(header: Header) -> str | None:
     """Return the reason why an HDU cannot be shown; None if it is an image or a table."""
     kind = header.cards.get("XTENSION", "IMAGE")
     if kind not in ("IMAGE", "IUEIMAGE", *_TABLES):

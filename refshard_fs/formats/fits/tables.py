@@ -33,7 +33,7 @@ _WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8
 _DTYPES: Final = {
     "L": "?", "X": "?", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8", "C": ">c8", "M": ">c16"
 }  # fmt: skip
-# By TFORM: the TZERO that turns signed integers into unsigned ones (or the reverse, for B), and their data type.
+# By TFORM: the TZERO that turns signed into unsigned integers (or the reverse, for B), and their data type.
 _OTHER_SIGN: Final = {"B": (-(1 << 7), "i1"), "I": (1 << 15, ">u2"), "J": (1 << 31, ">u4"), "K": (1 << 63, ">u8")}
 _MOST_COLUMNS: Final = 999  # the standard's limit
 

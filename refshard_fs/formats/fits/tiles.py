@@ -30,7 +30,7 @@ SMALL: Final = 1 << 20  # bytes of pixels: a chunk joins consecutive tiles up to
 LARGEST: Final = 1 << 27  # the most bytes of pixels in a tile
 ROWS: Final = 1 << 16  # bytes of the table's rows that are read at a time
 
-_PLIO: Final = "PLIO_1"  # decoded here, because astropy's decoder does not check the sizes that tiles state
+_PLIO: Final = "PLIO_1"  # `decode_plio` decodes it: astropy's decoder does not check the sizes that tiles state
 _CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS", _PLIO)
 _UNSAFE: Final = "HCOMPRESS_1"  # a flipped bit crashes the decoders of astropy and imagecodecs
 _GZIP: Final = b"\x1f\x8b"
@@ -315,7 +315,7 @@ def decode_plio(words: Sequence[int], count: int) -> np.ndarray[Any, Any]:
                 pixels[at : at + 1] = high
                 at += 1
             case _:
-                raise ValueError(f"a line list has the unknown instruction {code}")
+                raise ValueError(f"a line list has the instruction {code}: expected 0 to 7")
         if at > count:
             raise ValueError(f"a line list has {at} pixels or more: expected at most {count}")
     return pixels

@@ -24,7 +24,7 @@ from refshard_fs.formats.grib2.messages import (
 
 _Array = npt.NDArray[Any]
 _AT_ONCE: Final = 1 << 14  # values that are unpacked and scaled at a time, so that they stay in a processor's cache
-_Block = tuple[_Array, _Array | None]  # numbers, and a mask of the missing ones: None if no number is missing
+_Block = tuple[_Array, _Array | None]  # numbers, and a mask of missing numbers: None if no number is missing
 
 
 class _FieldValues(msgspec.Struct, frozen=True):
@@ -175,7 +175,7 @@ def _arrange_rows(values: _Array, across: int, flags: int) -> _Array:
 
 
 # Packings. Each function takes section 7 without its header, section 5, and the number of values in the message.
-# Functions with a parameter ``bits`` return packed numbers of this many bits, in blocks; the others return values.
+# Functions with a parameter ``bits`` return packed numbers of this many bits, in blocks; other functions return values.
 
 
 def _decode_ieee(data: Octets, packing: Octets, stored: int) -> _Array:
@@ -229,7 +229,8 @@ def _decode_jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> 
     shape, components = (bottom - top, right - left), parse_integer(data, 41, 2)
     depth = (parse_integer(data, 43) & 127) + 1
     if math.prod(shape) != stored or components != 1:
-        raise ValueError(f"expected {stored} values, found a JPEG 2000 image of {shape} with {components} components")
+        found = f"a JPEG 2000 image of {shape} with {components} components"
+        raise ValueError(f"expected {stored} values in 1 component, found {found}")
     # The image may state fewer bits than the section, so its own depth decides the type.
     out = np.zeros(shape, f"u{1 if depth <= 8 else 2 if depth <= 16 else 4}")
     decode_by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
@@ -393,9 +394,9 @@ def _decode_spectrum(
     if subset > truncation or len(data) < 4 * plain or bits > 32:
         raise ValueError(
             f"its unpacked coefficients up to {subset}, of {truncation}, take {4 * plain} of {len(data)} bytes, and "
-            f"others have {bits} bits: expected coefficients within the data, and at most 32 bits"
+            f"packed coefficients have {bits} bits: expected coefficients within the data, and at most 32 bits"
         )
-    if subset == truncation:  # eccodes uses IEEE numbers here, in edition 1, too
+    if subset == truncation:  # eccodes then uses IEEE numbers, in edition 1, too
         return np.frombuffer(data, ">f4", plain) * scale.decimal
     orders = np.arange(1, truncation + 1)
     try:

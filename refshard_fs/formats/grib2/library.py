@@ -152,7 +152,8 @@ _TABLES: Final = 28  # the version of WMO's tables
 _CLASSES: Final = frozenset([19, 36, 44, 55])
 _CHEMICAL_TABLES: Final = 34
 _NO_CENTRE: Final = 255
-# Names of levels of ICON. eccodes has them only for fields with a list of coordinates of levels, and gets no such list.
+# Names of levels of ICON. eccodes has them only for messages with a list of coordinates of levels; its sample message
+# has no list.
 _GENERAL: Final = {(150, 255): "generalVertical", (150, 150): "generalVerticalLayer"}
 
 _KEYS: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")

@@ -449,7 +449,8 @@ class FieldGroup(ArrayGroupBuilder):
         self._bytes_left -= len(data) if isinstance(data, bytes) else 0
         if self._bytes_left < 0:
             raise ValueError(
-                f"its coordinates and those of earlier fields have more bytes than the limit, {self._most_bytes}"
+                "the coordinates of this field and of earlier fields have more bytes than the limit, "
+                f"{self._most_bytes}"
             )
         level_attributes = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
         array = ArrayDescription(path, shape, shape, np.dtype(dtype), along, ATTRIBUTES.get(name, level_attributes))
@@ -563,7 +564,7 @@ def _list_coordinates(properties: Sequence[tuple[int, ...]]) -> list[Any]:
 def _choose_distinct(properties: Sequence[Any], choices: Sequence[list[float]]) -> list[float]:
     """Return the first of the ``choices`` that has a distinct value for each distinct item of ``properties``.
 
-    Without such a choice, return the rank of each item in ascending order.
+    If no choice has distinct values, return the rank of each item in ascending order.
     """
     ranks = {item: float(rank) for rank, item in enumerate(sorted(set(properties)))}
     choice = next((values for values in choices if len(set(values)) == len(ranks)), None)

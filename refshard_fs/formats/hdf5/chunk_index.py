@@ -40,7 +40,7 @@ class ChunkLocations(NamedTuple):
     sizes: UInt64s
     masks: npt.NDArray[np.uint32]
 
-    def where(self, keep: npt.NDArray[np.bool_ | np.intp]) -> ChunkLocations:
+    def select_chunks(self, keep: npt.NDArray[np.bool_ | np.intp]) -> ChunkLocations:
         """Return the selected chunks; ``keep`` is a boolean mask or an array of positions."""
         return ChunkLocations(self.numbers[keep], self.addresses[keep], self.sizes[keep], self.masks[keep])
 
@@ -66,7 +66,7 @@ class ChunkSpace(msgspec.Struct, frozen=True):
         """The dimensions in the order in which keys of arrays count the chunks: an unlimited dimension comes first."""
         return sorted(range(len(self.most_counts)), key=lambda axis: self.most_counts[axis] is not None)
 
-    def to_keys(self, numbers: UInt64s) -> UInt64s:
+    def convert_to_keys(self, numbers: UInt64s) -> UInt64s:
         """Convert chunk numbers to keys of a fixed or extensible array, or of chunks without an index."""
         coords: list[UInt64s] = []
         for count in reversed(self.counts):
@@ -77,7 +77,7 @@ class ChunkSpace(msgspec.Struct, frozen=True):
             keys = keys * np.uint64(self.most_counts[axis] or 1) + coords[axis]
         return keys
 
-    def to_numbers(self, keys: UInt64s) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
+    def convert_to_numbers(self, keys: UInt64s) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
         """Convert keys of a fixed or extensible array to chunk numbers.
 
         The second result is a mask of the chunks within the dataset's current extent.
@@ -115,7 +115,7 @@ class ChunkSpace(msgspec.Struct, frozen=True):
             expected = f"{address} of an address" + (", 1 to 8 of a size and 4 of a mask" if self.has_filters else "")
             raise ValueError(f"its chunk index has elements of {width} bytes: expected {expected}")
         addresses = _decode_uints(rows[:, :address], undefined=UNDEFINED_ADDRESS)
-        return ChunkLocations(keys, addresses, sizes, masks).where(addresses != UNDEFINED_ADDRESS)
+        return ChunkLocations(keys, addresses, sizes, masks).select_chunks(addresses != UNDEFINED_ADDRESS)
 
 
 def _decode_uints(raw: npt.NDArray[np.uint8], undefined: np.uint64 | None = None) -> UInt64s:
@@ -204,20 +204,21 @@ class ChunkIndex:
     def list_numbers_in_unread_blocks(self) -> list[int]:
         """Return the number of one chunk in each block that is known but was not read yet."""
         keys = np.array(list(self._unread.values()), np.uint64)
-        numbers, is_inside = self._space.to_numbers(keys) if self._is_array else (keys, keys >= 0)
+        numbers, is_inside = self._space.convert_to_numbers(keys) if self._is_array else (keys, keys >= 0)
         return list(map(int, numbers[is_inside]))
 
     def find(self, numbers: UInt64s | None) -> Steps[ChunkLocations]:
         """Return the locations of the chunks ``numbers`` (sorted, each once; None: all) that were written."""
         space, batches = self._space, [NO_CHUNKS]
-        keys = np.sort(space.to_keys(numbers)) if self._is_array and numbers is not None else numbers
+        keys = np.sort(space.convert_to_keys(numbers)) if self._is_array and numbers is not None else numbers
         level: list[tuple[Child, UInt64s | None]] = [(self._root, keys)]
         adjoining: list[Child] = []
         while level:
             children = [child for child, _ in level]
-            are_distinct = len({child.address for child in children}) == len(level)
-            if not are_distinct or sum(child.length for child in children) > space.room:
-                raise ValueError("its chunk index points to one block twice, or has blocks larger than the file")
+            if len({child.address for child in children}) < len(level):
+                raise ValueError("its chunk index points to one block twice")
+            if sum(child.length for child in children) > space.room:
+                raise ValueError("the blocks of its chunk index overlap: together they are larger than the file")
             try:
                 nodes: Sequence[Node] = yield tuple(map(self._load, (*children, *adjoining)))
             except (OSError, RefShardError, ValueError):
@@ -240,14 +241,14 @@ class ChunkIndex:
             batches[-1] if len(batches) == 2 else ChunkLocations(*map(np.concatenate, zip(*batches, strict=True)))
         )
         if keys is not None:  # `isin` takes five times as long as == for a single key
-            locations = locations.where(
+            locations = locations.select_chunks(
                 locations.numbers == keys[0] if len(keys) == 1 else np.isin(locations.numbers, keys)
             )
         if self._is_array:
-            chunk_numbers, is_inside = space.to_numbers(locations.numbers)
-            locations = locations._replace(numbers=chunk_numbers).where(is_inside)
+            chunk_numbers, is_inside = space.convert_to_numbers(locations.numbers)
+            locations = locations._replace(numbers=chunk_numbers).select_chunks(is_inside)
         if len(locations.numbers) > 1:
-            locations = locations.where(np.argsort(locations.numbers, kind="stable"))
+            locations = locations.select_chunks(np.argsort(locations.numbers, kind="stable"))
             if (locations.numbers[1:] == locations.numbers[:-1]).any():
                 raise ValueError("its chunk index lists a chunk twice")
         return check_bounds(locations, space.room)
@@ -332,7 +333,7 @@ class ConsecutiveChunks:
         if count * self._size > self._space.room:
             raise ValueError(f"its chunks take {count * self._size} bytes, more than the size of the file")
         numbers = np.arange(count, dtype=np.uint64) if numbers is None else numbers
-        addresses = np.uint64(self._address) + self._space.to_keys(numbers) * np.uint64(self._size)
+        addresses = np.uint64(self._address) + self._space.convert_to_keys(numbers) * np.uint64(self._size)
         sizes, masks = np.full(len(numbers), self._size, np.uint64), np.full(len(numbers), self._mask, np.uint32)
         return check_bounds(ChunkLocations(numbers, addresses, sizes, masks), self._space.room)
 
@@ -398,7 +399,7 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
         raise ValueError(f"{name} points beyond the end of the file")
     if not level:
         return Node(
-            ChunkLocations(firsts, addresses, entries["size"].astype(np.uint64), entries["mask"].copy()).where(
+            ChunkLocations(firsts, addresses, entries["size"].astype(np.uint64), entries["mask"].copy()).select_chunks(
                 is_inside
             )
         )
@@ -492,7 +493,8 @@ def _parse_fixed_array(data: bytes, space: ChunkSpace) -> Node:
     client, width, page_bits, count, address = unpack_block(data, space.sizes, b"FAHD", _FIXED)
     _check_array(space, client, width, page_bits)
     if count < math.prod(space.counts):
-        raise ValueError(f"a fixed array has {count} elements, fewer than the {math.prod(space.counts)} chunks")
+        chunk_count = math.prod(space.counts)
+        raise ValueError(f"a fixed array has {count} elements: expected at least {chunk_count}, one for each chunk")
     if address is None:  # all chunks were removed
         return Node(NO_CHUNKS)
     if count * width > space.room:
@@ -526,9 +528,9 @@ _EXTENSIBLE: Final = "BBBBBBB6NP"
 class ExtensibleArray(msgspec.Struct, frozen=True):
     """The header of an extensible array: the chunk index of a dataset with one unlimited dimension.
 
-    Elements lie in data blocks; data blocks are counted in super blocks, and are larger in later ones. The index block
-    points to the data blocks of the first super blocks. Each further super block has a secondary block that points to
-    its data blocks.
+    Elements lie in data blocks; data blocks are counted in super blocks, and are larger in later super blocks. The
+    index block points to the data blocks of the first super blocks. Each further super block has a secondary block that
+    points to its data blocks.
     """
 
     client: int  # 0: chunks without filters, 1: with filters
@@ -554,7 +556,7 @@ class ExtensibleArray(msgspec.Struct, frozen=True):
     ) -> Iterator[Child]:
         """Yield a pointer to each data block of super block ``number``, or to each written page of them.
 
-        ``addresses`` are those of the data blocks (None: not written), ``bits`` is the bitmap of their pages.
+        ``addresses`` has the address of each data block (None: not written), ``bits`` is the bitmap of their pages.
         """
         start, _, count = self.measure_super_block(number)
         pages, skipped = self.count_pages(number), space.sizes.measure_block(f"BP{-(-self.count_bits // 8)}s") - 4

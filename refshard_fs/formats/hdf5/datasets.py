@@ -97,7 +97,7 @@ class Dataset:
         assert base.shown is not None
         return base.shown
 
-    def to_object_array(self, elements: Sequence[Any]) -> npt.NDArray[Any]:
+    def make_object_array(self, elements: Sequence[Any]) -> npt.NDArray[Any]:
         """Convert texts or sequences to an array of objects, which `object_codec` can encode."""
         objects_array = np.empty(len(elements), object)
         if self.object_codec is TEXT:
@@ -125,7 +125,7 @@ class Dataset:
         return is_index and max(variable.shape[0], self.chunk[0]) * self.datatype.size <= SMALL
 
     def describe(self) -> ArrayDescription:
-        """Describe the array to zarr. The dimensions of an array datatype come after those of the dataset."""
+        """Describe the array to zarr. The dimensions of an array datatype follow the dimensions of the dataset."""
         variable, inner = self.variable, self.datatype.shape
         dtype = self.datatype.shown or np.dtype(object)
         codecs = self.codecs.shown if self.object_codec is None else (self.object_codec,)
@@ -294,7 +294,7 @@ class DatasetChunks(FilledChunks):
         heap = yield from read_collections(self._file, addresses)
         encoded: dict[int, Inline] = {}
         for number, data in raw.items():
-            elements = self.dataset.to_object_array(decode_objects(datatype, data, heap, self._paths, "replace"))
+            elements = self.dataset.make_object_array(decode_objects(datatype, data, heap, self._paths, "replace"))
             encoded[number] = Inline(encode_chunk(elements, [codec]))
         return [encoded.get(number) for number in numbers]
 

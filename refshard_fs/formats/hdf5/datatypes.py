@@ -59,7 +59,7 @@ class Datatype(msgspec.Struct, frozen=True):
     sequences, and references, which are shown as paths); and if a member of a compound is a Python object. Then each
     member is shown as a separate array, whose datatype has the kind "member" and the size of the whole compound.
 
-    The ``dtype`` and ``shown`` of an array datatype are those of its elements; its ``shape`` comes after the dataset's.
+    An array datatype has the ``dtype`` and ``shown`` of its elements; its ``shape`` follows the shape of the dataset.
     """
 
     size: int  # bytes of an element in the file
@@ -366,7 +366,7 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
     return elements if shown is None else elements.astype(shown, copy=False)
 
 
-def to_little_endian(datatype: Datatype) -> Datatype:
+def make_little_endian(datatype: Datatype) -> Datatype:
     """Return a datatype of compounds with ``shown`` in little-endian order; return other datatypes unchanged.
 
     zarr version 3 has no big-endian fields, and xarray cannot read them from version 2.
@@ -380,7 +380,8 @@ def to_little_endian(datatype: Datatype) -> Datatype:
 def split_members(compound: Datatype) -> list[Datatype]:
     """Return a datatype for each member of a compound that zarr cannot hold; an empty list for other datatypes.
 
-    Each of them describes an array of one member. In the file, its elements are those of the outermost compound.
+    Each datatype describes an array of one member. In the file, its elements are whole elements of the outermost
+    compound.
     """
     match compound:
         case Datatype(kind="compound", shown=None, fields=fields):

@@ -97,7 +97,7 @@ class DimensionNames:
             self._phony.setdefault((group, size), []).append(name)
         group_sizes[name] = size
 
-    def move(self, array: ArrayDescription, path: str) -> ArrayDescription:
+    def move_array(self, array: ArrayDescription, path: str) -> ArrayDescription:
         """Return the description of an array of another file that is shown at ``path`` of the opened file."""
         group = parent(path)[0]
         self._sizes.setdefault(group, {})

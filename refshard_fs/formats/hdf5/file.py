@@ -18,7 +18,7 @@ from refshard_fs.errors import ManifestError
 
 A = TypeVar("A")
 
-PAGE: Final = 4096  # bytes of a page, the unit of reading: most object headers are shorter, and lie next to others
+PAGE: Final = 4096  # bytes of a page, the unit of reading: most object headers are shorter, and lie side by side
 FIRST: Final = 4 * PAGE  # bytes around each address in the first round; each further round reads 4 times as many
 # Bytes: a round reads pages around its needs only up to this total. Reading so many takes less time than another round.
 AROUND: Final = 1 << 20
@@ -50,11 +50,11 @@ class Sizes(msgspec.Struct, frozen=True):
     def measure_block(self, form: str) -> int:
         """Return the size in bytes of a block: a signature, a version, the fields of ``form`` and a checksum."""
         try:
-            return 9 + struct.calcsize(self.to_struct_format(form))
+            return 9 + struct.calcsize(self.convert_to_struct_format(form))
         except struct.error:
             raise ValueError("its header says that a structure has 2**63 bytes or more") from None
 
-    def to_struct_format(self, form: str) -> str:
+    def convert_to_struct_format(self, form: str) -> str:
         """Convert ``form`` to a format of `struct`: P stands for an address, N for a length."""
         return "<" + form.replace("P", _CODES[self.address]).replace("N", _CODES[self.length])
 
@@ -78,7 +78,7 @@ def _make_layout(form: str, sizes: Sizes) -> _Layout:
         if code == "P":
             addresses.append(slice(position, position + count))
         position += count
-    return _Layout(struct.Struct(sizes.to_struct_format(form)), addresses)
+    return _Layout(struct.Struct(sizes.convert_to_struct_format(form)), addresses)
 
 
 class Fields:

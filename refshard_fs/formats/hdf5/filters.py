@@ -293,7 +293,7 @@ def _order_blocks(blocks: bytes, shapes: bytes, length: int) -> bytes:
 
 
 def _decode_zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    """Decode a zfp stream. The first of the filter's parameters is a version, the others are the stream's header."""
+    """Decode a zfp stream. The filter's first parameter is a version, all further parameters the stream's header."""
     head = int.from_bytes(struct.pack(f"<{len(values) - 1}I", *values[1:]), "little")
     kind, ndim, mode = head >> 32 & 3, (head >> 34 & 3) + 1, head >> 84 & 0xFFF
     itemsize, width = (4, 8, 4, 8)[kind], 48 // ndim
@@ -425,7 +425,7 @@ def _pack_bits(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 def _iter_bits(data: bytes, count: int, width: int) -> Iterator[tuple[slice, npt.NDArray[np.uint8]]]:
     """Unpack ``count`` elements of ``width`` bits each. Yield slices of elements, with a row of bits for each element.
 
-    Slices are small, because each bit takes a byte here, and each number takes 64 bytes in `_pack_bits`.
+    Slices are small, because each unpacked bit takes a byte, and each number takes 64 bytes in `_pack_bits`.
     """
     if len(data) * 8 < count * width:
         raise ValueError(f"{len(data)} bytes are too few for {count} elements of {width} bits")

@@ -168,8 +168,11 @@ def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
         and 16 <= heap.start_size <= heap.most_direct <= 1 << 32
     )
     if not are_powers or heap.rows > MOST_ROWS or not 0 < heap.bits <= 64:
-        shape = f"{heap.rows} rows of {heap.width} blocks of {heap.start_size} to {heap.most_direct} bytes"
-        raise ValueError(f"a fractal heap is damaged: {shape}, {heap.bits} bits of offsets")
+        found = f"{heap.rows} rows of {heap.width} blocks of {heap.start_size} to {heap.most_direct} bytes"
+        raise ValueError(
+            f"a fractal heap has {found}, and offsets of {heap.bits} bits: expected at most {MOST_ROWS} rows, powers "
+            "of 2, blocks of 16 bytes to 4 GiB, and 1 to 64 bits"
+        )
     file.prefetch(heap.root, heap.start_size)  # the objects in the root block are needed after their ids are read
     return heap
 
@@ -353,7 +356,7 @@ def parse_collection(data: bytes, sizes: Sizes) -> Collection:
         raise ValueError(f"a collection of the global heap has {size} bytes: expected at least {prefix}")
     objects: dict[int, bytes] = {}
     position, end = prefix, size if size <= len(data) else 0
-    head = struct.Struct(sizes.to_struct_format("H6xN"))
+    head = struct.Struct(sizes.convert_to_struct_format("H6xN"))
     while position + prefix <= end:
         index, length = head.unpack_from(data, position)
         if not index:  # free space, up to the end of the collection

@@ -23,9 +23,9 @@ from refshard_fs.formats.hdf5.datatypes import (
     Datatype,
     decode_attribute,
     decode_references,
+    make_little_endian,
     recast,
     split_members,
-    to_little_endian,
 )
 from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
 
@@ -94,7 +94,7 @@ def split_compounds(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
         )
         if not members:
             if hdf5_object.datatype is not None:
-                result[path] = msgspec.structs.replace(hdf5_object, datatype=to_little_endian(hdf5_object.datatype))
+                result[path] = msgspec.structs.replace(hdf5_object, datatype=make_little_endian(hdf5_object.datatype))
             continue
         attributes = {name: value for name, value in hdf5_object.attributes.items() if name not in _ANNDATA_ATTRIBUTES}
         result[path] = HDF5Object(
@@ -282,7 +282,7 @@ class _Dimensions:
         return tuple(label for label in labels if label is not None)
 
     def _list_visible(self, group: str) -> dict[str, _Scale]:
-        """Return the dimensions that datasets of a group may have: those of the group, then those of its parents."""
+        """Return the dimensions that datasets of a group may have: of the group first, then of its parents."""
         inherited = self._list_visible(parent(group)[0]) if group else {}
         group_scales = self._scales.get(group, {})
         return group_scales | {name: scale for name, scale in inherited.items() if name not in group_scales}

@@ -172,8 +172,8 @@ def _read_old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: 
 def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -> Steps[list[bytes]]:
     """Read the leaves of a group's B-tree."""
     sizes = file.sizes
-    size = struct.calcsize(sizes.to_struct_format(f"8x2P{2 * group_k}P{2 * group_k + 1}N"))
-    leaf_size = struct.calcsize(sizes.to_struct_format(f"8x{2 * leaf_k * 24}x{2 * leaf_k}N{2 * leaf_k}P"))
+    size = struct.calcsize(sizes.convert_to_struct_format(f"8x2P{2 * group_k}P{2 * group_k + 1}N"))
+    leaf_size = struct.calcsize(sizes.convert_to_struct_format(f"8x{2 * leaf_k * 24}x{2 * leaf_k}N{2 * leaf_k}P"))
     level = [address]
     parent_level: int | None = None
     while parent_level != 0 and level:

@@ -33,7 +33,7 @@ from refshard_fs.security.policy import directory_of, relative_to
 MOST_PREPARED: Final = 256  # the most small coordinates that are read when a file is opened
 # `OpenOptions.depth` of a file to which the opened file refers; files to which that file refers have 1 more.
 OTHER_DEPTH: Final = 1000
-MOST_LEVELS: Final = 1  # files to which the opened file refers may refer to more files, but the latter may not
+MOST_LEVELS: Final = 1  # files to which the opened file refers may refer to more files, but these may not
 MOST_FILES: Final = 1000  # files that are opened for the opened file; for each of these files, a hundredth of this
 TOO_MANY: Final = (
     f"only the first {MOST_FILES} files to which the opened file refers are opened, "
@@ -204,7 +204,7 @@ class _FileContents(NamedTuple):
         """Add objects of another file. ``paths`` maps their paths in that file to the paths at which they are shown."""
         for path, path_here in paths.items():
             if path in other_space.arrays:
-                self.arrays[path_here] = dimensions.move(other_space.arrays[path], path_here)
+                self.arrays[path_here] = dimensions.move_array(other_space.arrays[path], path_here)
                 self.chunks[path_here] = other_space.chunks_by_path[path]
             elif path in other_space.group_attributes:
                 self.groups[path_here] = other_space.group_attributes[path]

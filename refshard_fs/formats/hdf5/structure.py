@@ -58,9 +58,9 @@ _OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("
 class Superblock(msgspec.Struct, frozen=True):
     """The superblock of a file. ``root`` is the address of the root group's object header.
 
-    ``chunk_k``, ``group_k`` and ``group_leaf_k`` are half of the most entries in a node of a chunk B-tree, of a group's
-    B-tree, and in a leaf of the latter. ``shared_messages`` are the address of the table of shared messages, and its
-    number of indexes.
+    ``chunk_k``, ``group_k`` and ``group_leaf_k`` are half of the most entries in a node of a chunk B-tree, in a node of
+    a group's B-tree, and in a leaf of a group's B-tree. ``shared_messages`` are the address of the table of shared
+    messages, and its number of indexes.
     """
 
     root: int
@@ -359,7 +359,7 @@ class VirtualMapping(NamedTuple):
 
 
 class Virtual(msgspec.Struct, frozen=True):
-    """The layout of a virtual dataset, whose elements are those of other datasets.
+    """The layout of a virtual dataset, whose elements lie in other datasets.
 
     Its mappings are object ``index`` of the collection of the global heap at ``address``; ``sources`` are the parsed
     mappings. ``chunk`` is the shape of the sources' chunks.

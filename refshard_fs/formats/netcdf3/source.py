@@ -46,7 +46,7 @@ _TYPES: Final = {
     number: np.dtype(name)
     for number, name in enumerate((">i1", "S1", ">i2", ">i4", ">f4", ">f8", ">u1", ">u2", ">u4", ">i8", ">u8"), 1)
 }
-_CLASSIC_TYPES: Final = 6  # types up to this number exist in all versions, others only in CDF-5
+_CLASSIC_TYPES: Final = 6  # types up to this number exist in all versions, higher numbers only in CDF-5
 _CHAR: Final = np.dtype("S1")
 
 
@@ -145,7 +145,7 @@ class _Cursor:
     def read_name(self) -> str:
         data = self.take(self.read_count())
         try:
-            name, _, _ = data.decode().partition("\0")  # some writers state a larger length: netCDF-C stops here, too
+            name, _, _ = data.decode().partition("\0")  # as in netCDF-C, because some writers state a larger length
         except UnicodeDecodeError:
             raise self.make_error(f"a name is not UTF-8: {data[:80]!r}") from None
         return name

@@ -23,7 +23,7 @@ _ELLIPSOID, _MAJOR, _MINOR, _FLATTENING, _TO_WGS84 = 2056, 2057, 2058, 2059, 206
 _USER_DEFINED: Final = 32767
 _ESRI: Final = "ESRI PE String = "  # the beginning of a citation that contains WKT
 
-# The geo keys of each parameter of WKT. Writers use different ones; the first key with a number is used.
+# The geo keys of each parameter of WKT. Writers use different keys; the first key with a number is used.
 _LATITUDE, _LONGITUDE = (3081, 3085, 3089), (3080, 3084, 3088)
 _PARAMETERS: Final[Mapping[str, tuple[int, ...]]] = {
     "latitude_of_origin": _LATITUDE,
@@ -132,7 +132,7 @@ _DATUMS: Final = {
 }
 
 
-class _Geographic(NamedTuple):
+class _GeographicCrs(NamedTuple):
     """A geographic CRS as WKT, and CF's attributes of its ellipsoid (``cf``).
 
     ``cf`` is None if angles are not in degrees, or the prime meridian is not Greenwich.
@@ -193,7 +193,7 @@ def describe_crs(keys: Mapping[int, Any]) -> dict[str, Any]:
     return {"crs_wkt": wkt, "spatial_ref": wkt, **attributes}
 
 
-def _describe_geographic(keys: Mapping[int, Any]) -> _Geographic | None:
+def _describe_geographic(keys: Mapping[int, Any]) -> _GeographicCrs | None:
     """Return the geographic CRS; None if its ellipsoid, its unit or its prime meridian is unknown."""
     code, datum = _get_code(keys, _GEOGRAPHIC), _get_code(keys, _DATUM)
     is_known = 0 < code < _USER_DEFINED
@@ -226,9 +226,9 @@ def _describe_geographic(keys: Mapping[int, Any]) -> _Geographic | None:
     axes = 'AXIS["Latitude",NORTH],AXIS["Longitude",EAST]'
     wkt = f"GEOGCS[{_quote(str(title))},{datum_wkt},{prime},{_write_unit(unit)},{axes}{authority}]"
     if unit[0] != "degree" or meridian:
-        return _Geographic(wkt, None)
+        return _GeographicCrs(wkt, None)
     minor = major if not inverse_flattening else major - major / inverse_flattening
-    return _Geographic(
+    return _GeographicCrs(
         wkt,
         {
             "semi_major_axis": major,
@@ -239,7 +239,7 @@ def _describe_geographic(keys: Mapping[int, Any]) -> _Geographic | None:
     )
 
 
-def _describe_projected(keys: Mapping[int, Any], geographic: _Geographic) -> tuple[str, dict[str, Any]] | None:
+def _describe_projected(keys: Mapping[int, Any], geographic: _GeographicCrs) -> tuple[str, dict[str, Any]] | None:
     """Return WKT and CF's attributes of a projected CRS; None if its method or its unit is unknown.
 
     There are no CF attributes if CF lacks the method, or the CRS has other units than CF.

@@ -158,8 +158,8 @@ class Tiff(FileBytes):
     def read_ifds(self, offsets: Sequence[int], ahead: Sequence[int] = (), window: int = WINDOW) -> Steps[list[Ifd]]:
         """Read the IFDs at ``offsets``, and ``window`` bytes at each, which often hold values and further IFDs.
 
-        As many bytes are read at the offsets ``ahead``, where the next IFDs are expected. A damaged IFD, or one beyond
-        the end of the file, has no tags and a ``problem``.
+        ``window`` bytes are also read at the offsets ``ahead``, where the next IFDs are expected. A damaged IFD, and an
+        IFD beyond the end of the file, have no tags and a ``problem``.
         """
         ifds: list[Ifd] = []
         for batch in batches(offsets, AT_ONCE):

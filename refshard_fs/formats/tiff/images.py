@@ -218,14 +218,15 @@ IMAGES: Final[Mapping[int, str]] = {
     34933: "png_decode",
     WEBP: "webp_decode",
     50002: "jpegxl_decode",
-    52546: "jpegxl_decode",  # as GDAL and libtiff write it
+    52546: "jpegxl_decode",  # the number that GDAL and libtiff write
 }
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One image. ``recipe`` decodes its strips or tiles; with ``recipe.encoded``, zarr decodes those of full size.
+    """One image. ``recipe`` decodes its strips or tiles.
 
-    ``tables`` are the tags with the positions of strips or tiles, and with their sizes if the file has them.
+    With ``recipe.encoded``, zarr decodes strips and tiles of full size, without the recipe. ``tables`` are the tags
+    with the positions of strips or tiles, and with their sizes if the file has them.
     """
 
     height: int
@@ -295,7 +296,7 @@ class Page(msgspec.Struct, frozen=True):
         return self.shape, self.chunks, self.dtype, self.is_tiled, self.recipe.encoded, self.recipe.compression
 
     def count_rows(self, tile: int) -> int:
-        """Return the least number of rows that a strip or tile stores: the last ones may end with the image."""
+        """Return the least number of rows that a strip or tile stores: the last may end where the image ends."""
         height, columns, _ = self.recipe.shape
         if self.is_tiled and (self.recipe.encoded or self.recipe.compression not in CODECS):
             return height

@@ -291,7 +291,7 @@ class _Group(RasterGroupBuilder):
     ) -> None:
         """Add an array of ``pages`` with the same layout: first the axes of ``image``, then the axes of a page.
 
-        ``ifds`` have the metadata of the array; an earlier IFD overrides later ones. The metadata of an overview are in
+        ``ifds`` have the metadata of the array; the first IFD with a value counts. The metadata of an overview are in
         its IFD and in the IFD of the full image, because GDAL writes no metadata about values to overviews.
         """
         page = next(page for page in pages if page is not None)

@@ -54,10 +54,10 @@ class YCbCr(msgspec.Struct, frozen=True):
         from_red = _scale(codes - 128, black[2] - 128, white[2] - 128, 127)
         two, half = np.float32(2), 1 << _SHIFT - 1
         steps_red, steps_blue = two - two * of_red, two - two * of_blue
-        to_red = _to_fixed_point(steps_red) * from_red + half >> _SHIFT
-        to_blue = _to_fixed_point(steps_blue) * from_blue + half >> _SHIFT
-        red_to_green = -_to_fixed_point(of_red * steps_red / of_green) * from_red
-        blue_to_green = -_to_fixed_point(of_blue * steps_blue / of_green) * from_blue + half
+        to_red = _convert_to_fixed_point(steps_red) * from_red + half >> _SHIFT
+        to_blue = _convert_to_fixed_point(steps_blue) * from_blue + half >> _SHIFT
+        red_to_green = -_convert_to_fixed_point(of_red * steps_red / of_green) * from_red
+        blue_to_green = -_convert_to_fixed_point(of_blue * steps_blue / of_green) * from_blue + half
         bright = grey[luma]
         green = bright + (red_to_green[red] + blue_to_green[blue] >> _SHIFT)
         rgb = np.stack([bright + to_red[red], green, bright + to_blue[blue]], axis=2)
@@ -108,6 +108,6 @@ def _scale(codes: npt.NDArray[Any], black: float, white: float, steps: int) -> n
     return scaled.clip(-_MOST, _MOST).astype(np.int64)
 
 
-def _to_fixed_point(value: np.float32) -> int:
+def _convert_to_fixed_point(value: np.float32) -> int:
     """Convert a factor to an integer in units of 2**-16; like libtiff, limit it to 0 to 2 before."""
     return int(float(min(max(value, np.float32(0)), np.float32(2))) * (1 << _SHIFT) + 0.5)

@@ -65,7 +65,7 @@ def test_unquantized_floats_and_blank_pixels_are_read(tmp_path: Path) -> None:
         ([0, 7, -100, 7, 0, 0], "has 6 words: expected a header of at least 7"),
         ([0, 3, 9, 0], "states a header of 3 words, and a length of 9 words"),
         ([0, 3, 4, 0x7000 + 5, 0], None),
-        ([0, 3, 4, -1], "unknown instruction -1"),
+        ([0, 3, 4, -1], "has the instruction -1: expected 0 to 7"),
         ([0, 3, 4, 0x4FFF], "has 4095 pixels or more: expected at most 9"),
         ([0, 3, 5, 0x0009, 0x6001], "has 10 pixels or more"),
     ],

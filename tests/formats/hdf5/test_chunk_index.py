@@ -52,7 +52,7 @@ def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
     path.write_bytes(data)
     fs = RefShardFileSystem(str(path))
     for key in ("d/20", "d/80"):
-        with pytest.raises(DamagedIndex, match="50 elements, fewer than the 100 chunks"):
+        with pytest.raises(DamagedIndex, match="50 elements: expected at least 100, one for each chunk"):
             fs.cat_file(key)
 
 

@@ -170,7 +170,7 @@ def test_one_element_attributes_are_scalars_in_xarray(tmp_path: Path) -> None:
         assert actual["d"].attrs["none"].shape == reference["d"].attrs["none"].shape == (0,)
 
 
-def test_scale_of_another_length_is_not_a_dimension(tmp_path: Path) -> None:
+def test_scale_of_another_length_names_no_dimension(tmp_path: Path) -> None:
     path = tmp_path / "odd.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.arange(8.0)
