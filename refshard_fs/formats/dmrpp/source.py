@@ -1,7 +1,7 @@
 """DMR++ documents as groups of arrays whose chunks lie in the described file. No I/O here.
 
-The attribute ``dmrpp:href`` is the URL of that file. If it is not a URL, the file lies beside the document: its name
-is the name of the document without ``.dmrpp``.
+The attribute ``dmrpp:href`` is the URL of the described file. A value that is not a URL is ignored: then the file lies
+beside the document, and has the name of the document without ``.dmrpp``.
 """
 
 from __future__ import annotations

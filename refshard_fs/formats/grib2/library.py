@@ -37,7 +37,7 @@ def import_eccodes() -> Any:
 class Points(msgspec.Struct, frozen=True):
     """Recipe: compute ``count`` latitudes or longitudes (``key``) from the section of a grid.
 
-    Only one of ``every`` successive points is computed. The scanning flags at octet ``scanned`` are changed, so that
+    Only one of ``every`` successive points is kept. The scanning flags at octet ``scanned`` are changed, so that
     all rows run in one direction; ``scanned`` is 0 if the grid has no flags.
     """
 

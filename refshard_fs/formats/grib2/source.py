@@ -422,8 +422,8 @@ class FieldGroup(ArrayGroupBuilder):
     def add_coordinate(self, name: str, values: Any, dimensions: Sequence[str] | None = None) -> str:
         """Add a coordinate ``name``, unless it exists with the same ``values``, and return the name of its array.
 
-        If coordinates ``name`` have several values, a number is appended to the names of all but the first. Without
-        ``dimensions``, its dimension has the same name as the array.
+        If there are coordinates ``name`` with different values, the names of all arrays except the first end with a
+        number. Without ``dimensions``, the dimension of the coordinate has the same name as the array.
         """
         data = values.tobytes()
         path = _append_number(name, self._assign_number(name, (values.shape, data, tuple(dimensions or ()))))

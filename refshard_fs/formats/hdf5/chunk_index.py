@@ -228,7 +228,7 @@ class ChunkIndex:
                     self._unread.pop(child.address, None)
                 adjoining = []
                 nodes = yield tuple(map(self._load, children))
-            self._note_read((*children, *adjoining), nodes)
+            self._mark_as_read((*children, *adjoining), nodes)
             nodes = nodes[: len(level)]
             batches += [node.chunks for node in nodes if len(node.chunks.numbers)]
             level = [
@@ -277,7 +277,7 @@ class ChunkIndex:
                                 found[child.address] = child
         return list(found.values())
 
-    def _note_read(self, blocks: Iterable[Child], nodes: Iterable[Node]) -> None:
+    def _mark_as_read(self, blocks: Iterable[Child], nodes: Iterable[Node]) -> None:
         for block, node in zip(blocks, nodes, strict=True):
             if block.address not in self._read:
                 self._read.add(block.address)
@@ -370,7 +370,8 @@ def make_index(file: MetadataFile, space: ChunkSpace, kind: str, address: int, p
             return ChunkIndex(file, space, root, is_array=True)
     limits = space.most_counts
     raise ValueError(
-        f"its chunk index is of the kind {kind!r}, which does not fit the maximum counts of chunks {limits}"
+        f"its chunk index is of the kind {kind!r}: expected a kind that fits the maximum counts of chunks {limits} "
+        "(None: unlimited)"
     )
 
 

@@ -201,8 +201,8 @@ def read_dense_objects(
         return []
     reads: list[Steps[Any]] = [read_fractal_heap(file, heap), read_records(file, tree)]
     header, records = yield from run_together(reads)
-    if any(len(record) != record_size for record in records):
-        raise ValueError(f"the records in the B-tree of {kind} have the wrong size: expected {record_size} bytes")
+    if wrong_sizes := {len(record) for record in records} - {record_size}:
+        raise ValueError(f"the records in the B-tree of {kind} have {min(wrong_sizes)} bytes: expected {record_size}")
     shared_flags = [kind == "attributes" and bool(record[8] & _SHARED_RECORD) for record in records]
     if shared is None and any(shared_flags):
         raise ValueError("attributes are shared, but the file has no heap of shared attributes")

@@ -109,5 +109,5 @@ def _scale(codes: npt.NDArray[Any], black: float, white: float, steps: int) -> n
 
 
 def _convert_to_fixed_point(value: np.float32) -> int:
-    """Convert a factor to an integer in units of 2**-16; like libtiff, limit it to 0 to 2 before."""
+    """Convert a factor to an integer in units of 2**-16. Limit the factor to 0 to 2 first, as libtiff does."""
     return int(float(min(max(value, np.float32(0)), np.float32(2))) * (1 << _SHIFT) + 0.5)

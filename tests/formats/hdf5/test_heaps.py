@@ -54,4 +54,4 @@ def test_b_tree_records_of_a_wrong_size_are_damage(tmp_path: Path) -> None:
         end = start + size - 4
         data[end : end + 4] = jenkins_lookup3(bytes(data[start:end]), 0).to_bytes(4, "little")
     path.write_bytes(data)
-    assert "have the wrong size" in RefShardFileSystem(str(path)).left_whole["attributes of '/'"]
+    assert "attributes have 5 bytes: expected 17" in RefShardFileSystem(str(path)).left_whole["attributes of '/'"]
