@@ -121,13 +121,13 @@ def _parse_field(
         )
     kind = parse_integer(grid, 6)
     if kind in _REFUSED_GRIDS:
-        raise ValueError(f"its harmonics are {_REFUSED_GRIDS[kind]} (grid {kind}), which is not supported")
+        raise ValueError(f"its harmonics are {_REFUSED_GRIDS[kind]} (grid {kind}): expected plain harmonics (grid 50)")
     if (kind == HARMONICS) != bool(packing & SPECTRAL):
         raise ValueError(f"its grid is of kind {kind}, which contradicts the flags of its values, {packing:#x}")
     if kind not in _TEMPLATES:
-        raise ValueError(f"its grid is of kind {kind}, which is not supported")
+        raise ValueError(f"its grid is of kind {kind}: expected one of {', '.join(map(str, sorted(_TEMPLATES)))}")
     if packing & 0x50 == 0x10:
-        raise ValueError("its values are matrices, which are not supported")
+        raise ValueError("its values are matrices: expected a number for each point")
     if predefined:
         raise ValueError(f"its bitmap is number {predefined} of its centre: expected a bitmap in the file")
     century, year = parse_integer(product, 25), parse_integer(product, 13)
@@ -144,7 +144,8 @@ def _parse_field(
     elif indicator in _RANGES:
         step = last
     else:
-        raise ValueError(f"its time range indicator is {indicator}, which is not supported")
+        known = ", ".join(map(str, sorted(_INSTANTS | _BEGINNINGS | _RANGES)))
+        raise ValueError(f"its time range indicator is {indicator}: expected one of {known}")
     level, centre = parse_integer(product, 10), parse_integer(product, 5)
     is_layer, factor = level in _LAYERS, _FACTORS.get(level, 0)
     surfaces = (

@@ -480,7 +480,7 @@ def _parse_channels(pixels: Element) -> list[str]:
 
 
 def parse_aperio_pixel_size(text: str) -> float | None:
-    """Return the size of a pixel in micrometers from Aperio's description, or 1 without a size; None for other files."""
+    """Return the size of a pixel in micrometers from Aperio's description, or 1 without it; None for other files."""
     if not text.startswith("Aperio"):
         return None
     size = next((part.partition("=")[2] for part in text.split("|") if part.strip().startswith("MPP")), "")
