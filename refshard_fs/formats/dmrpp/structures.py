@@ -99,8 +99,10 @@ def decode_values_with_texts(
     names = [parent(member.path)[1] for member in variable.members]
     kinds = [None if member.type in TEXTS else np.dtype(order + NUMBERS[member.type]) for member in variable.members]
     counts = [math.prod(inner) for inner in shapes]
-    if not names or 0 in counts:
-        raise ValueError("it is a structure without members, or with a member without elements")
+    if not names:
+        raise ValueError("it is a structure without members")
+    if 0 in counts:
+        raise ValueError(f"its member {names[counts.index(0)]!r} has no elements: expected at least one")
     if len(set(names)) != len(names):
         raise ValueError("it is a structure with two members of the same name")
     members: list[list[Any]] = [[] for _ in names]

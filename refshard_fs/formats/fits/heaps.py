@@ -91,7 +91,7 @@ class HeapChunks(Chunks):
     """Locate the chunks of a column; each chunk has ``count`` rows.
 
     Each row has a descriptor of the kind P or Q at byte ``at``: the number of elements, and their position in the heap.
-    ``recipe`` lacks its counts, which are read with a chunk.
+    The counts of ``recipe`` are read for each chunk.
     """
 
     def __init__(self, rows: Rows, at: int, descriptor: str, count: int, recipe: HeapRecipe, where: str) -> None:

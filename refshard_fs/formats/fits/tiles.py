@@ -189,7 +189,7 @@ class TileChunks(Chunks):
 
 
 def encode_header(cards: Mapping[str, Any]) -> bytes:
-    """Encode a header, padded with zeros to whole blocks."""
+    """Encode a header, padded with spaces to whole blocks."""
     lines = [f"{name:8}= {_format_value(value)}" for name, value in cards.items()]
     text = "".join(f"{line[:CARD]:{CARD}}" for line in [*lines, "END"])
     return text.encode("latin-1").ljust(-(-len(text) // BLOCK) * BLOCK)

@@ -48,7 +48,7 @@ class Product(NamedTuple):
     """The octets in section 4, counted from 1, at which parts of a template of products begin; 0 for an absent part."""
 
     unit: int = 18  # the unit of time, before the forecast time
-    surface: int = 23  # the first surface, before the second one
+    surface: int = 23  # the first surface, before the second surface
     member: int = 0
     end: int = 0  # the end of the time range
     kind: tuple[str, int] = ("", 0)  # a number that distinguishes variables, with its key in eccodes
@@ -361,7 +361,7 @@ def parse_length(head: bytes, section_4: int = MISSING) -> int:
 
 
 def find_section_4(head: bytes) -> int:
-    """Return the offset of section 4 in a message of edition 1; -1 if its first bytes, ``head``, do not suffice."""
+    """Return the offset of section 4 in a message of edition 1; -1 if its first bytes, ``head``, are too few."""
     at, flags = 8, head[15]
     for exists in (True, flags & 0x80, flags & 0x40):  # sections 1, 2 and 3
         if exists:

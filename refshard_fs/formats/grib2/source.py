@@ -548,8 +548,8 @@ def _list_coordinates(properties: Sequence[tuple[int, ...]]) -> list[Any]:
     """Return the coordinate of each field along an axis, from the numbers in its section 4.
 
     This is the number if there is one for each field. Otherwise, the numbers are scale factors and scaled values of a
-    lower and an upper limit: the coordinate is the lower limit, or the upper one if the lower one is missing or equal
-    for different fields.
+    lower and an upper limit: the coordinate is the lower limit, or the upper limit if the lower limit is missing or
+    equal for different fields.
     """
     if len(properties[0]) == 1:
         return [number for (number,) in properties]

@@ -392,10 +392,12 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
     addresses = _decode_uints(entries["child"], undefined=UNDEFINED_ADDRESS)
     coords, remainders = np.divmod(entries["at"][:, :rank].astype(np.uint64), np.array(space.chunk, np.uint64))
     if remainders.any() or entries["at"][:, rank].any():
-        raise ValueError(f"{name} has a chunk that does not begin at a multiple of the chunk's shape")
+        raise ValueError(
+            f"{name} has a chunk that begins in the middle of a chunk: expected multiples of {space.chunk}"
+        )
     firsts, is_inside = space.number_coords(coords)
     if (firsts[1:] < firsts[:-1]).any():
-        raise ValueError(f"{name} lists chunks in the wrong order")
+        raise ValueError(f"{name} lists chunks in the wrong order: expected ascending coordinates")
     if (addresses >= np.uint64(space.room)).any():
         raise ValueError(f"{name} points beyond the end of the file")
     if not level:
@@ -419,7 +421,7 @@ def _parse_b_tree_2(data: bytes, space: ChunkSpace) -> Node:
             f"its chunk index is {found}: expected type {expected_type}, and records of more than {coords_size} bytes"
         )
     if tree.total * tree.record_size > space.room:
-        raise ValueError(f"a v2 B-tree of {tree.total} chunks is larger than its file")
+        raise ValueError(f"a v2 B-tree has {tree.total} chunks: expected at most the {space.room} bytes of the file")
     if tree.root is None or not tree.total:
         return Node(NO_CHUNKS)
     arguments = tree, tree.depth, tree.root_records
@@ -435,7 +437,7 @@ def _parse_b_tree_2_node(data: bytes, space: ChunkSpace, tree: BTree2, depth: in
     coords_start = tree.record_size - 8 * len(space.counts)  # position of the coordinates
     keys, is_inside = space.number_coords(np.ascontiguousarray(rows[:, coords_start:]).view("<u8").astype(np.uint64))
     if (keys[1:] < keys[:-1]).any():
-        raise ValueError("a node of a v2 B-tree of chunks lists chunks in the wrong order")
+        raise ValueError("a node of a v2 B-tree lists chunks in the wrong order: expected ascending coordinates")
     edges = [0, *keys.tolist(), _END_OF_KEYS]
     children = [
         Child(edges[i], edges[i + 1], address, tree.node_size, _parse_b_tree_2_node, (tree, depth - 1, records))
@@ -499,7 +501,8 @@ def _parse_fixed_array(data: bytes, space: ChunkSpace) -> Node:
     if address is None:  # all chunks were removed
         return Node(NO_CHUNKS)
     if count * width > space.room:
-        raise ValueError(f"a fixed array of {count} elements is larger than its file")
+        size = f"{count} elements of {width} bytes"
+        raise ValueError(f"a fixed array has {size}: expected at most the {space.room} bytes of the file")
     page_size = 1 << page_bits
     if count <= page_size:
         return _make_node(

@@ -360,7 +360,7 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
     if dtype is None:
         raise ValueError(datatype.refusal or "its datatype is a compound whose members are separate arrays")
     if len(raw) % datatype.size:
-        raise ValueError(f"{len(raw)} bytes are not a whole number of elements of {datatype.size} bytes")
+        raise ValueError(f"expected a whole number of elements of {datatype.size} bytes, found {len(raw)} bytes")
     elements = np.frombuffer(raw, np.dtype((dtype, datatype.shape)) if datatype.shape else dtype)
     elements = _recast(datatype, elements) if datatype.is_recast else elements
     return elements if shown is None else elements.astype(shown, copy=False)
@@ -476,7 +476,7 @@ def _iter_descriptors(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int
     """Yield (collection, index, number of items) for each variable-length element; 0 items if it was never written."""
     descriptor = _DESCRIPTORS[datatype.size]
     if len(raw) % descriptor.size:
-        raise ValueError(f"{len(raw)} bytes are not a whole number of elements of {descriptor.size} bytes")
+        raise ValueError(f"expected a whole number of elements of {descriptor.size} bytes, found {len(raw)} bytes")
     undefined = (1 << 8 * (descriptor.size - 8)) - 1
     for count, address, index in descriptor.iter_unpack(raw):
         yield address, index, 0 if address == undefined or not index else count

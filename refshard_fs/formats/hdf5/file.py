@@ -38,7 +38,7 @@ LEAST_READ: Final = 4 << 20  # plus this number of bytes
 
 
 class UnreadableFile(ManifestError):
-    """The file cannot be read at all. Other errors concern one object, which is left out."""
+    """An error that concerns the whole file. Other errors concern one object, which is left out."""
 
 
 class Sizes(msgspec.Struct, frozen=True):

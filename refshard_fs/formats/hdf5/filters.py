@@ -170,9 +170,10 @@ def _check_filter(filter_: Filter) -> None:
     if filter_.id in (LZF, SZIP, ZFP, BLOSC2) and importlib.util.find_spec("imagecodecs") is None:
         raise ManifestError(f"{reason}: {_EXTRA}")
     if filter_.id == BLOSC and filter_.values[6:7] == (3,):
-        raise ManifestError(f"{reason}, which compresses with snappy: zarr's blosc codec cannot decode that")
+        raise ManifestError(f"{reason}, which compresses with snappy: zarr's blosc codec cannot decode snappy")
     if filter_.id == BITSHUFFLE and _get_value(filter_.values, 4) not in _BITSHUFFLED:
-        raise ManifestError(f"{reason}, and with the unknown compressor {_get_value(filter_.values, 4)}")
+        compressor = _get_value(filter_.values, 4)
+        raise ManifestError(f"{reason}, and with compressor {compressor}: expected 0 (none), 2 (lz4) or 3 (zstd)")
     fewest = {SZIP: 4, NBIT: 4, SCALEOFFSET: 8, BITSHUFFLE: 3, ZFP: 4}.get(filter_.id, 0)
     if len(filter_.values) < fewest:
         raise ManifestError(f"{reason}, which has {len(filter_.values)} parameters: expected at least {fewest}")

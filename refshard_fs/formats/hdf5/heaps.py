@@ -88,7 +88,10 @@ def parse_b_tree_2(data: bytes, sizes: Sizes) -> BTree2:
     tree = BTree2(sizes, *unpack_block(data, sizes, b"BTHD", B_TREE_2))
     size, record = tree.node_size, tree.record_size
     if not 0 < record <= size - 10 or tree.depth > 16 or size > 1 << 26 or tree.capacities[-1][0] < 1:
-        raise ValueError(f"a v2 B-tree is damaged: depth {tree.depth}, nodes of {size} bytes, records of {record}")
+        raise ValueError(
+            f"a v2 B-tree has the depth {tree.depth}, nodes of {size} bytes and records of {record} bytes: expected a "
+            "depth of at most 16, nodes of at most 64 MiB, and at least one record in a node"
+        )
     return tree
 
 
@@ -97,12 +100,14 @@ def read_records(file: MetadataFile, address: int) -> Steps[list[bytes]]:
     header = yield from file.read(address, file.sizes.measure_block(B_TREE_2), "a v2 B-tree")
     tree = parse_b_tree_2(header, file.sizes)
     if tree.total * tree.record_size > file.size:
-        raise ValueError(f"a v2 B-tree of {tree.total} records is larger than its file")
+        records_size = f"{tree.total} records of {tree.record_size} bytes"
+        raise ValueError(f"a v2 B-tree has {records_size}: expected at most the {file.size} bytes of the file")
     level: list[NodePointer] = [] if tree.root is None or not tree.total else [(tree.root, tree.root_records)]
     records: list[bytes] = []
     for depth in range(tree.depth, -1, -1):
         if len(level) * tree.node_size > file.size:
-            raise ValueError(f"the {len(level)} nodes of a v2 B-tree are larger than its file")
+            nodes_size = f"{len(level)} nodes of {tree.node_size} bytes"
+            raise ValueError(f"a v2 B-tree has {nodes_size}: expected at most the {file.size} bytes of the file")
         nodes = yield from run_together([file.read(at, tree.node_size, "a node of a v2 B-tree") for at, _ in level])
         next_level: list[NodePointer] = []
         for (_, count), node in zip(level, nodes, strict=True):
@@ -111,7 +116,7 @@ def read_records(file: MetadataFile, address: int) -> Steps[list[bytes]]:
             next_level += children
         level = next_level
     if len(records) != tree.total:
-        raise ValueError(f"a v2 B-tree has {len(records)} records: its header says {tree.total}")
+        raise ValueError(f"a v2 B-tree has {len(records)} records: expected {tree.total}, as its header says")
     return records
 
 
@@ -316,7 +321,9 @@ def _read_direct_blocks(file: MetadataFile, heap: FractalHeap) -> Steps[list[Blo
                     next_level.append((begin, (size // (heap.width * heap.start_size)).bit_length(), address))
                 begin += size
         if total > file.size:
-            raise ValueError("the blocks of a fractal heap are larger than its file")
+            raise ValueError(
+                f"the blocks of a fractal heap have {total} bytes: expected at most the {file.size} of the file"
+            )
         level = next_level
     return sorted(direct_blocks)
 

@@ -177,8 +177,10 @@ def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: i
     level = [address]
     parent_level: int | None = None
     while parent_level != 0 and level:
-        if len(level) * 8 > file.size or len(set(level)) < len(level):
-            raise ValueError("a group's B-tree points to one node twice, or has more nodes than the file can hold")
+        if len(level) * 8 > file.size:
+            raise ValueError(f"a group's B-tree has {len(level)} nodes: expected at most {file.size // 8} in the file")
+        if len(set(level)) < len(level):
+            raise ValueError("a group's B-tree points to one node twice")
         nodes = yield from run_together([file.read_up_to(at, 24, size, "a node of a group's B-tree") for at in level])
         next_level: list[int] = []
         for node in nodes:

@@ -1,6 +1,6 @@
 """Parse the structure of an HDF5 file: superblock, object headers, their messages. No I/O here.
 
-Names are those of the HDF5 File Format Specification. Every size is compared with the length of the file before bytes
+Names follow the HDF5 File Format Specification. Every size is compared with the length of the file before bytes
 are read, and checksums are verified.
 """
 

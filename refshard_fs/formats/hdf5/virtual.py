@@ -69,13 +69,16 @@ def _parse_selection(fields: Fields) -> Box | None:
     if kind == 3:
         fields.take(8)
         return None
-    if kind != 2 or not 1 <= version <= 3:
-        raise ManifestError("one of its mappings selects points or nothing: only hyperslabs are supported")
+    if kind != 2:
+        found = {0: "nothing", 1: "points"}.get(kind, f"elements by the unknown kind {kind}")
+        raise ManifestError(f"one of its mappings selects {found}: expected a hyperslab, or all elements")
+    if not 1 <= version <= 3:
+        raise ManifestError(f"one of its mappings has a hyperslab of version {version}: expected 1 to 3")
     if version == 1:
         fields.take(8)
         rank, blocks = fields.read_uint(4), fields.read_uint(4)
         if blocks != 1 or rank > 32:
-            raise ManifestError(f"one of its mappings selects {blocks} separate blocks: only one is supported")
+            raise ManifestError(f"one of its mappings selects {blocks} separate blocks: expected a single block")
         starts, ends = ([fields.read_uint(4) for _ in range(rank)] for _ in range(2))
         return tuple((start, end + 1 - start) for start, end in zip(starts, ends, strict=True))
     flags, width = fields.read_uint(1), 8
@@ -85,7 +88,7 @@ def _parse_selection(fields: Fields) -> Box | None:
         width = fields.read_uint(1)
     rank = fields.read_uint(4)
     if not flags & 1 or rank > 32 or width not in (2, 4, 8):
-        raise ManifestError("one of its mappings selects irregular blocks, which are not supported")
+        raise ManifestError("one of its mappings selects irregular blocks: expected a regular hyperslab")
     return tuple(
         _parse_hyperslab([fields.read_uint(width) for _ in range(4)], (1 << 8 * width) - 1) for _ in range(rank)
     )
@@ -231,7 +234,7 @@ def _check_elements(virtual: HDF5Object, dataset: Dataset, label: str) -> None:
     if isinstance(dataset.layout, Virtual):
         raise ManifestError(f"it is a virtual dataset, and its source {label} is virtual, too")
     if dataset.filters and not getattr(dataset.layout, "are_edges_filtered", True):
-        raise ManifestError(f"it is a virtual dataset, and its source {label} does not filter all chunks")
+        raise ManifestError(f"it is a virtual dataset, and its source {label} has chunks at its edge without filters")
 
 
 def _map_chunks(

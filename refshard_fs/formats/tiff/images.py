@@ -386,7 +386,8 @@ def _parse_compression(ifd: Ifd) -> tuple[int, int, int]:
     compression, photometric = ifd.get_integer(COMPRESSION, 1), ifd.get_integer(PHOTOMETRIC, 0)
     compression = 8 if compression == 32946 else compression  # the number of Deflate before it was standardised
     if compression not in CODECS and compression not in IMAGES and compression not in FAX:
-        raise ValueError(f"its Compression {compression} is not supported")
+        known = ", ".join(map(str, sorted({*CODECS, *IMAGES, *FAX})))
+        raise ValueError(f"its Compression {compression} is not supported: expected one of {known}")
     if compression in FAX and (ifd.get_integers(BITS, 1), ifd.get_integer(SAMPLES, 1)) != ([1], 1):
         raise ValueError(
             f"its Compression {compression} is for faxes: expected 1 sample of 1 bit, found SamplesPerPixel "

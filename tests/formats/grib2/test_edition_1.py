@@ -174,7 +174,7 @@ def test_second_order_packing_equals_eccodes_bit_for_bit(order: str, holes: floa
     np.testing.assert_array_equal(open_array(bytes(data), "t")[...].ravel(), want)
 
 
-def test_ibm_numbers_are_exact() -> None:
+def test_ibm_numbers_are_decoded_exactly() -> None:
     for raw, value in (("42640000", 100.0), ("c276a000", -118.625), ("00000000", 0.0), ("ffffffff", -7.2370051e75)):
         assert decode_ibm_floats(bytes.fromhex(raw), 1)[0] == pytest.approx(value, rel=1e-7)
 

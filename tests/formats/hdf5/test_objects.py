@@ -70,7 +70,7 @@ def test_links_within_the_file_are_followed(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
-def test_damaged_object_leaves_the_others(libver: str) -> None:
+def test_damaged_object_leaves_other_objects_readable(libver: str) -> None:
     """If a byte of an object's header is wrong, a report names the lost object, and its keys raise errors."""
     with open_in_memory(libver=libver) as file:
         file["a"] = np.arange(3, dtype="<i4")
