@@ -110,7 +110,7 @@ def write_case(case: Case) -> bytes:
     if case.scan == "columns":
         values = values.reshape(eccodes.codes_get(handle, "Nj"), -1).T.ravel()
     if corner := CORNERS.get(case.scan):
-        ends = [corner.format(which) for which in ("First", "Last")]
+        ends = [corner.format(end) for end in ("First", "Last")]
         keys |= dict(zip(ends, [eccodes.codes_get(handle, end) for end in reversed(ends)], strict=True))
     eccodes.codes_release(handle)
     handle = eccodes.codes_new_from_message(make_message(values, sample, **keys))

@@ -132,13 +132,15 @@ def write_groups(order: int, missing: int, widest: int) -> bytes:
 
     lengths = np.diff([0, *np.sort(RNG.integers(0, 497, 29)), 496])
     widths = np.repeat(RNG.integers(0, widest + 1, 6), 5)
-    each = np.repeat(widths, lengths)
-    numbers = np.where(RNG.random(496) < 0.3, (1 << each) - 1 - RNG.integers(0, 2, 496), RNG.integers(0, 1 << each))
+    number_widths = np.repeat(widths, lengths)
+    numbers = np.where(
+        RNG.random(496) < 0.3, (1 << number_widths) - 1 - RNG.integers(0, 2, 496), RNG.integers(0, 1 << number_widths)
+    )
     begin = [*RNG.integers(0, 1000, order).tolist(), 0x80000007] if order else []
     data = struct.pack(f">{len(begin)}I", *begin)
     for text in (pack(RNG.integers(0, 1 << 11, 30), 11), pack(widths, 5), pack(lengths, 9)):
         data += int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8))
-    text = pack(np.maximum(numbers, 0), each) + "0" * 8
+    text = pack(np.maximum(numbers, 0), number_widths) + "0" * 8
     data += int(text[: len(text) // 8 * 8], 2).to_bytes(len(text) // 8)
     head = struct.pack(">IHfHHBBBBff", 496, 3 if order else 2, 1.25, 1, 1, 11, 0, 1, missing, 9999.0, 8888.0)
     head += struct.pack(">IBBIBIB", 30, 0, 5, 0, 1, lengths[-1], 9) + (bytes([order, 4]) if order else b"")

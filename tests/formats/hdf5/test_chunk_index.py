@@ -238,11 +238,11 @@ def test_adjoining_pages_are_not_read_together(http_server: RangeServer) -> None
     assert sum(pages) < 65_536
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("leaf", [0, 1])
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_damaged_block_leaves_chunks_of_its_neighbour(http_server: RangeServer, which: int, is_remote: bool) -> None:
+def test_damaged_block_leaves_chunks_of_its_neighbour(http_server: RangeServer, leaf: int, is_remote: bool) -> None:
     data, *leaves = write_two_leaves()
-    data[leaves[which] : leaves[which] + 4] = b"XXXX"
+    data[leaves[leaf] : leaves[leaf] + 4] = b"XXXX"
     fs = RefShardFileSystem(http_server.put("file.h5", data) if is_remote else bytes(data), zarr_format=2)
 
     def is_right(number: int) -> bool:

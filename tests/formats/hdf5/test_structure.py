@@ -87,11 +87,11 @@ def test_shared_messages_are_read(types: list[int], low: str, tmp_path: Path) ->
     with make_file_of_shared_messages(types, low) as file:
         for number in range(60):
             options = {"chunks": (2, 5), "compression": "gzip", "shuffle": True, "fillvalue": 2.5}
-            made = file.create_dataset(f"d{number}", (4, 5), "f8", **options)
-            made[:2] = number
-            made.attrs.update({"units": "a long text of units", "v": np.array(["x", "y"], h5py.string_dtype())})
+            dataset = file.create_dataset(f"d{number}", (4, 5), "f8", **options)
+            dataset[:2] = number
+            dataset.attrs.update({"units": "a long text of units", "v": np.array(["x", "y"], h5py.string_dtype())})
         for number in range(12):
-            made.attrs[f"many{number}"] = np.arange(9) + number
+            dataset.attrs[f"many{number}"] = np.arange(9) + number
         file.flush()
         path.write_bytes(file.id.get_file_image())
     fs, arrays = open_arrays(path)

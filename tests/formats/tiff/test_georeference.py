@@ -82,7 +82,7 @@ def test_ground_control_points_equal_gdal(tmp_path: Path, kind: str) -> None:
 def test_rational_polynomials_equal_gdal(tmp_path: Path) -> None:
     ones = [number / 7 for number in range(20)]
     rest = dict.fromkeys(("line_num_coeff", "line_den_coeff", "samp_num_coeff", "samp_den_coeff"), ones)
-    names = [f"{axis}_{what}" for what in ("off", "scale") for axis in ("height", "lat", "line", "long", "samp")]
+    names = [f"{axis}_{kind}" for kind in ("off", "scale") for axis in ("height", "lat", "line", "long", "samp")]
     rpcs = rasterio.rpc.RPC(**rest, **{name: 1.5 + number for number, name in enumerate(names)}, err_bias=1, err_rand=2)
     path = write(tmp_path / "a.tif", SMOOTH, rpcs=rpcs, transform=None, crs=None, overviews=(2,))
     assert rasterio.rpc.RPC(**json.loads(read_spatial_ref(path)["rpcs"])) == rpcs

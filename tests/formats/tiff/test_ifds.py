@@ -84,9 +84,9 @@ def test_page_with_a_damaged_ifd_is_left_out(damage: str, tmp_path: Path) -> Non
     data[at : at + 4] = b"\xff\xff\xff\x7f" if damage != "count" else b"\xff\xff" + data[at + 2 : at + 4]
     path.write_bytes(data)
     fs = RefShardFileSystem(str(path))
-    there = {"count": "0", "place": "0", "tag": "023", "sub": "013"}[damage]
+    shown = {"count": "0", "place": "0", "tag": "023", "sub": "013"}[damage]
     assert fs.cat_file("0/0.0") == bytes(64)
-    assert {name for name in fs.ls("", detail=False) if name.isdigit()} == set(there)
+    assert {name for name in fs.ls("", detail=False) if name.isdigit()} == set(shown)
     (lost,) = fs.left_whole.items()
     assert lost[0] == {"sub": "2"}.get(damage, "1")
     assert "damaged or cut short" in lost[1]

@@ -117,7 +117,7 @@ def test_layout_of_uncompressed_strips_is_not_cached(tmp_path: Path) -> None:
     for strip, start in enumerate(range(first + 3000, first - 1, -500)):
         turned[at + 4 * strip : at + 4 * strip + 4] = struct.pack("<I", start)
         turned[start : start + 500] = data[first + 500 * strip : first + 500 * strip + 500]
-    files = [Files({ROOT: each}) for each in (data, bytes(turned), data)]
+    files = [Files({ROOT: content}) for content in (data, bytes(turned), data)]
     chunks = [json.loads(file.read(file.open(), "0/.zarray") or b"")["chunks"] for file in files]
     assert chunks == [[70, 50], [10, 50], [70, 50]]
 

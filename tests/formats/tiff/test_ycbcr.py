@@ -45,9 +45,9 @@ def write(path: Path, across: int, down: int, compression: int, *, is_tiled: boo
         parts = [values[row : row + 16] for row in range(0, 37, 16)]
     encoded = [ENCODERS[compression](pack_blocks(part, across, down)) for part in parts]
     places, start = [], 8
-    for each in encoded:
+    for part in encoded:
         places.append(start)
-        start += len(each)
+        start += len(part)
     if is_tiled:
         layout = {"t322": 16, "t323": 16, "t324": tuple(places), "t325": tuple(map(len, encoded))}
     else:
