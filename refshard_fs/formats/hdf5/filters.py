@@ -299,9 +299,11 @@ def _decode_zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     kind, ndim, mode = head >> 32 & 3, (head >> 34 & 3) + 1, head >> 84 & 0xFFF
     itemsize, width = (4, 8, 4, 8)[kind], 48 // ndim
     shape = [(head >> 36 + width * axis & (1 << width) - 1) + 1 for axis in range(ndim)]
-    if head & 0xFFFFFF != int.from_bytes(b"zfp", "little") or math.prod(shape) * itemsize != length:
-        found = f"begins with {head & 0xFFFFFF:#x} and has the shape {shape}, {itemsize} bytes an item"
-        raise ValueError(f"a zfp header {found}: expected 0x70667a, and {length} bytes in all")
+    signature = (head & 0xFFFFFF).to_bytes(3, "little")
+    if signature != b"zfp":
+        raise ValueError(f"a zfp header begins with {signature!r}: expected b'zfp'")
+    if math.prod(shape) * itemsize != length:
+        raise ValueError(f"a zfp header has the shape {shape}, {itemsize} bytes an item: expected {length} bytes")
     # zfp may read beyond the end of the stream, up to twice the bits of the values: append zeros.
     most_bits = 2 * 4**ndim * itemsize * 8 + 64
     block_bits = mode + 1 if mode < _ZFP_RATES else (head >> 96 & 0x7FFF) + 1 if mode == _ZFP_EXPERT else 0

@@ -33,7 +33,7 @@ def test_pages_without_a_bitmap_are_damage(tmp_path: Path) -> None:
     data[header + 11] = 1  # pages of two elements, also in the data blocks of the index block, which has no bitmap
     data[header + 68 : header + 72] = jenkins_lookup3(bytes(data[header : header + 68]), 0).to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(DamagedIndex, match="data blocks with pages"):
+    with pytest.raises(DamagedIndex, match="a data block with pages: expected no pages"):
         RefShardFileSystem(str(path)).cat_file("d/50")
 
 
