@@ -508,7 +508,7 @@ class Values1(_FieldValues, frozen=True):
         order = flags & 3
         if flags & 0x78 != _EXTENDED:
             raise ValueError(
-                f"its second-order packing has flags {flags:#x}: only the general extended one is supported"
+                f"its second-order packing has flags {flags:#x}: expected the general extended packing (0x18)"
             )
         if flags & _ROWS_TURN and (self.count % self.across or self.across == self.count):
             raise ValueError(

@@ -1,6 +1,6 @@
 """Compare files that eccodes writes, for all editions, grids, packings, products and scan directions.
 
-Values equal those of eccodes bit for bit, and datasets equal those of cfgrib; `DIFFERENCES` lists the exceptions.
+Values are the same as in eccodes bit for bit, and datasets the same as in cfgrib; `DIFFERENCES` lists the exceptions.
 """
 
 from __future__ import annotations

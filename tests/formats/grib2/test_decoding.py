@@ -122,7 +122,7 @@ def test_points_without_a_value_are_nan(packing: str) -> None:
 def write_groups(order: int, missing: int, widest: int) -> bytes:
     """Return a message of 496 numbers in groups of random lengths; some groups are empty, or have numbers of 0 bits.
 
-    ``order`` is that of the spatial differences, ``missing`` the number of values that stand for missing ones, and
+    ``order`` is the order of the spatial differences, ``missing`` the number of values that mean "missing", and
     ``widest`` the most bits of a number.
     """
 
@@ -197,7 +197,7 @@ def test_fields_without_groups_have_one_value() -> None:
     assert np.frombuffer(Values(6, (49, 6, 5)).make(raw), "<f4").tolist() == [1.5] * 6
 
 
-def test_jpeg_2000_image_of_fewer_bits_than_its_numbers() -> None:
+def test_jpeg_2000_image_of_fewer_bits_than_stated_is_decoded() -> None:
     """Section 5 states numbers of 24 bits, and the image has 8 bits: its values are decoded."""
     imagecodecs = pytest.importorskip("imagecodecs")
     image = np.arange(496, dtype="u1").reshape(31, 16)
@@ -210,7 +210,7 @@ def test_jpeg_2000_image_of_fewer_bits_than_its_numbers() -> None:
 
 @pytest.mark.parametrize("bits", [5, 8])
 def test_restricted_ccsds_codes_of_many_bits_are_refused(bits: int) -> None:
-    """For such codes, libaec frees memory twice, which ends the process."""
+    """For restricted codes of more than 4 bits, libaec frees memory twice, which ends the process."""
     packing = struct.pack(">IBIHfHHBBBBH", 25, 5, 496, 42, 1.5, 0, 0, bits, 0, 0x3F, 32, 128)
     raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 105, 7) + bytes(100)
     with pytest.raises(ValueError, match=f"invalid CCSDS blocks of 32 values of {bits} bits"):
