@@ -48,7 +48,10 @@ class Header(msgspec.Struct, frozen=True):
     where: str
 
     def get_integer(self, keyword: str, default: int | None = None, least: int = 0) -> int:
-        """Return the integer of a card, or ``default`` without a card. Raise ManifestError if it is below ``least``."""
+        """Return the integer of a card, or ``default`` without a card.
+
+        Raise ManifestError if the value is not an integer, or is below ``least``.
+        """
         value = self.cards.get(keyword, default)
         if type(value) is not int or not least <= value < COUNTABLE:
             raise ManifestError(

@@ -102,7 +102,7 @@ class TileChunks(Chunks):
         self.chunks = tuple(extent * (joined if at == axis else 1) for at, extent in enumerate(tile))
         self.codec = str(kind).lower()
         self._source, self._image, self._tile = source, image, tile
-        self._joined_axis, self._joined_count = axis, joined  # a chunk joins so many tiles along this axis
+        self._joined_axis, self._joined_count = axis, joined  # the axis along which a chunk joins tiles; their number
         self._tile_grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
         self._grid = ChunkGrid.regular(shape, self.chunks, ChunkKeyEncoding("v2", "."))
         self._table, self._row_count, self._row_size = header.stop, rows, row_size

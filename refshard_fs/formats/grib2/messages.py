@@ -61,7 +61,7 @@ _AEROSOL: Final = (_CHEMICAL, ("size", 15, 10))
 _OPTICAL: Final = (*_AEROSOL, ("wavelength", 26, 10))
 _WAVES: Final = (("directionNumber", 12, 2), ("frequencyNumber", 16, 2))  # cfgrib's names
 _PERIOD: Final = (("wave_period", 13, 10),)
-RELATION: Final = "typeOfRelationToReferenceDataset"  # anomalies, for instance
+RELATION: Final = "typeOfRelationToReferenceDataset"  # a key of eccodes; its numbers tell anomalies from values
 
 
 def _list_satellite_axes(octet: int) -> tuple[tuple[str, int, int], ...]:

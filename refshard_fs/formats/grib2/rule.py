@@ -645,7 +645,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 def count_runs(rule: Rule, resolve: Callable[[str | None], str]) -> Steps[int]:
-    """Return the number of runs that are shown: up to the last one that is due, or whose first sidecar exists."""
+    """Return the number of runs that are shown: up to the last run that is due, or whose first sidecar exists."""
     every = rule.time.every * HOUR
     now = datetime.fromtimestamp(time.time(), UTC)
     count = max(((now if rule.time.stop is None else parse_time(rule.time.stop)) - rule.start) // every + 1, 0)

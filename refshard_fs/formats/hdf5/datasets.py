@@ -300,9 +300,9 @@ class DatasetChunks(FilledChunks):
 
 
 def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -> tuple[Chunks | None, Index | None]:
-    """Return the chunks into which contiguous data are cut, and the chunk index; one of the two is None.
+    """Return (chunks of contiguous data, None), or (None, chunk index).
 
-    Both are None if nothing was written, and for a virtual dataset.
+    The result is (None, None) if nothing was written, and for a virtual dataset.
     """
     hdf5_object = dataset.object
     match dataset.layout:

@@ -344,7 +344,7 @@ def _make_compound(size: int, fields: tuple[Field, ...]) -> Datatype:
     return Datatype(size, "compound", dtype, shown, fields=fields, is_recast=is_recast)
 
 
-# Elements as zarr's values.
+# Conversion of elements to zarr's values.
 
 
 def recast(datatype: Datatype, raw: bytes) -> Elements:

@@ -424,7 +424,7 @@ def _choose_fill(
     """Return the fill value in a variable's metadata, its attributes, and whether zarr and HDF5 fill the same values.
 
     xarray masks the fill value of zarr version 2, so there it must be the attribute ``_FillValue`` or None. With zarr
-    version 3, xarray masks the attribute, so the fill value can be HDF5's.
+    version 3, xarray masks the attribute, so the fill value can be the fill value of HDF5.
     """
     masked, unwritten = _parse_fill_attribute(dataset), _convert_fill(dataset, datatype)
     if masked is not None:

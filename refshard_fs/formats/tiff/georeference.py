@@ -85,7 +85,7 @@ def _add_coordinate(
 
 
 def locate_image(ifd: Ifd, height: int, width: int) -> Georeference | None:
-    """Return the place of an image of ``height`` rows and ``width`` columns; None if its tags do not define any."""
+    """Return the place of an image of ``height`` rows and ``width`` columns; None if its tags define no place."""
     keys, matrix, scale, ties = (
         parse_geo_keys(ifd),
         ifd.get_numbers(MATRIX),
