@@ -22,8 +22,8 @@ PAGE: Final = 4096  # bytes of a page, the unit of reading: most object headers 
 FIRST: Final = 4 * PAGE  # bytes around each address in the first round; each further round reads 4 times as many
 # Bytes: a round reads pages around its needs only up to this total. Reading so many takes less time than another round.
 AROUND: Final = 1 << 20
-# If a round has more than `MANY_RUNS` runs of pages, it also reads gaps of at most `FAR` bytes between runs: at 60 MB/s,
-# a gap takes a millisecond, which another request takes on the CPU.
+# If a round has more than `MANY_RUNS` runs of pages, gaps of at most `FAR` bytes between runs are read, too: a gap
+# takes a millisecond at 60 MB/s, and another request takes this time on the CPU.
 MANY_RUNS: Final = 16
 FAR: Final = 64 << 10
 # Bytes: if the pages of an opened file take more, they are not kept in memory. Chunk indexes may lie in them.
@@ -327,7 +327,7 @@ class MetadataFile:
 
 
 def _join_pages(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Join pages, in ascending order, to runs of consecutive pages; join many runs over gaps of at most `FAR` bytes."""
+    """Join ascending pages to runs of consecutive pages. Many runs are joined over gaps of at most `FAR` bytes."""
     for gap in (0, FAR // PAGE):
         runs: list[tuple[int, int]] = []
         for number in numbers:

@@ -328,7 +328,7 @@ MOST_DIMENSIONS: Final = 32  # the limit of numpy before version 2
 
 
 class StridedRecipe(msgspec.Struct, frozen=True):
-    """Recipe: cut ``slab`` bytes at ``offset`` out of every ``step`` bytes, and pad them with zeros to ``size`` bytes."""
+    """Recipe: cut ``slab`` bytes at ``offset`` out of every ``step`` bytes, and pad with zeros to ``size`` bytes."""
 
     step: int
     slab: int
