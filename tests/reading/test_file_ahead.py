@@ -17,7 +17,7 @@ from tests.servers.faults import Kind
 from tests.servers.http import RangeServer
 
 SIZE = 1 << 30
-COUNT = 60
+COUNT = 110
 
 
 def extend(file: FileAhead, start: int, size: int = 1000) -> int:
