@@ -91,8 +91,8 @@ class RefShardBackend(BackendEntrypoint):
         self._check_names(options)
         options["drop_variables"] = drop_variables
         options |= open_dataset_options or {}
-        with _opening(_make_filesystem(filename_or_obj, storage_options), options) as opening:
-            path = (options.get("group") or "").strip("/")
+        path = (options.get("group") or "").strip("/")
+        with _opening(_make_filesystem(filename_or_obj, storage_options, path), options) as opening:
             group = opening.read_groups(path, is_deep=False)[path]
             if open_dataset_options:  # only xr.open_dataset takes some of them, such as chunks and decode_cf
                 engine_names = self.open_dataset_parameters
@@ -125,7 +125,7 @@ class RefShardBackend(BackendEntrypoint):
         self._check_names(options)
         root = (options.get("group") or "").strip("/")
         top = PurePosixPath("." if options.get("group") else "/")
-        with _opening(_make_filesystem(filename_or_obj, storage_options), options) as opening:
+        with _opening(_make_filesystem(filename_or_obj, storage_options, root), options) as opening:
             groups = {
                 str(top / make_relative(path, root)): opening.make_dataset(group)
                 for path, group in opening.read_groups(root, is_deep=True).items()
@@ -285,12 +285,15 @@ def _warn_of_groups(group: GroupNode) -> None:
         )
 
 
-def _make_filesystem(source: Any, storage_options: Mapping[str, Any] | None) -> RefShardFileSystem:
+def _make_filesystem(source: Any, storage_options: Mapping[str, Any] | None, group: str) -> RefShardFileSystem:
+    """Return the filesystem of ``source``, of which only ``group`` is used; all of it if ``group`` is empty."""
     options = dict(storage_options or {})
     if zarr_major() != 2:  # zarr 3 takes only asynchronous filesystems, if it has to read an array
         options["asynchronous"] = True
     if isinstance(source, RefShardFileSystem):  # a copy shares the open source
         return type(source)(*source.storage_args, **{**source.storage_options, **options})
+    if group:
+        options.setdefault("group", group)
     if isinstance(source, str) and source.startswith(_URLS):
         scheme, _, rest = source.partition("://")
         if rest and scheme in _PLAIN and "fo" not in options:

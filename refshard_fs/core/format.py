@@ -195,6 +195,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     whole: frozenset[str] = frozenset()  # arrays whose shards are left as they are
     cache_size: int = 128
     zarr_format: int = 2  # version of the metadata shown for sources without zarr's metadata
+    group: str = ""  # the only group that is used; a format may leave out other groups
     verify: bool = False  # verify checksums of chunks, if the source has them
     max_manifest_bytes: int = MANIFEST_BYTES
     root_documents: tuple[str, ...] = ()  # requested first, because the source is probably a hierarchy with these

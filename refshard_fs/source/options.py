@@ -71,6 +71,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     shards: Annotated[str, _meta("`inner` shows the inner chunks of shards, `whole` the shards.")] = "inner"
     shard_options: Annotated[Mapping[str, Any] | None, _meta("Layout of zarr v2 prototype shards.")] = None
     zarr_format: Annotated[int, _meta("Version of the metadata shown for sources without zarr metadata.")] = 2
+    group: Annotated[
+        str | None, _meta("The only group that is used: the other groups of an HDF5 file need not be read.")
+    ] = None
     branch: Annotated[str | None, _meta("Branch of an Icechunk repository; by default `main`.")] = None
     tag: Annotated[str | None, _meta("Tag of an Icechunk repository, in place of a branch.")] = None
     snapshot: Annotated[str | None, _meta("Snapshot of an Icechunk repository, in place of a branch.")] = None
@@ -263,6 +266,7 @@ class Options(msgspec.Struct, frozen=True):
         shards: str = "inner",
         shard_options: Mapping[str, Any] | None = None,
         zarr_format: int = 2,
+        group: str | None = None,
         branch: str | None = None,
         tag: str | None = None,
         snapshot: str | None = None,
@@ -309,6 +313,7 @@ class Options(msgspec.Struct, frozen=True):
                 shards=shards,
                 shard_options=shard_options,
                 zarr_format=zarr_format,
+                group=group,
                 branch=branch,
                 tag=tag,
                 snapshot=snapshot,

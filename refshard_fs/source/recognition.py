@@ -60,7 +60,7 @@ def _open_other(url: str, options: OpenOptions) -> Steps[KeySpace]:
     If the inner source is gone, its error must not mean that the outer source is missing: a writer would replace it.
     """
     try:
-        return (yield from open_source(url, options))
+        return (yield from open_source(url, msgspec.structs.replace(options, group="")))
     except NoSuchSource as e:
         raise SourceNotReachable(str(e)) from e
     except OSError as e:

@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, eq=False):
                 shard_options=tuple(sorted((source.shard_options or {}).items())),
                 cache_size=caching.cache_size,
                 zarr_format=source.zarr_format,
+                group="" if source.select else (source.group or "").strip("/"),
                 version=source.version,
                 verify=reading.verify,
                 max_manifest_bytes=source.max_manifest_bytes,

@@ -125,7 +125,7 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int, paths: Mapping
     objects = {path: _refuse_if_undecidable(hdf5_object) for path, hdf5_object in objects.items()}
     dimensions = _Dimensions(objects)
     is_netcdf = any(
-        "_NCProperties" in hdf5_object.attributes or _is_scale(hdf5_object) for hdf5_object in objects.values()
+        "_NCProperties" in hdf5_object.attributes or is_scale(hdf5_object) for hdf5_object in objects.values()
     )
     variables: dict[str, NetCDFVariable] = {}
     groups: dict[str, Mapping[str, Any]] = {}
@@ -211,7 +211,7 @@ class _Dimensions:
             self._scales[group] = {}
             for path in members[group]:
                 hdf5_object = objects[path]
-                if _is_scale(hdf5_object) and hdf5_object.shape:
+                if is_scale(hdf5_object) and hdf5_object.shape:
                     is_unlimited = hdf5_object.maxshape == (None,)
                     size = max(hdf5_object.shape[0], extents.get(path, 0)) if is_unlimited else hdf5_object.shape[0]
                     number, *_ = _get_integers(hdf5_object, "_Netcdf4Dimid") or [count]
@@ -254,7 +254,7 @@ class _Dimensions:
     def _name_axes(self, path: str, visible: Mapping[str, _Scale]) -> tuple[str, ...]:
         dataset = self._objects[path]
         ndim = len(dataset.shape or ())
-        if _is_scale(dataset):
+        if is_scale(dataset):
             numbers = _get_integers(dataset, "_Netcdf4Coordinates")
             by_number = {scale.number: scale.name for scale in reversed(list(visible.values()))}
             if len(numbers) == ndim and all(number in by_number for number in numbers):
@@ -299,7 +299,7 @@ class _Dimensions:
         """Make dimensions for a group's datasets without scales: as many of each length as a single dataset needs."""
         needed_counts: Counter[int] = Counter()
         for path in members:
-            if not _is_scale(self._objects[path]) and not any(self._axes[path]):
+            if not is_scale(self._objects[path]) and not any(self._axes[path]):
                 needed_counts |= _count(self._objects[path].shape or ())
         scale_counts = _count(scale.size for scale in self._scales[group].values() if not scale.is_unlimited)
         for size, count in needed_counts.items():
@@ -322,7 +322,9 @@ def _count(lengths: Iterable[int]) -> Counter[int]:
     return counts
 
 
-def _is_scale(hdf5_object: HDF5Object) -> bool:
+def is_scale(hdf5_object: HDF5Object) -> bool:
+    """Return whether a dataset is a dimension scale."""
+    """Return whether a dataset is a dimension scale."""
     return _get_text(hdf5_object, "CLASS") == "DIMENSION_SCALE"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from refshard_fs.core.keys import MOST_CHARACTERS, join
 from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
-from refshard_fs.formats.hdf5.datatypes import HeapID, list_heap_ids, parse_datatype
+from refshard_fs.formats.hdf5.datatypes import HeapID, decode_references, list_heap_ids, parse_datatype
 from refshard_fs.formats.hdf5.external import SHOWN, ExternalLink
 from refshard_fs.formats.hdf5.file import MetadataFile, UnreadableFile
 from refshard_fs.formats.hdf5.filters import parse_pipeline
@@ -60,6 +60,7 @@ MOST_LEVELS: Final = 256  # levels of nested groups: reading a level takes round
 MOST_NAME_LOOKUPS: Final = 1 << 22  # names that are looked up for all soft links: so many take some seconds
 MOST_HOPS: Final = 32  # soft links in a chain
 _GROUP_MESSAGES: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE)  # only groups have these
+NOTHING_BELOW: Final = ("",)  # names with which no link is followed: the name of a link is not empty
 
 
 # Links of groups: in messages, in fractal heaps, or in symbol tables with local heaps.
@@ -226,13 +227,42 @@ class Tree(NamedTuple):
     reports: dict[str, str]
 
 
-def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superblock, Tree]]:
-    """Read the superblock's extension, and all objects below the root group."""
+def read_tree(
+    file: MetadataFile,
+    superblock: Superblock,
+    group: str = "",
+    is_self_contained: Callable[..., bool] = lambda objects, group, *, has_all_above: True,
+) -> Steps[tuple[Superblock, Tree]]:
+    """Read the superblock's extension, and all objects below the root group.
+
+    With ``group``, objects outside of it are left out if ``is_self_contained(objects, group, has_all_above=...)``
+    returns True for the objects in the group, the groups above it, and the dimension scales in those; or at last for
+    these and all objects directly in the groups above it.
+    """
     superblock = yield from read_extension(file, superblock)
     table = superblock.shared_messages
     reader = _Reader(file, superblock, {} if table is None else (yield from read_shared_heaps(file, *table)))
-    yield from reader.read_all()
+    yield from reader.read_group(group.split("/") if group else [])
+    if reader.has_unread and not reader.has_links:
+        scales = set(list_scales(reader.build_tree().objects.values()))
+        for chosen, names in ((scales, ()), (None, NOTHING_BELOW)):
+            yield from reader.read_skipped(chosen, names)
+            if reader.has_links:
+                break
+            tree = reader.build_tree()
+            if is_self_contained(tree.objects, group, has_all_above=chosen is None):
+                return superblock, tree
+    yield from reader.read_skipped(None, ())
     return superblock, reader.build_tree()
+
+
+def list_scales(objects: Iterable[HDF5Object]) -> Iterator[int]:
+    """Yield the addresses of the dimension scales that ``objects`` refer to."""
+    for hdf5_object in objects:
+        attribute = hdf5_object.attributes.get("DIMENSION_LIST")
+        if attribute is not None:
+            for addresses in decode_references(attribute.datatype, attribute.raw, attribute.heap):
+                yield from addresses
 
 
 def _catch_damage(steps: Steps[T]) -> Steps[T | ValueError]:
@@ -261,18 +291,40 @@ class _Reader:
         self._links: dict[int, dict[str, Link]] = {}  # by address of a group: its links by name
         self._unlisted: dict[int, str] = {}  # reasons why the links of a group cannot be read
         self._objects: dict[int, HDF5Object] = {}
+        # Links that were not followed, by the address of their group and by name; and the depth of their targets.
+        self._skipped: dict[tuple[int, str], tuple[Link, int]] = {}
+        self.has_links = False  # whether a group that was read whole has links to paths
 
-    def read_all(self) -> Steps[None]:
-        """Read the root group, and all objects to which hard links lead."""
-        self._begin_reading(Link("", self._superblock.root), 0)
+    @property
+    def has_unread(self) -> bool:
+        """Whether there are objects that were not read."""
+        return bool(self._skipped)
+
+    def read_group(self, names: Sequence[str]) -> Steps[None]:
+        """Read the groups along the path of ``names``, and below the last one all objects to which hard links lead."""
+        self._begin_reading(Link("", self._superblock.root), 0, names)
         yield from run_together(self._reading)
 
-    def _begin_reading(self, link: Link, depth: int) -> None:
+    def read_skipped(self, chosen: Container[int] | None, names: Sequence[str]) -> Steps[None]:
+        """Read the objects at the addresses ``chosen`` among those that were not read, or all with None.
+
+        In groups among them, follow only the link ``names[0]``, or all without names.
+        """
+        self._reading = []
+        for place, (link, depth) in list(self._skipped.items()):
+            if chosen is None and names and link.address is None:
+                self.has_links = True
+            elif chosen is None or link.address in chosen:
+                del self._skipped[place]
+                self._begin_reading(link, depth, names)
+        yield from run_together(self._reading)
+
+    def _begin_reading(self, link: Link, depth: int, names: Sequence[str] = ()) -> None:
         if depth > MOST_LEVELS:
             raise UnreadableFile(f"its groups are nested more than {MOST_LEVELS} levels deep")
         if link.address is not None and link.address not in self._links:
             self._links[link.address] = {}
-            self._reading.append(self._read_and_follow(link.address, depth))
+            self._reading.append(self._read_and_follow(link.address, depth, names))
             ks = self._superblock.group_k, self._superblock.group_leaf_k
             self._reading.append(read_table_ahead(self._file, link.table, *ks))
 
@@ -292,6 +344,8 @@ class _Reader:
             if addresses[-1] in self._unlisted:
                 reports[path] = f"some of its members cannot be found: {self._unlisted[addresses[-1]]}"
             for link in self._links[addresses[-1]].values():
+                if (addresses[-1], link.name) in self._skipped:
+                    continue
                 link_path = join(path, link.name)
                 if len(link_path) > MOST_CHARACTERS:  # the paths below it are longer still
                     reports[link_path[:MOST_CHARACTERS]] = f"its path has more than {MOST_CHARACTERS} characters"
@@ -338,11 +392,11 @@ class _Reader:
                 place = None if link_below is None else self._resolve_link(link_below, place, hops + 1)
         return place
 
-    def _read_and_follow(self, address: int, depth: int) -> Steps[None]:
+    def _read_and_follow(self, address: int, depth: int, names: Sequence[str]) -> Steps[None]:
         """Read an object. As soon as the messages of a round are read, begin to read the objects that they point to."""
 
         def start_reading(messages: Sequence[Message]) -> None:
-            self._reading.append(self._read_links(address, messages, depth))
+            self._reading.append(self._read_links(address, messages, depth, names))
             for message in messages:
                 if message.type == structure.LAYOUT and not message.is_shared:
                     layout = parse_layout(message.data, self._file.sizes)
@@ -359,7 +413,8 @@ class _Reader:
     def _read_whole(self, address: int, on_messages: Callable[[list[Message]], None]) -> Steps[HDF5Object]:
         return (yield from self._read_object(address, (yield from read_header(self._file, address, on_messages))))
 
-    def _read_links(self, address: int, messages: Sequence[Message], depth: int) -> Steps[None]:
+    def _read_links(self, address: int, messages: Sequence[Message], depth: int, names: Sequence[str]) -> Steps[None]:
+        """Read the links of a group, and begin to read their targets; with ``names``, only that of the first name."""
         ks = self._superblock.group_k, self._superblock.group_leaf_k
         links = yield from _catch_damage(read_links(self._file, messages, *ks))
         if isinstance(links, ValueError):
@@ -370,7 +425,11 @@ class _Reader:
         for link in links:
             self._links_read += 1
             self._links[address][link.name] = link
-            self._begin_reading(link, depth + 1)
+            if names and (link.name != names[0] or link.address is None):
+                self._skipped[address, link.name] = link, depth + 1
+                continue
+            self.has_links |= link.address is None
+            self._begin_reading(link, depth + 1, names[1:])
         if self._links_read > self._most_paths:  # many groups may have the same links
             raise UnreadableFile(f"its links make more than {self._most_paths} paths")
 

@@ -26,6 +26,7 @@ from refshard_fs.formats.hdf5.external import (
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.netcdf4 import describe, split_compounds
 from refshard_fs.formats.hdf5.objects import Tree, read_tree
+from refshard_fs.formats.hdf5.part import is_self_contained
 from refshard_fs.formats.hdf5.structure import Superblock, Virtual, parse_superblock
 from refshard_fs.formats.hdf5.virtual import OWN, VirtualChunks, list_source_files, resolve_mappings
 from refshard_fs.security.policy import directory_of, relative_to
@@ -52,7 +53,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     file = MetadataFile(source, size, probe.head)
     try:
         superblock = parse_superblock(file, probe.head)
-        superblock, tree = yield from file.run(read_tree(file, superblock))
+        superblock, tree = yield from file.run(read_tree(file, superblock, options.group, is_self_contained))
         names = dict.fromkeys([*list_source_files(tree.objects), *(link.file for link in tree.external.values())])
         other_files = yield from _open_other_files(list(names), probe, options)
         keyspace = _make_keyspace(file, superblock, tree, probe, options, other_files)
