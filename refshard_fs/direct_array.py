@@ -1,8 +1,8 @@
 """An array of xarray that looks up, reads and decodes whole selections without zarr.
 
 For each selection, zarr takes several turns of an event loop and hands work to a thread, which costs more than decoding
-the chunks of a task. Only selections of points, and codecs and data types that numpy and numcodecs cannot decode, are
-read by zarr. Source: xarray's "How to add a new backend", on ``BackendArray``.
+the chunks of a task. zarr reads only selections of scattered points, and codecs and data types that numpy and numcodecs
+cannot decode. Source: xarray's "How to add a new backend", on ``BackendArray``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from xarray.backends import BackendArray
 from xarray.backends.zarr import ZarrArrayWrapper
-from xarray.core.indexing import VectorizedIndexer
+from xarray.core.indexing import OuterIndexer, VectorizedIndexer
 
 from refshard_fs.core.dtypes import fill_of
 from refshard_fs.core.keys import join
@@ -93,20 +93,26 @@ class DirectArray(BackendArray):
         return DirectArray.of, (self._fs, self._node)
 
     def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, VectorizedIndexer):
+            box = _Box.of(key.tuple)
+            return self._open_by_zarr()[key] if box is None else box.arrange(self[OuterIndexer(box.along)])
         selection = self._select(key)
-        if selection is not None:
-            with contextlib.suppress(_NotDecoded):
-                if self._is_small(selection):
-                    return self._read_small(selection)
-                return self._fs.source.wait(self._read, selection)
+        with contextlib.suppress(_NotDecoded):
+            if self._is_small(selection):
+                return self._read_small(selection)
+            return self._fs.source.wait(self._read, selection)
         return self._open_by_zarr()[key]
 
     async def async_getitem(self, key: Any) -> Any:
         """Return the values of a selection, for callers on an event loop."""
+        if isinstance(key, VectorizedIndexer):
+            box = _Box.of(key.tuple)
+            if box is None:
+                return await self._open_by_zarr().async_getitem(key)
+            return box.arrange(await self.async_getitem(OuterIndexer(box.along)))
         selection = self._select(key)
-        if selection is not None:
-            with contextlib.suppress(_NotDecoded):
-                return await self._read(selection)
+        with contextlib.suppress(_NotDecoded):
+            return await self._read(selection)
         return await self._open_by_zarr().async_getitem(key)
 
     def _open_by_zarr(self) -> ZarrArrayWrapper:
@@ -114,10 +120,8 @@ class DirectArray(BackendArray):
             self._by_zarr = ZarrArrayWrapper(open_by_zarr(self._fs, self._node))
         return self._by_zarr
 
-    def _select(self, key: Any) -> _Selection | None:
-        """Return the chunks of a selection; None if zarr has to read it."""
-        if isinstance(key, VectorizedIndexer):
-            return None
+    def _select(self, key: Any) -> _Selection:
+        """Return the chunks of a selection."""
         return _Selection(self.meta, key.tuple, self._node.path, self.dtype)
 
     def _is_small(self, selection: _Selection) -> bool:
@@ -205,6 +209,58 @@ class DirectArray(BackendArray):
             return _ChunkValues(self._decoder.decode(data))
         except ValueError as e:
             raise _NotDecoded(str(e)) from e
+
+
+class _Box(NamedTuple):
+    """A selection of points that is a box: positions along each dimension, and the order of these in the result.
+
+    xarray selects points if a part of a transposed array is read: 500 x 500 x 4 elements are a million points.
+    """
+
+    along: tuple[slice | npt.NDArray[np.intp], ...]
+    order: tuple[int, ...]  # the dimensions of more than one position, in the order of the result
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, key: Sequence[Any]) -> _Box | None:
+        """Return the box of an indexer with arrays of positions; None if it is not a box."""
+        arrays = [_drop_repetitions(np.asarray(positions)) for positions in key]
+        if not all(positions.dtype.kind in "iu" for positions in arrays):
+            return None
+        ndim = max((positions.ndim for positions in arrays), default=0)
+        axes: dict[int, int] = {}  # axis of the result: dimension of the array
+        for dimension, positions in enumerate(arrays):
+            varying = [axis + ndim - positions.ndim for axis, length in enumerate(positions.shape) if length != 1]
+            if len(varying) > 1 or any(axis in axes for axis in varying):
+                return None
+            axes |= dict.fromkeys(varying, dimension)
+        shape = np.broadcast_shapes(*(np.shape(positions) for positions in key))
+        if math.prod(shape) != math.prod(positions.size for positions in arrays):
+            return None  # positions are repeated
+        return cls(tuple(map(_to_slice, arrays)), tuple(axes[axis] for axis in sorted(axes)), shape)
+
+    def arrange(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the elements of the box, as they lie in the array, in the order and the shape of the result."""
+        others = [axis for axis in range(values.ndim) if axis not in self.order]
+        return values.transpose([*self.order, *others]).reshape(self.shape)
+
+
+def _drop_repetitions(positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Shorten each axis along which the positions are the same to the length 1."""
+    for axis, length in enumerate(positions.shape):
+        first = positions.take([0], axis) if length > 1 else positions
+        if length > 1 and (positions.strides[axis] == 0 or (positions == first).all()):
+            positions = first
+    return positions
+
+
+def _to_slice(positions: npt.NDArray[Any]) -> slice | npt.NDArray[np.intp]:
+    """Return positions as a slice, if they ascend in equal steps and none counts from the end."""
+    flat = positions.reshape(-1)
+    step = int(flat[1]) - int(flat[0]) if flat.size > 1 else 1
+    if flat.size and flat[0] >= 0 and step > 0 and (np.diff(flat) == step).all():
+        return slice(int(flat[0]), int(flat[-1]) + 1, step)
+    return flat
 
 
 class _Selection:

@@ -6,9 +6,11 @@ import gc
 import json
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5netcdf
 import numpy as np
 import pytest
 import xarray as xr
@@ -268,3 +270,25 @@ def test_values_of_an_absurd_shape_are_an_error(tmp_path: Path) -> None:
         with pytest.raises((ValueError, MemoryError)):
             _ = ds["a"].values
         assert ds["a"][-1].isnull()
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda a: a.transpose("c", "a", "b")[1:4, ::2, 3:8],
+        lambda a: a.transpose("b", "c", "a")[::-1, 2, [4, 0, 4]],
+        lambda a: a.transpose("c", "b", "a")[:, 1:][1:, 2:5],
+        lambda a: a.transpose("b", "a", "c")[3:4],
+    ],
+)
+def test_part_of_a_transposed_array_is_read_without_zarr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, select: Callable[[Any], Any]
+) -> None:
+    """xarray selects a million points for 500 x 500 x 4 elements, which zarr places one by one."""
+    values = np.arange(7.0 * 9 * 5).reshape(7, 9, 5)
+    with h5netcdf.File(tmp_path / "a.nc", "w") as file:
+        file.dimensions = {"a": 7, "b": 9, "c": 5}
+        file.create_variable("v", ("a", "b", "c"), "f8", chunks=(3, 4, 2), compression="gzip")[:] = values
+    monkeypatch.setattr(DirectArray, "_open_by_zarr", lambda self: pytest.fail("zarr is used"))
+    with xr.open_dataset(tmp_path / "a.nc", engine="refshard") as ds:
+        xr.testing.assert_equal(select(ds["v"]).variable, select(xr.DataArray(values, dims=("a", "b", "c"))).variable)

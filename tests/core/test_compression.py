@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.compression import MOST, add_up, check_chunk, decompress, unpack_bits, zstd
+from refshard_fs.core.compression import MOST, add_up, add_up_rows, check_chunk, decompress, unpack_bits, zstd
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from tests.support.memory import check_peak
 
@@ -184,3 +184,16 @@ def test_delta_is_decoded_in_place(is_installed: bool, monkeypatch: pytest.Monke
     expected = np.cumsum(numbers[1:])  # sums wrap
     add_up(numbers[1:])
     assert numbers.tolist() == [7, *expected]
+
+
+@pytest.mark.parametrize("has_imagecodecs", [True, False])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8"])
+def test_rows_are_added_up_separately(dtype: str, has_imagecodecs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = np.random.default_rng(1).integers(0, 255, (4, 7, 3)).astype(dtype) << (np.dtype(dtype).itemsize * 8 - 8)
+    expected = np.cumsum(steps, axis=1, dtype=dtype)
+    if has_imagecodecs:
+        pytest.importorskip("imagecodecs")
+    else:
+        monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    steps.flags.writeable = False
+    assert (add_up_rows(steps) == expected).all()

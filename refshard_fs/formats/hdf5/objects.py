@@ -243,14 +243,14 @@ def read_tree(
     table = superblock.shared_messages
     reader = _Reader(file, superblock, {} if table is None else (yield from read_shared_heaps(file, *table)))
     yield from reader.read_group(group.split("/") if group else [])
-    if reader.has_unread and not reader.has_links:
-        scales = set(list_scales(reader.build_tree().objects.values()))
-        for chosen, names in ((scales, ()), (None, NOTHING_BELOW)):
-            yield from reader.read_skipped(chosen, names)
-            if reader.has_links:
-                break
+    for has_all_above in (False, True):
+        if reader.has_links or not reader.has_unread:
+            break
+        chosen = None if has_all_above else set(list_scales(reader.build_tree().objects.values()))
+        yield from reader.read_skipped(chosen, NOTHING_BELOW)
+        if not reader.has_links:
             tree = reader.build_tree()
-            if is_self_contained(tree.objects, group, has_all_above=chosen is None):
+            if is_self_contained(tree.objects, group, has_all_above=has_all_above):
                 return superblock, tree
     yield from reader.read_skipped(None, ())
     return superblock, reader.build_tree()

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, choose_chunks, encode_chunk, make_entry
-from refshard_fs.core.compression import decode_by_imagecodecs, decompress, unpack_bits, zstd
+from refshard_fs.core.compression import add_up_rows, decode_by_imagecodecs, decompress, unpack_bits, zstd
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.libdeflate import fast_zlib
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
@@ -161,11 +161,16 @@ class TileRecipe(msgspec.Struct, frozen=True):
         match self.predictor:
             case 2:
                 steps = np.frombuffer(data, f"{dtype.str[0]}u{dtype.itemsize}").reshape(-1, width, samples)
-                return np.cumsum(steps, axis=1, dtype=f"u{dtype.itemsize}").astype(steps.dtype).tobytes()
+                native = steps.astype(steps.dtype.newbyteorder("="), copy=False)
+                return add_up_rows(native).astype(steps.dtype, copy=False).tobytes()
             case 3:  # each row has the most significant bytes of all samples first; these bytes are differences
                 steps = np.frombuffer(data, "u1").reshape(self.rows, -1, samples)
-                planes = np.cumsum(steps, axis=1, dtype="u1").reshape(self.rows, dtype.itemsize, -1)
-                return planes.transpose(0, 2, 1).copy().view(dtype.newbyteorder(">")).astype(dtype).tobytes()
+                planes = add_up_rows(steps).reshape(self.rows, dtype.itemsize, -1)
+                order = range(dtype.itemsize) if dtype.str[0] == ">" else range(dtype.itemsize)[::-1]
+                out = np.empty((self.rows, planes.shape[2], dtype.itemsize), "u1")
+                for plane, byte in enumerate(order):
+                    out[..., byte] = planes[:, plane]
+                return out.tobytes()
         return data
 
 
