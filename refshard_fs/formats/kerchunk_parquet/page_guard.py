@@ -27,7 +27,8 @@ _PARTS: Final = 100_000  # the most structures and list items in a footer: each 
 
 # Types of pages; pyarrow skips pages of other types.
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
-# For each type of page: the field of the page header with the description, and the description's field of the encoding.
+# For each type of page: the number of the field in the page header that describes the page, and the number of the field
+# in this description that has the encoding.
 _DESCRIPTIONS: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
 
 # Encodings whose decoded size is bounded by the page header or the number of values.

@@ -32,7 +32,7 @@ from refshard_fs.security.policy import protocol_of, relative_to
 DATA: Final = "data"  # the name of the array if the source is a single dataset
 MOST_DECODED: Final = 2**31 - 1  # the most bytes of a decoded chunk
 MOST_DOCUMENT: Final = 1 << 20  # bytes: a document must have fewer
-MOST_LEVELS: Final = 32  # levels of nested groups that are read: groups nested more deeply are left out
+MOST_LEVELS: Final = 32  # levels of nested groups that are read: groups nested more deeply are reported
 _RESERVED: Final = frozenset(["dimensions", "blockSize", "dataType", "compression", "compressionType", "n5"])
 _TYPES: Final = frozenset(
     [*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64"]
@@ -248,6 +248,11 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
                     pending.append((path, url, doc))
             except ManifestError as e:
                 group.reports[path] = str(e)
+    for path, url, doc in pending:
+        if (yield from _list_members(url, doc)):
+            group.reports[path] = (
+                f"the arrays and groups in it are not shown: expected at most {MOST_LEVELS} levels of groups"
+            )
     group.groups[""] = _filter_attributes(root)
     for path, group_datasets in datasets.items():
         attributes = group.groups[path]

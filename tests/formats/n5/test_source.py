@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import RefShardError, RefShardFileSystem
+from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from refshard_fs.formats.n5 import source
 from refshard_fs.formats.n5.source import BlockRecipe
 from tests.servers.http import RangeServer
 
@@ -106,6 +107,20 @@ def test_error_names_the_unsupported_compression(tmp_path: Path, compression: st
     (tmp_path / "attributes.json").write_text(json.dumps(attributes))
     with pytest.raises(RefShardError, match=f"attributes.json.*{compression}"):
         RefShardFileSystem(fo=str(tmp_path)).ls("")
+
+
+def test_groups_below_the_deepest_level_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "MOST_LEVELS", 1)
+    dataset = {"dimensions": [4], "blockSize": [2], "dataType": "int8", "compression": {"type": "raw"}}
+    documents = {"": {"n5": "2.5.0"}, "shown": dataset, "deep": {}, "deep/hidden": dataset, "empty": {}}
+    for path, document in documents.items():
+        (tmp_path / path).mkdir(exist_ok=True)
+        (tmp_path / path / "attributes.json").write_text(json.dumps(document))
+    fs = RefShardFileSystem(str(tmp_path))
+    assert fs.ls("", detail=False) == [".zattrs", ".zgroup", ".zmetadata", "deep", "empty", "shown"]
+    assert fs.left_whole == {"deep": "the arrays and groups in it are not shown: expected at most 1 levels of groups"}
+    with pytest.raises(ManifestError, match="at most 1 levels"):
+        fs.cat_file("deep/hidden/0")
 
 
 def test_damaged_headers_of_n5_chunks_are_errors() -> None:
