@@ -76,7 +76,7 @@ def parse_box(head: bytes, at: int, end: int) -> Box:
         length, start = int.from_bytes(head[8:16]), at + 16
     elif not length:  # the box reaches the end
         length = end - at
-    if head[4:8] == STREAM:  # an error is raised only when a tile part that is cut off is read
+    if head[4:8] == STREAM:  # if it is cut short, locating its tile parts raises an error
         length = min(length, end - at)
     if at + length < start or at + length > end or len(head) < start - at:
         raise ValueError(

@@ -119,8 +119,7 @@ class ShardIndex(msgspec.Struct, frozen=True):
         if wrong.any():
             start, stop = pairs[int(wrong.argmax())].tolist()
             raise ValueError(
-                f"a minishard has its index at [{start}, {stop}): expected a start before the end, and an end below "
-                f"{BEYOND}"
+                f"a minishard has its index at [{start}, {stop}): expected an end of at least the start, below {BEYOND}"
             )
         wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > np.uint64(self.room))
         if wrong.any():

@@ -85,7 +85,7 @@ def test_length_of_shard_names_follows_from_shard_bits() -> None:
 
 
 def test_impossible_indexes_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected a start before the end"):
+    with pytest.raises(ValueError, match="expected an end of at least the start"):
         ShardIndex().decode(struct.pack("<4Q", 0, 5, 9, 5))
     raw = MinishardIndex("raw", 2)
     good = struct.pack("<6Q", 7, 3, 100, 0, 10, 20)
