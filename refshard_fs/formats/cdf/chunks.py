@@ -146,7 +146,7 @@ class VariableChunks(FilledChunks):
             if run.last < run.first or run.first <= previous.last:
                 raise self._records.make_error(
                     f"{self.where}: its index lists records {run.first} to {run.last} after record {previous.last}: "
-                    "expected each record once"
+                    "expected each record once, in order"
                 )
         return runs
 

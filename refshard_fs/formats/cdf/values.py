@@ -153,9 +153,11 @@ def convert_epoch(times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 def check_compression(kind: int) -> None:
     """Raise ManifestError if the compression ``kind`` is not supported."""
-    if kind not in (RLE, GZIP):
-        name = {HUFFMAN: "Huffman", ADAPTIVE_HUFFMAN: "adaptive Huffman"}.get(kind, f"a method of number {kind}")
+    if kind in (HUFFMAN, ADAPTIVE_HUFFMAN):
+        name = "Huffman" if kind == HUFFMAN else "adaptive Huffman"
         raise ManifestError(f"it is compressed by {name}: convert the file by cdfconvert -compression vars:gzip.6")
+    if kind not in (RLE, GZIP):
+        raise ManifestError(f"its compression has the number {kind}: expected {RLE} (RLE) or {GZIP} (gzip)")
 
 
 class DecompressionRecipe(msgspec.Struct, frozen=True):

@@ -128,7 +128,7 @@ class ManifestView(ArrayView[Declaration]):
         if root is None:
             return
         if root.problem is not None:
-            raise ManifestError(f"the root group: {root.problem}")
+            raise ManifestError(f"'zarr.json': {root.problem}")
         if root.manifest is not None:
             load, resolver, where = yield from self._locate_manifest("", root.manifest, None)
             keys = load.index.decode(load.entry.data) if isinstance(load.entry, Inline) else (yield load)
@@ -150,7 +150,7 @@ class ManifestView(ArrayView[Declaration]):
         if declared is None:
             return None
         if declared.problem is not None:
-            raise ManifestError(f"array {path!r}: {declared.problem}")
+            raise ManifestError(f"{join(path, 'zarr.json')!r}: {declared.problem}")
         return None if declared.manifest is None else declared.grid
 
     def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
@@ -196,7 +196,7 @@ class ManifestView(ArrayView[Declaration]):
             self._manifests[path] = located
         manifest = yield located.load
         if manifest is None:
-            raise SourceNotReachable(f"array {path!r} has its manifest at {located.where}, which does not exist")
+            raise SourceNotReachable(f"{_name_node(path)} has its manifest at {located.where}, which does not exist")
         return manifest, located.resolver, located.where
 
     def _locate_manifest(self, path: str, manifest: str | bytes, grid: ChunkGrid | None) -> Steps[_Manifest]:
@@ -220,7 +220,7 @@ class ManifestView(ArrayView[Declaration]):
                 where = repr(key) if not isinstance(entry, Span) else entry.url
         entry = yield from _pin_entry(entry)
         if entry is None:
-            raise SourceNotReachable(f"{path or 'the root'!r} has its manifest at {where}, which does not exist")
+            raise SourceNotReachable(f"{_name_node(path)} has its manifest at {where}, which does not exist")
         pinned = entry.pin.size if isinstance(entry, Span) and entry.pin is not None else None
         check_size(entry.size if pinned is None else pinned, self._options.max_manifest_bytes, where)
         index = Parsed(parse_key_map, (where,)) if grid is None else Parsed(parse, (grid, where))
@@ -349,6 +349,11 @@ class ManifestView(ArrayView[Declaration]):
                 return (yield from self.base.lookup(name)) is not None
             case Url(url):
                 return (yield Stat(url)) is not None
+
+
+def _name_node(path: str) -> str:
+    """Return the name of a node at the beginning of an error."""
+    return repr(path) if path else "the root"
 
 
 def _pin_entry(entry: Entry | None) -> Steps[Entry | None]:

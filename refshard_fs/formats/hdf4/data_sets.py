@@ -62,6 +62,11 @@ _MOST_MEMBERS: Final = 1 << 10  # the most members of a numeric data group that 
 _CALIBRATED: Final = ("scale_factor", "scale_factor_err", "add_offset", "add_offset_err")
 
 
+def _name_element(key: Key) -> str:
+    """Return the name of an element in errors and reports."""
+    return f"{_NAMES[key[0]]} {key[1]}" if key[0] in _NAMES else f"element {key}"
+
+
 class Dimension(NamedTuple):
     """A dimension; ``length`` is None if it is unlimited."""
 
@@ -134,7 +139,7 @@ class Tree:
                 else:
                     self.tables[ref] = parse_vdata(data)
             except ValueError as e:
-                self.reports[f"{'Vgroup' if tag == VGROUP else 'Vdata'} {ref}"] = str(e)
+                self.reports[_name_element(key)] = str(e)
 
     def list_keys(self, *tags: int) -> list[Key]:
         """Return the keys of the elements that have one of the ``tags``."""
@@ -192,7 +197,7 @@ class Tree:
                 self.reports[group.name] = f"it is a Vgroup of the class {group.kind!r}: expected {_VARIABLE!r}"
             elif (group is None and tag == VGROUP) or (tag, ref) not in self.elements.descriptors:
                 reason = "the Vgroup of all data sets lists it, but it is not in the file"
-                self.reports.setdefault(f"{_NAMES.get(tag, f'element {tag}/')} {ref}", reason)
+                self.reports.setdefault(_name_element((tag, ref)), reason)
         return (yield from self.read_attributes(root.members)), data_sets
 
     def _run_and_report(self, name: str, steps: Steps[list[DataSet]]) -> Steps[list[DataSet]]:
@@ -213,8 +218,8 @@ class Tree:
             if (tag == VGROUP and member not in self.groups) or (tag == VDATA and member not in self.tables):
                 is_there = False
             if not is_there:
-                label = _NAMES.get(tag, f"element {tag},")
-                raise ValueError(f"it lists {label} {member}, which is not in the file or cannot be read")
+                name = _name_element((tag, member))
+                raise ValueError(f"it lists {name}, but this is not in the file, or cannot be read")
             if tag == VGROUP:
                 dimension = yield from self._read_dimension(member)
                 dimensions += [dimension] if dimension is not None else []

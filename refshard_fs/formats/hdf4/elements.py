@@ -208,7 +208,9 @@ def read_descriptors(file: FileBytes) -> Steps[Elements]:
         total += 6 + 12 * count
         if total > file.size:
             raise DamagedIndex(
-                "", file.url, f"its blocks of descriptors have {total} bytes: expected at most {file.size}, as the file"
+                "",
+                file.url,
+                f"its blocks of descriptors have {total} bytes: expected at most {file.size}, the size of the file",
             )
         [rows] = yield from file.load([(address + 6, 12 * count)], window)
         table = np.frombuffer(rows, _DESCRIPTOR)

@@ -141,13 +141,13 @@ def _make_reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     templates, gen = header.get("templates") or {}, header.get("gen") or []
     if reader.refs is None and "refs" not in header and not gen and not reader.top.is_empty:
         raise ManifestError(f'{where} is of version 1, but its keys are outside of "refs": move them into "refs"')
-    for name, part, kind in (
-        ("refs", header.get("refs", {}), Mapping),
-        ("templates", templates, Mapping),
-        ("gen", gen, list),
+    for name, part, kind, expected in (
+        ("refs", header.get("refs", {}), Mapping, "an object"),
+        ("templates", templates, Mapping, "an object"),
+        ("gen", gen, list, "a list"),
     ):
         if not isinstance(part, kind):
-            raise ManifestError(f"{name!r} of {where} is a {type(part).__name__}: expected a {kind.__name__.lower()}")
+            raise ManifestError(f"{name!r} of {where} is a {type(part).__name__}: expected {expected}")
     try:
         expander = Templates(templates, dict(index.overrides), simple=index.simple)
     except ManifestError as e:
