@@ -116,8 +116,8 @@ class Tables:
         return column
 
     def read_texts(self, field: int) -> list[str]:
-        """Return a text for each table."""
-        return [text.decode() for text in self.read_bytes(field)]  # UnicodeDecodeError is a ValueError
+        """Return a text for each table; ValueError if a text is not UTF-8."""
+        return [_decode_text(text) for text in self.read_bytes(field)]
 
 
 def gather_integers(data: bytes, places: Int64s, dtype: str) -> Int64s:
@@ -129,6 +129,13 @@ def gather_integers(data: bytes, places: Int64s, dtype: str) -> Int64s:
         raise ValueError(_DAMAGED)
     numbers: npt.NDArray[Any] = np.ndarray(len(data) - size + 1, dtype, data, strides=(1,))
     return numbers[places].astype(np.int64)
+
+
+def _decode_text(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as e:
+        raise ValueError(f"it is damaged: the text {text[:100]!r} is not UTF-8") from e
 
 
 # FlexBuffers: a buffer ends with its root value, the type of this value, and its width. Only maps and texts are read.
@@ -185,4 +192,4 @@ class _FlexReader:
         self._left -= stop - start + 1
         if start < 0 or stop < start or self._left < 0:
             raise ValueError("it is damaged: many of its offsets lead to the same bytes")
-        return self._data[start:stop].decode()
+        return _decode_text(self._data[start:stop])

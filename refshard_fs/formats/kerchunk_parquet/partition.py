@@ -24,7 +24,7 @@ ROWS: Final = 1 << 24  # the most rows of a partition: a row takes 20 bytes in m
 OFFSETS: Final = 2**63  # byte ranges end before this offset: parquet's integers are signed
 LIST_ITEMS: Final = 100_000  # the most items of a list in a footer that pyarrow allocates memory for
 
-_NOT_READ: Final = "it cannot be read as a parquet file"
+_INVALID: Final = "it is not a valid parquet file"
 # The least bytes of a value, by physical type.
 _WIDTHS: Final = {"INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 _FLOATS: Final = frozenset(["halffloat", "float", "double"])
@@ -65,7 +65,7 @@ def read_columns(data: bytes, footer: Footer) -> dict[str, Any]:
     except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # the Parquet library raises RuntimeError
         if isinstance(e, ValueError) and not isinstance(e, pa.ArrowException):
             raise
-        raise ValueError(f"{_NOT_READ}: {e}") from e
+        raise ValueError(f"{_INVALID}: {e}") from e
 
 
 def _find_columns(schema: Any) -> dict[str, tuple[int, str]]:
@@ -176,7 +176,7 @@ class PartitionIndex(msgspec.Struct, frozen=True):
         try:
             footer = Footer(data)
         except ValueError as e:
-            raise ValueError(f"{_NOT_READ}: {e}") from e
+            raise ValueError(f"{_INVALID}: {e}") from e
         history = _parse_history(footer)
         if history.generation > self.generation:
             return history

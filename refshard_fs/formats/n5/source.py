@@ -161,7 +161,10 @@ def _describe_dataset(doc: dict[str, Any], path: str, label: str) -> tuple[Array
     shape = check_integers(doc.get("dimensions"), "dimensions", label)[::-1]
     chunks = check_integers(doc.get("blockSize"), "blockSize", label)[::-1]
     if not 0 < len(shape) <= 32 or len(chunks) != len(shape) or not all(chunks):
-        raise ManifestError(f"{label}: its blockSize {shorten(chunks)} does not fit its dimensions {shorten(shape)}")
+        raise ManifestError(
+            f"{label}: its blockSize {shorten(list(chunks[::-1]))} does not fit its dimensions "
+            f"{shorten(list(shape[::-1]))}: expected a positive number for each of 1 to 32 dimensions"
+        )
     kind = doc.get("dataType")
     if not isinstance(kind, str) or kind not in _TYPES:
         raise ManifestError(f"{label}: its dataType is {shorten(kind)}: expected {', '.join(sorted(_TYPES))}")

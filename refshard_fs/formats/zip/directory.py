@@ -347,14 +347,21 @@ def _parse_names(data: bytes) -> tuple[_UInt64s, list[bytes]]:
 def _decode_name(name: bytes, flags: bytes, extra: bytes) -> bytes:
     """Return a name in UTF-8: by the flag for UTF-8, by the extra field with a Unicode path, or by code page 437."""
     if int.from_bytes(flags, "little") & _UTF8:
-        name.decode()  # UnicodeDecodeError is a ValueError
+        _check_utf8(name)
         return name
     unicode = _find_field(extra, _UNICODE_PATH)
     if unicode[:1] == b"\1" and unicode[1:5] == zlib.crc32(name).to_bytes(4, "little"):
-        unicode[5:].decode()
+        _check_utf8(unicode[5:])
         if unicode[5:]:
             return unicode[5:]
     return name.decode("cp437").encode()
+
+
+def _check_utf8(name: bytes) -> None:
+    try:
+        name.decode()
+    except UnicodeDecodeError as e:
+        raise ValueError(f"the name {name[:100]!r} of a member is not UTF-8, although the directory says so") from e
 
 
 def split_extra(extra: bytes) -> Iterator[tuple[int, bytes]]:

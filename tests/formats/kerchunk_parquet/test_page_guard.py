@@ -137,7 +137,7 @@ def test_page_that_is_smaller_than_stated_is_refused(compression: str) -> None:
     data = make_partition(compression=compression, use_dictionary=False)
     for column in ("path", "offset", "size", "raw"):
         (found,) = list_pages(data, column)
-        with pytest.raises(ValueError, match="cannot be read as a parquet file"):
+        with pytest.raises(ValueError, match="is not a valid parquet file"):
             INDEX.decode(forge(data, found, decoded_size=found.page.decoded_size + 100))
 
 

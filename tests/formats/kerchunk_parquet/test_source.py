@@ -333,9 +333,9 @@ def make_set(tmp_path: Path, data: bytes) -> RefShardFileSystem:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "cannot be read as a parquet file"),
-        (make_partition([b"y"] * 4)[:-9], "cannot be read as a parquet file"),
-        (b"PAR1" + bytes(100) + b"PAR1", "cannot be read as a parquet file"),
+        (b"", "is not a valid parquet file"),
+        (make_partition([b"y"] * 4)[:-9], "is not a valid parquet file"),
+        (b"PAR1" + bytes(100) + b"PAR1", "is not a valid parquet file"),
         (make_partition([b"y"] * 3), "3 rows: expected at least 4"),
         (make_partition([b"y"] * 5), "5 rows: expected at most 4"),
         (write_table(path=[1, 2, 3, 4]), "'path' is of int64"),
