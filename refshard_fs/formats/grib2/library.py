@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.formats.grib2.edition_1 import ECMWF
 from refshard_fs.formats.grib2.messages import (
     BY_COLUMNS,
@@ -24,6 +25,8 @@ from refshard_fs.formats.grib2.messages import (
 )
 
 _LOCK: Final = threading.Lock()  # eccodes has global state
+# One thread asks for a name, and others wait for it: scans open many files at the same time.
+_NAMING: Final = fork_safe(threading.Lock())
 
 
 def import_eccodes() -> Any:
@@ -179,7 +182,8 @@ def name_parameter(parameter: Parameter) -> ParameterName:
         library = import_eccodes()
     except ValueError:
         return ParameterName(*names, {})
-    return _ask_library(library, parameter, *names)
+    with _NAMING:
+        return _ask_library(library, parameter, *names)
 
 
 @lru_cache(1 << 12)

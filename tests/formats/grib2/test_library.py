@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +49,22 @@ def test_unknown_disciplines_and_centres_do_not_reach_eccodes() -> None:
     at = data.index(b"\0\0\0\x15\1") + 5
     files = (data[:at] + centre.to_bytes(2) + data[at + 2 :] for centre in range(1000, 1060))
     assert all("t" in Files({ROOT: file}).open().grids for file in files)
+
+
+def test_files_opened_together_ask_for_each_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """eccodes takes milliseconds for a name: a scan of eight files asked for each name up to eight times."""
+    data = b"".join(make_message_on_level(level, shortName="t") for level in range(411, 416))
+    asked: list[str] = []
+
+    def ask(name: str) -> Any:
+        asked.append(name)
+        return make_sample(name)
+
+    make_sample = eccodes.codes_grib_new_from_samples
+    monkeypatch.setattr(eccodes, "codes_grib_new_from_samples", ask)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: Files({ROOT: data}).open(), range(8)))
+    assert len(asked) <= 5
 
 
 def test_names_without_eccodes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
