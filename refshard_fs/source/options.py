@@ -173,7 +173,7 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_block: Annotated[
         int, _meta("Ranges are merged into requests of at most this size, or a quarter more.", "bytes")
     ] = 1 * MIB
-    retries: Annotated[int, _meta("How often a request is repeated if it fails for a temporary reason.", "tries")] = 5
+    retries: Annotated[int, _meta("How often a request is repeated if it fails for a temporary reason.", "times")] = 5
     timeout: Annotated[float, _meta("The longest time of a request with all its repetitions.", "seconds")] = 300.0
     fast_s3: Annotated[
         bool, _meta("Reads S3 with this package's own client, if the options permit it, instead of s3fs.")
