@@ -1,1 +1,1 @@
-"""Reference sets made from others, without copying a chunk."""
+"""Reference sets and cubes that are made from other sets, without copying a chunk."""

@@ -50,10 +50,10 @@ def add_piece(
     rules: AppendRules,
     select: tuple[Choice, ...] = (),
 ) -> LongerDocument | None:
-    """Append the set at ``url`` to the document at ``name``; None if nothing is new.
+    """Add the set at ``url`` to a document, which errors call ``name``; return None if the set has no new elements.
 
-    ``by_url`` has the document's first set and the new set, by their URLs in the document. ``select`` is the part of
-    the new set that a function chose, which the document records.
+    ``by_url`` has the document's first set and the new set, by their URLs in the document. ``select`` are the
+    selections that the user's function made of the new set; the document records them.
     """
     dim, length = rules.dim, document.starts[-1]
     lead = document.pieces[document.first]
@@ -61,7 +61,8 @@ def add_piece(
     shown = replace_metadata(first, document.metadata)
     if first.length(dim) != lead.total:
         raise ManifestError(
-            f"{lead.url!r} of {name} has the length {first.length(dim)} now, not {lead.total}: make the document anew"
+            f"{name}: expected the first set, {lead.url!r}, to have {lead.total} elements along {dim!r}, as when the "
+            f"document was made, found {first.length(dim)}: make the document anew"
         )
     if not new.length(dim):
         return None
@@ -91,8 +92,8 @@ def add_piece(
                 return None
             if not elements.old:
                 raise ManifestError(
-                    f"{new.name} would replace the beginning of {name}: append replaces only its "
-                    "end. Make the document anew"
+                    f"{new.name} would replace the beginning of {name}: append replaces only the end of a document. "
+                    "Make the document anew"
                 )
             document = cut_off(document, elements.old)
             new = trim(new, dim, elements.start, elements.stop, lazy=True)
@@ -115,7 +116,7 @@ def add_piece(
     differing = joined.unions.keys() - find_text_dims(joined)
     if differing:
         raise ManifestError(
-            f"{url} cannot be appended to {name}: it has other values of {', '.join(map(repr, sorted(differing)))}. "
+            f"{url} cannot be appended to {name}: their values of {', '.join(map(repr, sorted(differing)))} differ. "
             "Make the document anew"
         )
     if joined.axes != document.axes or joined.coordinate != document.coordinate:
@@ -140,11 +141,11 @@ def add_piece(
 
 def _read_coordinate(document: ConcatDocument, first: NamedSet) -> npt.NDArray[Any] | None:
     """Decode the coordinate's values, which the document holds for each piece; None if it does not hold them."""
-    if document.coordinate is None or any(part.values is None for part in document.pieces):
+    if document.coordinate is None or any(piece.values is None for piece in document.pieces):
         return None
     meta = first.variables[document.coordinate].meta
     dtype = dtype_of(meta)
     if dtype is None:
         return None
-    values = b"".join(part.values or b"" for part in document.pieces)
+    values = b"".join(piece.values or b"" for piece in document.pieces)
     return np.frombuffer(values, dtype if meta.zarr_format == 2 else dtype.newbyteorder("<"))

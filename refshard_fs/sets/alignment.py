@@ -1,4 +1,4 @@
-"""Give sets the arrays and the coordinates of all others. No I/O here.
+"""Give each set the arrays and the coordinates of all other sets. No I/O here.
 
 `prepare_parts` gives every set all arrays, and the union of the coordinates along other dimensions. Chunks that a set
 lacks do not exist in the result. Readers show the fill value there, so the fill value must mean "missing": zeros would
@@ -44,7 +44,7 @@ Regular = Mapping[str, str | float]  # the step between values of a coordinate, 
 def prepare_parts(
     parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool, has_gaps: bool, is_outer: bool
 ) -> tuple[Aligned, dict[str, Any]]:
-    """Prepare ``parts`` for `concatenate`; return them, and the new fill values of arrays, by path.
+    """Prepare ``parts`` for `concatenate`; return the prepared sets, and the new fill values of arrays, by path.
 
     If ``is_outer``, each part gets all arrays along ``dim``, and the union of the coordinates along other dimensions.
     ``has_gaps`` announces that sets without chunks will be put between the ``parts``. If ``lazy``, only metadata
@@ -141,9 +141,13 @@ def _get_values_to_compare(part: NamedSet, path: str) -> npt.NDArray[Any] | None
 def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDArray[Any] | None) -> None:
     """Raise ManifestError if the ``values`` of a coordinate do not decide where each element of the set lies."""
     if values is None:
-        raise ManifestError(f"the values of {path!r} differ between sets, and those of {part.name} cannot be read")
+        raise ManifestError(
+            f"{part.name}: the values of {path!r}, which differ between the sets, cannot be read: leave this set out"
+        )
     if len(np.unique(values)) < len(values):
-        raise ManifestError(f"{part.name} has the same value of {path!r} twice: it does not tell where elements lie")
+        raise ManifestError(
+            f"{part.name} has the same value of {path!r} twice: join='outer' places elements by different values"
+        )
     for name in ("units", "calendar"):
         mine, theirs = (owner.variables[path].attributes.get(name) for owner in (first, part))
         if mine != theirs:
@@ -198,7 +202,7 @@ def _place_elements(
             names = ", ".join(repr(variable.dims[axis]) for axis in within)
             raise ManifestError(
                 f"{path!r} of {part.name} has the dimension {names} and not {dim!r}, and the sets have different "
-                f"values of {names}: the result would have only one set's values of it"
+                f"values of {names}: the result would have the array of one set only. drop=[{path!r}] leaves it out"
             )
     return changed.result()
 
@@ -212,7 +216,7 @@ def _place_chunks(part: NamedSet, path: str, axis: int, placement: Placement, to
         start = placement.runs[0][0] if placement.runs else 0
         raise ManifestError(
             f"{path!r} of {part.name} has {placement.length} elements along {variable.dims[axis]!r} in chunks of "
-            f"{size}, and begins at {start} of the {total} elements of all sets: its chunks begin inside others, which "
-            "references cannot describe. concat(..., lazy=True) joins pieces of chunks when they are read"
+            f"{size}, and begins at {start} of the {total} elements of all sets: its chunks begin inside other chunks, "
+            "which references cannot describe. concat(..., lazy=True) joins sections of chunks when they are read"
         )
     return chunks.find_places

@@ -49,8 +49,8 @@ def append(
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
 
-    Readers see the old set until the new one is complete. Return the number of elements by which the set is longer, or
-    a gap shorter: elements that replace others do not count.
+    Readers see the old set until the new set is complete. Return the number of elements by which the set is longer, or
+    a gap shorter: elements that replace other elements do not count.
 
     Parameters
     ----------
@@ -72,16 +72,16 @@ def append(
         a document, ``"replace"`` also replaces a piece with the same values, which may be damaged or gone, unless it is
         the first piece.
     any_order:
-        Permit values that are out of order. A set that fits in a gap of a document (``freq=`` of `concat`) takes
-        its place there in any case.
+        Permit values that are out of order. A set with the values of a gap in a document (``freq=`` of `concat`) is
+        put into the gap in any case.
     create:
         Make a document by `open` if ``target`` does not exist.
     message:
         The message of the commit to an Icechunk repository.
     preprocess:
-        The function that `concat` took, if a document has one.
+        The function that `concat` called with each source, if the document was made with one.
     callback:
-        Counts the keys that are written.
+        Counts the keys that are written; for a document, the sets that are appended.
     **options:
         Further arguments of `RefShardFileSystem` for both sets.
 
@@ -90,7 +90,7 @@ def append(
     SourceNotReachable
         The set at ``target`` does not exist.
     ManifestError
-        The sets do not fit together.
+        The sets cannot be joined. The error names the sets, the variable and what differs.
     ConflictError
         Another writer has changed the target meanwhile.
     ReadOnlyError
@@ -98,11 +98,11 @@ def append(
     """
     rules = AppendRules(dim or "", frozenset(same), on_duplicate, any_order, message)
     if create:
-        made = _create(target, fo, dim, same, preprocess, options)
-        if made is not None:
-            return made
+        length = _create(target, fo, dim, same, preprocess, options)
+        if length is not None:
+            return length
     if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and "*" in os.fspath(fo)):
-        new, are_together = _expand_new(target, fo, options, skips_known=on_duplicate != "replace")
+        new, are_together = _list_new_sets(target, fo, options, skips_known=on_duplicate != "replace")
         groups = [new] if are_together else [[source] for source in new]
         return sum(_append(target, group, rules, preprocess, callback, options) for group in groups if group)
     return _append(target, [fo], rules, preprocess, callback, options)
@@ -186,12 +186,12 @@ def _create(
     return None
 
 
-def _expand_new(
+def _list_new_sets(
     target: str | os.PathLike[str], fo: Any, options: Mapping[str, Any], *, skips_known: bool
 ) -> tuple[list[Any], bool]:
     """Return the sets of ``fo``, and whether one commit appends all of them.
 
-    If it ``skips_known``, sets that the document at ``target`` already names are left out.
+    With ``skips_known``, sets that the document at ``target`` already names are left out.
     """
     sources = (target, *(fo if isinstance(fo, list) else [fo]))
     urls = [os.fspath(source) for source in sources if not isinstance(source, dict)]

@@ -1,4 +1,4 @@
-"""Order sets by the coordinate of a dimension, and choose the set for each value that several have. No I/O here."""
+"""Order sets by the coordinate of a dimension, and choose a set for each value that several sets have. No I/O here."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ ChunkMove = tuple[Mapping[int, Move], tuple[int, int] | None]
 
 
 def make_grid(doc: Mapping[str, Any], where: str) -> ChunkGrid:
-    """Return the chunk grid of an array with the metadata ``doc``; ManifestError, which names ``where``, without it."""
+    """Return the chunk grid of an array with the metadata ``doc``; ManifestError, which names ``where``, if unknown."""
     meta = zarrmeta.array_meta(doc, where)
     if meta is None or meta.grid is None:
-        raise ManifestError(f"{where} has no chunk grid")
+        raise ManifestError(f"{where} has no chunk grid, or one of an unknown kind")
     return meta.grid
 
 
@@ -68,7 +68,7 @@ class ChangedSet:
         return grid
 
     def put_values(self, variable: Variable, values: npt.NDArray[Any], attributes: Value | None = None) -> None:
-        """Replace an array by ``values``, in one inline chunk; change its data type if it does not hold them."""
+        """Replace an array by ``values``, in one inline chunk; change the data type if it cannot hold the values."""
         doc, data = plain(change_type(variable.meta, values.dtype), values)
         self.put(variable, doc, attributes, {0: data} if values.size else {})
 
@@ -83,8 +83,8 @@ class ChangedSet:
         """Replace an array by one with the metadata ``doc`` and the old chunks, moved; drop chunks that leave it."""
         path = variable.path
         grid, parts = self.put(variable, doc), []
-        for along, piece in moves:
-            rows, inline = place_chunks(self.part, path, grid, along, piece)
+        for along, byte_range in moves:
+            rows, inline = place_chunks(self.part, path, grid, along, byte_range)
             parts.append(rows)
             self.members |= inline
         self.tables[path] = ChunkTable.from_parts(grid, parts)
@@ -95,7 +95,7 @@ class ChangedSet:
         self._changed |= {parent(key)[0] for key in documents}
 
     def result(self, *, keeps_digests: bool = False) -> NamedSet:
-        """Return the changed set. Digests of arrays that were replaced are dropped, unless it ``keeps_digests``."""
+        """Return the changed set. Digests of replaced arrays are dropped, except with ``keeps_digests``."""
         part, changed = self.part, self._changed
         old = part.refs
         refs = ReferenceSet(old.urls, self.tables, self.members, pins=old.pins, origins=old.origins)
@@ -106,13 +106,13 @@ class ChangedSet:
 
 
 def place_chunks(
-    part: NamedSet, path: str, grid: ChunkGrid, along: Mapping[int, Move], piece: tuple[int, int] | None = None
+    part: NamedSet, path: str, grid: ChunkGrid, along: Mapping[int, Move], byte_range: tuple[int, int] | None = None
 ) -> tuple[Part, dict[str, bytes]]:
     """Return the chunks of an array, moved to another ``grid``: references by number, inline chunks by key.
 
     ``along`` has the move along each axis; along other axes, both grids are the same. Chunks that would lie outside
-    of the grid are dropped. ``piece`` is the byte range to take of each chunk, as offset and length; None takes whole
-    chunks.
+    of the grid are dropped. ``byte_range`` is the offset and the length of the bytes to take of each chunk; None takes
+    whole chunks.
     """
     table, chunks = part.refs.tables[path], part.inline_chunks(path)
     if not chunks and not len(table):  # usual for lazy joins of many files, whose chunks were not looked up
@@ -120,15 +120,15 @@ def place_chunks(
     numbers, ranges = table.part()
     places, is_inside = move_numbers(numbers, table.grid, grid, along)
     rows = Part(places, ranges) if is_inside.all() else Part(places[is_inside], ranges.take(is_inside))
-    if piece is not None:
-        offset, length = piece
+    if byte_range is not None:
+        offset, length = byte_range
         kept = rows.ranges
-        pieces = Ranges(kept.targets, kept.offsets + np.uint64(offset), np.full_like(kept.lengths, length))
-        rows = rows._replace(ranges=pieces)
+        parts = Ranges(kept.targets, kept.offsets + np.uint64(offset), np.full_like(kept.lengths, length))
+        rows = rows._replace(ranges=parts)
     if not chunks:
         return rows, {}
     places, is_inside = move_numbers(np.array(list(chunks), np.uint64), table.grid, grid, along)
-    cut = slice(None) if piece is None else slice(piece[0], sum(piece))
+    cut = slice(None) if byte_range is None else slice(byte_range[0], sum(byte_range))
     placed = zip(places.tolist(), is_inside.tolist(), chunks.values(), strict=True)
     return rows, {join(path, grid.tail(number)): data[cut] for number, stays, data in placed if stays}
 

@@ -44,8 +44,9 @@ from refshard_fs.sets.variables import BOUNDS, NamedSet, Variable, change_type, 
 class CommonUnits(NamedTuple):
     """Sets whose times along a dimension are in common units.
 
-    The document of a lazy cube needs two more: ``bounds`` has, by path of an array, the path of the coordinate whose
-    units it has. ``metadata`` has, by key, the documents whose units are not those that the first set stores.
+    ``bounds`` and ``metadata`` are for the document of a lazy cube: ``bounds`` has, by path of an array, the path of
+    the coordinate whose units the array has. ``metadata`` has, by key, the metadata documents of arrays that are shown
+    in other units, or in a wider type, than the first set stores.
     """
 
     parts: list[NamedSet]
@@ -56,7 +57,7 @@ class CommonUnits(NamedTuple):
 def convert_to_common_units(
     parts: Sequence[NamedSet], dim: str | None, *, lazy: bool = False, fixed: Mapping[str, Any] = {}
 ) -> CommonUnits:
-    """Return ``parts`` with times along ``dim`` in common units; ManifestError, with the reason, if it is impossible.
+    """Return ``parts`` with times along ``dim`` in common units; ManifestError, with the reason, if none fit.
 
     ``fixed`` are units, by path, that must be kept.
     """
@@ -90,13 +91,13 @@ class _Times(NamedTuple):
         return any(own.get("units") != shown["units"] or not are_alike(own, shown) for own in every.values())
 
     def get_units(self, part: NamedSet, path: str) -> dict[str, Any]:
-        """Return the attributes that give the units of an array; it inherits from the times those that it lacks."""
+        """Return the attributes that give the units of an array; those that the array lacks are those of the times."""
         both = part.variables[self.path].attributes, part.variables[path].attributes
         return {name: given[name] for given in both for name in UNITS if name in given}
 
 
 def find_times(parts: Sequence[NamedSet], dim: str | None) -> dict[str, list[str]]:
-    """Return the paths of the times along a dimension, each with the paths of its bounds, which have its units."""
+    """Return the paths of the times along a dimension, each with the paths of its bounds, which have the same units."""
     times: dict[str, list[str]] = {}
     seen: set[int] = set()
     for part in parts:
@@ -238,7 +239,7 @@ def _convert(
     marks = [] if dtype is None else _get_marks(like, dtype)
     for mark in marks:
         if np.isin(known, mark).any():
-            raise ValueError(f"the first set's fill value {mark} is among its values")
+            raise ValueError(f"its values include {mark}, which is the fill value of the first set")
     is_float = known.dtype.kind == "f" or (missing.any() and dtype is not None and dtype.kind == "f")
     if missing.any() and not marks and not is_float:
         raise ValueError(f"values are missing, and the first set has no fill value of the type {dtype} for them")
@@ -329,7 +330,7 @@ def _show_units(
 
 
 def _widen(variable: Variable) -> dict[str, dict[str, Any]]:
-    """Return the document, by key, with which an array of numbers has 64-bit numbers, and no codecs."""
+    """Return the document, by key, of an array with 64-bit numbers and no codecs; empty if its type stays."""
     meta, dtype = variable.meta, dtype_of(variable.meta)
     if dtype is None or meta.chunks is None or dtype.kind not in "iuf" or dtype.itemsize == 8:
         return {}

@@ -1,4 +1,4 @@
-"""Check whether sets can be joined: arrays with the dimension must fit, and all other arrays must be equal.
+"""Check whether sets can be joined: arrays with the dimension need matching metadata, other arrays must be equal.
 
 Each file of an archive has its own copy of arrays such as ``crs`` or ``lat_bnds``. If the references to the copies
 differ, only their bytes show whether the copies are equal: small arrays are read for that, and no others.
@@ -116,14 +116,14 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
     if not is_equal:
         raise ManifestError(
             f"{one.name} and {other.name} have different {what} of {path!r}, which does not have the dimension "
-            f"{dim!r}: same=[{path!r}] takes those of the first set"
+            f"{dim!r}: same=[{path!r}] takes the variable of the first set"
         )
 
 
 def _convert_instants(
     values: npt.NDArray[Any], attributes: Mapping[str, Any], to: Mapping[str, Any]
 ) -> npt.NDArray[Any]:
-    """Return times in the units ``to``, in a form to compare; unchanged if the units of either are not known."""
+    """Return times in the units ``to``, in a form to compare; unchanged if one of the units is not known."""
     try:
         own, wanted = TimeUnits.of(attributes), TimeUnits.of(to)
         return wanted.snap(values if own == wanted else own.convert(values, wanted, rounded=True))
@@ -139,7 +139,7 @@ def check_merged(path: str, one: NamedSet, other: NamedSet) -> None:
         dim = _find_differing_coordinate(one, other) or next(filter(None, one.variables[path].dims), None)
         raise ManifestError(
             f"{one.name} and {other.name} differ in {path!r}, but without a dimension to join along, arrays must be "
-            f"the same in all sets: name a dimension (dim={'' if dim is None else repr(dim)})"
+            f"equal in all sets: name a dimension (dim={'' if dim is None else repr(dim)})"
         ) from e
 
 

@@ -36,7 +36,8 @@ from refshard_fs.source.options import prepare_keywords
 from refshard_fs.tools.progress import progress
 
 logger = logging.getLogger(__package__)
-KEPT: Final = 4096  # sources: of more sources, no first bytes (8 KiB of each) are kept, as they would be evicted
+# The most sources whose first bytes (8 KiB each) are kept for readers of the cube: `REMEMBERED` holds no more.
+KEPT: Final = 4096
 REASON: Final = 200  # characters of an error that a document keeps
 
 Join = Literal["exact", "outer"]  # "exact": all sources have the same variables, and the same coordinates
@@ -110,10 +111,11 @@ def concat(
 
     With ``lazy=True`` the result is a cube: a small document with the URLs of the sources, their lengths along ``dim``,
     and the values of this coordinate. A source is opened when one of its chunks is read. Its arrays may have other
-    codecs, byte orders, types, texts, fill values, ``scale_factor`` and ``add_offset`` than the first one: their
-    chunks are recoded when they are read, exactly, or reading one is an error that says why. Where ``scale_factor`` or
-    ``add_offset`` differ, the array is shown as 64-bit floating-point numbers. Where chunks do not meet (months of 28
-    to 31 days), the array is shown in chunks of the length that most sources have.
+    codecs, byte orders, types, texts, fill values, ``scale_factor`` and ``add_offset`` than the first source: chunks
+    are recoded exactly when they are read. If a chunk cannot be recoded exactly, reading it is an error with the
+    reason. If ``scale_factor`` or ``add_offset`` differ, the array is shown as 64-bit floating-point numbers. If the
+    length of a source is not a multiple of its chunks (months of 28 to 31 days), the array is shown in chunks of the
+    length that most sources have.
 
     An array is joined if it has the dimension, by ``_ARRAY_DIMENSIONS`` or ``dimension_names``. If no source has the
     dimension, but each has a scalar coordinate of this name (GRIB2 files of one time each), the dimension is made from
@@ -124,8 +126,7 @@ def concat(
 
     Coordinates are read, compared by value, and kept in the result. Variables without the dimension are compared too,
     up to 1 MiB of each. No other chunks are read, with one exception: chunks that no reference can describe (of TIFF
-    with a predictor, of GRIB2, of compressed tiles of FITS) are copied into a set of references. A cube copies none of
-    these.
+    with a predictor, of GRIB2, of compressed tiles of FITS) are copied into a set of references, but not into a cube.
 
     Parameters
     ----------
@@ -142,7 +143,8 @@ def concat(
     same:
         Variables without the dimension that are taken from the first source and not compared.
     keep, drop, rename, attrs:
-        Select a part of each source before it is joined, as `RefShardFileSystem.select` does. The rest need not fit.
+        Select a part of each source before it is joined, as `RefShardFileSystem.select` does. Only this part is
+        compared.
     lazy:
         Return a cube instead of a set of references.
     sort:
@@ -197,12 +199,12 @@ def concat(
     Raises
     ------
     ManifestError
-        Sources do not fit together. It names the sources, the variable and what differs.
+        The sources cannot be joined. The error names the sources, the variable and what differs.
     TargetNotAllowed
         A source that is not your own points to a URL that it may not point to.
     """
     _check_choices(join=join, overlap=overlap, on_error=on_error, grid=grid)
-    finds = lazy and dim is None and dims is None  # along which dimensions sources are joined
+    finds_dims = lazy and dim is None and dims is None
     if dims is not None and dim is not None:
         raise TypeError("expected dim= or dims=, got both: dims= is for nested lists")
     if chunks is not None and not lazy:
@@ -227,11 +229,11 @@ def concat(
         lazy=lazy,
         select=tuple(map(Choice.read, options.get("select") or ())),
     )
-    order = None if finds else (dim,) if dims is None else tuple(dims)
+    order = None if finds_dims else (dim,) if dims is None else tuple(dims)
     inputs = Inputs.find(sets, order, options, on_error=on_error, coords=coords, assets=assets)
     if inputs.grid is not None and not rules.is_outer:
         inputs.grid.check_whole()
-    _check_dimensions(inputs, rules, on_error, finds=finds)
+    _check_dimensions(inputs, rules, on_error, finds_dims=finds_dims)
     if lazy:
         inputs = inputs._replace(sources=tuple(get_set_url(fo, options, "lazy=True") for fo in inputs.sources))
     if choice:
@@ -261,14 +263,14 @@ def concat(
     read, rounded = equalize_coordinates(read, tolerance)
     if rounded:
         logger.info("%s", rounded)
-    joined = find_and_join(inputs, read, rules) if finds else join_sets(inputs, read, rules)
+    joined = find_and_join(inputs, read, rules) if finds_dims else join_sets(inputs, read, rules)
     opened_with = choose_opening_options(inputs.sources, options)
     document = joined.document
     if not isinstance(document, ConcatDocument):
         return make_set(joined.whole.refs, opened_with)
     recorded = "" if preprocess is None else get_import_path(preprocess)
     data = msgspec.structs.replace(document, lost=lost, preprocess=recorded).dumps()
-    remark = "; ".join(filter(None, [explain_document(joined.made), rounded]))
+    remark = "; ".join(filter(None, [explain_document(joined.documents), rounded]))
     return LazySet(data, hashlib.sha256(data).hexdigest(), remark, describe(document), opened_with, heads)
 
 
@@ -276,19 +278,20 @@ def _check_choices(**arguments: Any) -> None:
     """Raise ValueError if the value of an argument is not one of its `CHOICES`."""
     for name, value in arguments.items():
         if value not in CHOICES[name]:
-            more = ". 'inner' is 'outer' with sel=, and 'override' is tolerance=" if name == "join" else ""
+            more = ". In place of 'inner', use 'outer' and select(sel=); of 'override', tolerance="
+            more = more if name == "join" else ""
             raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, CHOICES[name]))}{more}")
 
 
-def _check_dimensions(inputs: Inputs, rules: Rules, on_error: OnError, *, finds: bool) -> None:
+def _check_dimensions(inputs: Inputs, rules: Rules, on_error: OnError, *, finds_dims: bool) -> None:
     """Raise TypeError or ValueError if arguments need dimensions that the inputs lack."""
     dims = inputs.dims
-    if rules.lazy and not finds and None in dims:
+    if rules.lazy and not finds_dims and None in dims:
         raise TypeError("lazy=True joins along dimensions that have names: give dim=, or dims=")
-    if rules.freq is not None and dims[0] is None and not finds:
+    if rules.freq is not None and dims[0] is None and not finds_dims:
         raise TypeError("freq= is the step between values of a dimension: give the dimension, dim=")
     orders = rules.sort or rules.overlap != "error" or (on_error != "raise" and inputs.grid is None)
-    if len(dims) != 1 and not finds and orders:
+    if len(dims) != 1 and not finds_dims and orders:
         raise TypeError("sort=, overlap= and on_error= need sets along one dimension: give dim=")
     if on_error == "hole" and inputs.grid is None and rules.freq is None:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Concatenate reference sets along a dimension, as columns: no chunk is read or copied. No I/O here.
 
-If sets do not fit, a ManifestError names them, the variable and the field.
+If sets cannot be joined, a ManifestError names the sets, the variable and the field.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def concatenate(
     Variables without ``dim`` must be equal in all sets that have them, except variables in ``same``, which are taken
     from the first set. If ``recut`` is not None, the result is for the document of a cube, which recodes chunks when
     they are read: encodings may differ between sets, and the arrays in ``recut`` get chunks of this shape, without
-    references. If it ``is_rectilinear``, chunks may have another length along ``dim`` in each set.
+    references. With ``is_rectilinear``, chunks may have another length along ``dim`` in each set.
     """
     joined = _Concatenation(sets, dim, frozenset(same), recut, is_rectilinear)
     name = sets[0].name if len(sets) == 1 else f"{sets[0].name} to {sets[-1].name}"
@@ -264,7 +264,9 @@ class _Concatenation:
         """Return the length of a set's chunks along the dimension; ManifestError if they differ along other axes."""
         chunks, first = part.variables[path].meta.chunks, self.sets[0].variables[path].meta.chunks
         if chunks is None or first is None:
-            raise ManifestError(f"{part.name}: the chunks of {path!r} have different sizes, or their size is not known")
+            raise ManifestError(
+                f"{part.name}: expected chunks of one size in {path!r}, found several sizes, or sizes not known"
+            )
         if [*chunks[:axis], *chunks[axis + 1 :]] != [*first[:axis], *first[axis + 1 :]]:
             raise difference(path, "chunks", self.sets[0].name, list(first), part.name, list(chunks))
         return chunks[axis]

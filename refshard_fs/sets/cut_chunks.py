@@ -36,7 +36,7 @@ def cut_chunks(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> N
 def _choose_smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, int]) -> tuple[int, ...] | None:
     """Return the shape of an array's chunks after cutting; None if they are not cut.
 
-    ManifestError if a piece of a chunk is not one byte range.
+    ManifestError if a smaller chunk is not one byte range of a stored chunk.
     """
     variable = part.variables[path]
     chunks = variable.meta.chunks
@@ -55,14 +55,14 @@ def _choose_smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, in
         raise ManifestError(f"{where} are encoded ({codecs}): subchunks= can only cut chunks without a codec")
     if find_byte_range(chunks, tuple((0, n) for n in shape), dtype.itemsize) is None:
         raise ManifestError(
-            f"{where} have the shape {list(chunks)}: a piece of {list(shape)} is not one range of bytes. subchunks= "
+            f"{where} have the shape {list(chunks)}: a part of {list(shape)} is not one range of bytes. subchunks= "
             "can divide the first dimension, or a later one if chunks have the length 1 along all dimensions before it"
         )
     return shape
 
 
 def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
-    """Cut the chunks of an array to ``shape``; ManifestError if a chunk is not a whole number of pieces."""
+    """Cut the chunks of an array to ``shape``; ManifestError if a chunk is not a whole number of smaller chunks."""
     part, variable = changed.part, changed.part.variables[path]
     meta, dtype = variable.meta, dtype_of(variable.meta)
     chunks = meta.chunks or ()
@@ -70,14 +70,15 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
     if any(size % n for size, n in zip(chunks, shape, strict=True)):
         raise ManifestError(
             f"the chunks of {path!r} of {part.name} have the shape {list(chunks)}, which is not a multiple of "
-            f"{list(shape)}: lazy=True takes pieces of any length"
+            f"{list(shape)}: lazy=True shows chunks of any length"
         )
     size = math.prod(chunks) * dtype.itemsize
     if not np.isin(changed.tables[path].part().ranges.lengths, (size, WHOLE)).all():
         raise ManifestError(
-            f"not all chunks of {path!r} of {part.name} have the {size} bytes of {list(chunks)} elements"
+            f"a chunk of {path!r} of {part.name} does not have the {size} bytes of {list(chunks)} elements, so "
+            "subchunks= cannot cut it"
         )
-    counts = tuple(a // b for a, b in zip(chunks, shape, strict=True))  # pieces of a chunk along each axis
+    counts = tuple(a // b for a, b in zip(chunks, shape, strict=True))  # smaller chunks in a chunk, along each axis
     moves: list[ChunkMove] = []
     for at in itertools.product(*map(range, counts)):
         box = tuple((k * n, (k + 1) * n) for k, n in zip(at, shape, strict=True))

@@ -1,4 +1,4 @@
-"""Compare small arrays that several sets have copies of, by their bytes or values."""
+"""Compare the copies of small arrays in several sets, by their bytes or values."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ def add_digests(
     places: Sequence[Sequence[int]] | None = None,
     only: Container[str] | None = None,
 ) -> list[NamedSet]:
-    """Return ``parts`` with digests of small arrays that must be equal in several parts, but have other references.
+    """Return ``parts`` with digests of small arrays that must be equal in several parts, but whose references differ.
 
-    ``places`` are the positions of the parts along ``dims``; by default, all are in a row. Parts that differ only in
-    their places along dimensions that an array lacks must have equal copies of it, unless it is in ``same``. An array
-    that cannot be read gets no digest, and counts as different. With ``only``, all other arrays are left out.
+    ``places`` are the positions of the parts along ``dims``; by default, the parts are in a row. Parts that differ
+    only in their places along dimensions that an array lacks must have equal copies of the array, unless it is in
+    ``same``. An array that cannot be read gets no digest, and counts as different. With ``only``, only these arrays
+    get digests.
     """
     places = [(number,) for number in range(len(parts))] if places is None else places
     wanted: dict[int, list[str]] = {}

@@ -19,7 +19,7 @@ from refshard_fs.sets.coordinates import get_coordinate_values
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.variables import NamedSet, Variable, find_auxiliary
 
-# Scalars that CF and cfgrib derive from other scalars, which are preferred as dimensions.
+# Scalars that CF and cfgrib derive from other scalars. The other scalars are preferred as dimensions.
 DERIVED: Final = frozenset(["valid_time", "forecast_reference_time"])
 RECORDS: Final = ("time", "t", "record", "Time")  # usual names of dimensions that grow from file to file
 ADVICE: Final = (
@@ -59,7 +59,7 @@ def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arr
     known_dims = sorted({dim for part in parts for v in part.variables.values() for dim in v.dims if dim is not None})
     raise ManifestError(
         f"{parts[0].name} and the others have the same values of all coordinates ({', '.join(coordinates) or 'none'}), "
-        "so that the dimension along which they are joined is not known. They have the dimensions "
+        "so that the dimension along which to join them is not known. Their dimensions are "
         f"{', '.join(known_dims) or '(none)'}: {ADVICE}"
     )
 
@@ -151,8 +151,8 @@ def _find_by_values(
     if not telling:
         raise ManifestError(
             f"sets differ in {', '.join(map(repr, dims))} ({parts[0].name} and others), and do not form a grid along "
-            f"these: {ADVICE}; with join='outer', values that a set lacks are missing; with tolerance=, "
-            "coordinates that differ by rounding are equal"
+            f"these dimensions: {ADVICE}; with join='outer', values that a set lacks are shown as missing; with "
+            "tolerance=, coordinates that differ by rounding are equal"
         )
     return Arrangement((telling[0],), [(number,) for number in numbers], f"the {kind} {telling[0]!r} differs")
 
@@ -166,13 +166,13 @@ def _order_sets(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashab
     """Return the position of each set along a dimension, by the order of the sets' first values."""
     examples = dict(zip(reversed(identities), reversed(parts), strict=True))
     order = list(dict.fromkeys(identities))
-    some = convert_to_common_units([examples[identity] for identity in order], dim, lazy=True).parts
-    values = get_coordinate_values(some, dim)
+    sets = convert_to_common_units([examples[identity] for identity in order], dim, lazy=True).parts
+    values = get_coordinate_values(sets, dim)
     firsts: list[Any] | None = None
     if values is not None and all(len(own) for own in values):
         firsts = [own[0] for own in values]
-    elif all(_get_variable(part, dim) is not None for part in some):
-        every = [part.values(dim) for part in some]
+    elif all(_get_variable(part, dim) is not None for part in sets):
+        every = [part.values(dim) for part in sets]
         firsts = [own.reshape(-1)[0] for own in every if own is not None]
     if firsts is not None and len(firsts) == len(order):
         ranks = np.argsort(np.argsort(np.array(firsts), kind="stable"), kind="stable").tolist()
@@ -184,16 +184,16 @@ def _order_sets(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashab
 
 def _find_record_dimension(parts: Sequence[NamedSet]) -> str | None:
     """Return the only dimension whose length differs; if none does, the only one of `RECORDS` without a coordinate."""
-    lengths: dict[str, set[int]] = {}
+    lengths_of: dict[str, set[int]] = {}
     for part in parts:
         for variable in part.variables.values():
             for dim, length in zip(variable.dims, variable.meta.shape, strict=True):
                 if dim is not None:
-                    lengths.setdefault(dim, set()).add(length)
-    differing = [dim for dim, some in lengths.items() if len(some) > 1]
+                    lengths_of.setdefault(dim, set()).add(length)
+    differing = [dim for dim, lengths in lengths_of.items() if len(lengths) > 1]
     if differing:
         return differing[0] if len(differing) == 1 else None
-    records = [dim for dim in lengths if dim in RECORDS and parts[0].coordinate(dim) is None]
+    records = [dim for dim in lengths_of if dim in RECORDS and parts[0].coordinate(dim) is None]
     return records[0] if len(records) == 1 else None
 
 

@@ -17,26 +17,26 @@ from refshard_fs.sets.variables import NamedSet
 def replace_piece(
     document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any]
 ) -> tuple[ConcatDocument, int]:
-    """Replace the piece that has exactly the coordinate ``new_values`` by a gap; return the document and its length.
+    """Replace the piece with exactly the coordinate ``new_values`` by a gap; return the document and the gap's length.
 
-    The length is 0, and the document unchanged, if there is no such piece, or if it is the first one.
+    If no piece has these values, or only the first one, the length is 0, and the document is unchanged.
     """
     first = np.flatnonzero(np.isin(values, new_values[:1]))
     number = bisect_right(document.starts, int(first[0])) - 1 if len(first) == 1 else 0
     start, stop = document.starts[number : number + 2]
-    part = document.pieces[number]
+    piece = document.pieces[number]
     is_first = number == document.first  # the metadata of the first piece describe all pieces
-    if len(first) != 1 or is_first or part.is_gap or not np.array_equal(values[start:stop], new_values):
+    if len(first) != 1 or is_first or piece.is_gap or not np.array_equal(values[start:stop], new_values):
         return document, 0
-    gap_there = Piece("", part.length, part.values)
-    parts = [*document.pieces[:number], gap_there, *document.pieces[number + 1 :]]
-    return msgspec.structs.replace(document, pieces=tuple(parts)), part.length
+    gap = Piece("", piece.length, piece.values)
+    pieces = [*document.pieces[:number], gap, *document.pieces[number + 1 :]]
+    return msgspec.structs.replace(document, pieces=tuple(pieces)), piece.length
 
 
 def list_values_in_gaps(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the values of the coordinate that lie in gaps."""
-    pieces = np.split(values, document.starts[1:-1])
-    return np.concatenate([values[:0], *(v for v, part in zip(pieces, document.pieces, strict=True) if part.is_gap)])
+    by_piece = zip(np.split(values, document.starts[1:-1]), document.pieces, strict=True)
+    return np.concatenate([values[:0], *(own for own, piece in by_piece if piece.is_gap)])
 
 
 def find_gap(
@@ -69,18 +69,18 @@ def check_chunks_of_gap(document: ConcatDocument, new: NamedSet, start: int, nam
 def fill_gap(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument:
     """Move the last piece of a document into the gap at ``place``, its number and an offset in it."""
     number, start = place
-    *parts, new = document.pieces
-    old = parts[number]
-    split = [old.cut(0, start), new, old.cut(start + new.length, old.length)]
-    parts[number : number + 1] = [part for part in split if part.length]
-    return msgspec.structs.replace(document, pieces=tuple(parts))
+    *pieces, new = document.pieces
+    gap = pieces[number]
+    filled = [gap.cut(0, start), new, gap.cut(start + new.length, gap.length)]
+    pieces[number : number + 1] = [piece for piece in filled if piece.length]
+    return msgspec.structs.replace(document, pieces=tuple(pieces))
 
 
 def cut_off(document: ConcatDocument, stop: int) -> ConcatDocument:
     """Cut off all elements of a document from ``stop`` on."""
-    parts = [
-        part.cut(0, min(part.length, stop - start))
-        for part, start in zip(document.pieces, document.starts, strict=False)
+    pieces = [
+        piece.cut(0, min(piece.length, stop - start))
+        for piece, start in zip(document.pieces, document.starts, strict=False)
         if start < stop
     ]
-    return msgspec.structs.replace(document, pieces=tuple(parts))
+    return msgspec.structs.replace(document, pieces=tuple(pieces))

@@ -1,6 +1,6 @@
-"""Make the columns of a JSON reference set from another one that differs in URLs, ranges and inline data alone.
+"""Parse a JSON reference set by the template of another set that differs only in URLs, ranges and inline data.
 
-If a set has the same keys in the same order, the same array metadata, and a byte range wherever the first set has
+If a set has the same keys in the same order, the same array metadata, and a byte range wherever the other set has
 one, its chunks have the same numbers: only the columns are made. All other sets are left to the parser.
 """
 
@@ -30,7 +30,7 @@ from refshard_fs.source.recognition import names_manifests
 from refshard_fs.writing.save import make_speller
 
 DIFFERING: Final = 1024  # the most differing bytes of two files at which inline values are looked for
-SMALL: Final = 1 << 18  # bytes of a document: larger ones are parsed as fast as they are compared
+SMALL: Final = 1 << 18  # bytes of a document: parsing a larger document takes no longer than comparing it
 
 
 class _Range(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -73,7 +73,7 @@ class Members(NamedTuple):
 
 
 def decode_members(document: bytes | Mapping[str, Any]) -> Members | None:
-    """Return the members of a set, which is JSON or decoded; None if it has templates, or values of other kinds."""
+    """Return the members of a set, given as JSON or decoded; None if it has templates, or values of other kinds."""
     for shape, decoder in zip(_SHAPES, _decoders, strict=True):
         try:
             match decoder.decode(document) if isinstance(document, bytes) else msgspec.convert(document, shape):
@@ -104,7 +104,10 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, members: Members, refs: ReferenceSet) -> DocumentTemplate | None:
-        """Return the template of a set with the parsed ``refs``; None if it is not regular enough."""
+        """Return the template of a set with the parsed ``refs``.
+
+        None if a reference is not a chunk of an array, or if another member is not a key of ``refs``.
+        """
         if len(refs) != len(members.values):
             return None
         chunks: dict[str, list[tuple[int, int]]] = {path: [] for path in refs.tables}  # number and position

@@ -104,11 +104,13 @@ def _list_directories(folders: Sequence[str], listed: dict[str, Sequence[Listed]
         if not level:
             return found
         found += level
-    raise ManifestError(f"{url!r}: its directories are nested more than {DEEPEST} deep")
+    raise ManifestError(
+        f"{url!r}: ** searches at most {DEEPEST} levels of directories, and there are more: name the first directories"
+    )
 
 
 def _list(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[None]:
-    """List ``folders``, some of which may not exist, into ``listed``, unless they are listed already."""
+    """Put the members of ``folders`` into ``listed``, if they are not there yet; a missing folder has no members."""
     unknown = [folder for folder in folders if folder not in listed]
     found = (yield tuple(Names(folder or "/") for folder in unknown)) if unknown else ()
     if unknown == list(folders) and all(names is None for names in found):

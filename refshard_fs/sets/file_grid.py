@@ -61,10 +61,10 @@ class FileGrid(NamedTuple):
         return [at for at in np.ndindex(self.shape) if at not in self.files]
 
     def check_whole(self) -> None:
-        """Raise ManifestError, which names the places, if places have no file."""
+        """Raise ManifestError, which names the places, if there are places without a file."""
         if self.holes:
             shown = list_some(list(map(self.describe, self.holes)), "; ")
-            raise ManifestError(f"no file has {shown}: with join='outer', values without a file are missing")
+            raise ManifestError(f"no file has {shown}: with join='outer', values without a file are shown as missing")
 
     def describe(self, at: Sequence[int]) -> str:
         """Return the text of a place for an error; ``at`` may have only the numbers along the first dimensions."""
@@ -78,8 +78,8 @@ class FileGrid(NamedTuple):
             sorted({at[axis] for at in self.files}) if dims is None or dim in dims else list(every[axis])
             for axis, dim in enumerate(self.dims)
         ]
-        places = {dim: [self.places[dim][n] for n in some] for dim, some in zip(self.dims, numbers, strict=True)}
-        moved = [{number: now for now, number in enumerate(some)} for some in numbers]
+        places = {dim: [self.places[dim][n] for n in kept] for dim, kept in zip(self.dims, numbers, strict=True)}
+        moved = [{number: now for now, number in enumerate(kept)} for kept in numbers]
         files = {tuple(m[n] for m, n in zip(moved, at, strict=True)): url for at, url in self.files.items()}
         return FileGrid(self.dims, places, files)
 

@@ -1,8 +1,9 @@
-"""Take the references of files from a file that differs only in the bytes of its chunks.
+"""Copy the references of a file from an earlier file that differs only in the bytes of its chunks.
 
 Files by one writer whose chunks have the same lengths often have the same headers and indexes, byte by byte. So a
 file is compared with the last one of its size, without the ranges of its chunks. Before a template is used, a file
-with other bytes in these ranges is parsed: if its references differ, the parser interprets bytes of a chunk.
+with other bytes in these ranges is parsed: if its references differ, the parser interprets bytes of a chunk, and no
+template of this size is used.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class FileTemplate(NamedTuple):
         return cls(np.frombuffer(first.data, np.uint8), is_outside, refs)
 
     def compare(self, other: FileTemplate) -> FileTemplate:
-        """Return the template with the places of the inline values that differ between its file and another one."""
+        """Return the template with the places of inline values in which its file differs from that of ``other``."""
         if len(self.data) != len(other.data):
             return self
         differing = np.flatnonzero((self.data != other.data) & self.is_outside).tolist()[:DIFFERING]
@@ -138,7 +139,7 @@ class FileTemplate(NamedTuple):
         return self._replace(is_outside=is_outside, values=values)
 
     def with_inline(self, first: FirstBytes, wanted: InlineSplit | None) -> FileTemplate:
-        """Return the template with the ``wanted`` chunks inline, if they lie in the first bytes of a file."""
+        """Return the template with the ``wanted`` chunks inline; unchanged if they lie outside of the first bytes."""
         if wanted is None:
             return self._replace(has_all=True)
         tables, spans = wanted
@@ -168,7 +169,10 @@ class FileTemplate(NamedTuple):
 
 
 class FileTemplates:
-    """Templates of the last files that were parsed, by size. ``split`` chooses the chunks to make inline, by URL."""
+    """Templates of the last files that were parsed, by size.
+
+    ``split`` gets the URL and the references of a file, and chooses the chunks to make inline.
+    """
 
     def __init__(
         self, collect: Collect, split: Callable[[str, ReferenceSet], InlineSplit | None] | None = None

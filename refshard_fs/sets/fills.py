@@ -19,7 +19,7 @@ def choose_fill_values(parts: Sequence[NamedSet], paths: Iterable[str], *, lazy:
     """Return the new fill values of arrays, by path, with which readers show chunks that do not exist as missing.
 
     An array without such a fill value gets its ``_FillValue`` or ``missing_value``; floating-point numbers get NaN.
-    ManifestError if an array has none of these, or has chunks that do not exist already, whose values would change.
+    ManifestError if an array has none of these, or if some of its chunks are missing already: they would change.
     """
     return {path: fill for path in sorted(paths) if (fill := _choose_fill(path, parts, lazy=lazy)) is not None}
 
@@ -51,11 +51,12 @@ def _choose_fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) ->
         wanted = next((int(value) for value in named if value in _find_range(dtype)), None)
     elif dtype is not None and dtype.kind == "f":
         wanted = next((value for value in named if math.isfinite(value)), "NaN")
-    if wanted is None or not (lazy or not any(_has_gaps(part, path) for part in parts)):
+    if wanted is None or not (lazy or not any(_lacks_chunks(part, path) for part in parts)):
         advice = (
             "Give it a _FillValue of its type"
             if wanted is None
-            else f"{wanted} cannot become its fill value, because some of its chunks do not exist already"
+            else f"{wanted} cannot become its fill value, because it would change the values of chunks that are "
+            f"missing already, which are {fill} now"
         )
         raise ManifestError(
             f"{path!r} of {parts[0].name} ({meta.dtype}) has no fill value for its gaps, which would be read as "
@@ -69,6 +70,6 @@ def _find_range(dtype: np.dtype[Any]) -> range:
     return range(int(limits.min), int(limits.max) + 1)
 
 
-def _has_gaps(part: NamedSet, path: str) -> bool:
+def _lacks_chunks(part: NamedSet, path: str) -> bool:
     table = part.refs.tables.get(path)
     return table is None or len(table) + len(part.inline_chunks(path)) < table.grid.size

@@ -49,7 +49,10 @@ def insert_regular_gaps(
     ends = [int(own.max(initial=0)) + 1 for own in places]
     if max(ends) > MOST:
         name = parts[ends.index(max(ends))].name
-        raise ManifestError(f"with {name}, {dim!r} would have more than {MOST:,} values, one every {freq}")
+        raise ManifestError(
+            f"with {name}, {dim!r} would have more than {MOST:,} values, one every {freq}: leave the set out, or give "
+            "a longer freq="
+        )
     return _insert_gaps(parts, dim, places, max(ends), steps.values, lazy=lazy)
 
 

@@ -31,11 +31,11 @@ class GridJoin(msgspec.Struct, frozen=True):
     grid: FileGrid | None  # if names of files give their places
     units: Mapping[str, Any]  # units of the first set's coordinates, by path: all sets get them
     rules: Rules
-    made: list[tuple[ConcatDocument, Sequence[NamedSet]]] = []
+    documents: list[tuple[ConcatDocument, Sequence[NamedSet]]] = []  # with the sets that were read for each
     examples: dict[tuple[str | None, int], NamedSet] = {}  # a set, by dimension and number along it
 
     def join(self, leaves: Mapping[Position, Leaf]) -> Leaf:
-        """Join all ``leaves``, sets by their positions, to one set; return it with its document, or else its name."""
+        """Join all ``leaves``, sets by their positions, to one set; return the set, and its document or its name."""
         rules = self.rules
         parts = {place: part for place, (_, part) in leaves.items()}
         if rules.subchunks:
@@ -70,7 +70,7 @@ class GridJoin(msgspec.Struct, frozen=True):
         stacking = self._stack(dim, parts, list(below))
         parts = parts if stacking is None else stacking.parts
         holes = self._make_holes(start, below, parts[0])
-        # Holes come last, because all sets get the units of the first one.
+        # Holes come last, because all sets get the units of the first set.
         times = CommonUnits([*parts, *holes.values()], {}, {})
         if self.rules.lazy:
             times = convert_to_common_units(times.parts, dim, lazy=True, fixed=self.units)
@@ -88,11 +88,11 @@ class GridJoin(msgspec.Struct, frozen=True):
         document, whole = SetRow(
             dim, sources, row, self.rules, metadata, times.bounds, stacking=stacking
         ).make_document()
-        self.made.append((document, real))
+        self.documents.append((document, real))
         return document, whole
 
     def _stack(self, dim: str | None, parts: Sequence[NamedSet], numbers: Sequence[int]) -> Stacking | None:
-        """Give sets the dimension ``dim``; None if they have it themselves."""
+        """Add the dimension ``dim`` to sets; return None if they have it."""
         known = find_dims(parts)
         if dim is None or dim in known:
             return None

@@ -1,4 +1,4 @@
-"""The document of a cube that grows by pieces: only the first piece and the new ones are opened."""
+"""Append pieces to the document of a cube: only its first piece and the new pieces are opened."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def extend_document(
     document = joined.document
     before = [document, *document.beside]
     _check_function(document, preprocess, base.url)
-    for part in before:
-        _check_growable(part, document, rules.dim, base.url)
+    for cube in before:
+        _check_growable(cube, document, rules.dim, base.url)
     if document.select:
         options = {**options, "select": [choice.to_json() for choice in document.select]}
     urls = [get_set_url(fo, options, base.url) for fo in sets]
-    leads = {lead.url: lead.select for lead in (part.pieces[part.first] for part in before)}
+    leads = {lead.url: lead.select for lead in (cube.pieces[cube.first] for cube in before)}
     unread = UnreadArrays(frozenset([rules.dim]), rules.same)
     lines = [make_relative_speller(base.url)(url) for url in urls]  # as spelled in the document
     chosen: Mapping[str, tuple[Choice, ...]] = {}
@@ -82,20 +82,22 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
     """Raise ManifestError unless ``document``, a part of the ``whole`` at ``name``, can get another piece."""
     if document.dim != dim:
         raise ManifestError(f"{name} joins its sets along {document.dim!r}, not {dim!r}")
-    is_by_name = bool(document.stacked) and document.coordinate not in document.stacked
-    has_documents = any(part.document is not None for part in document.pieces)
-    kinds = "along several dimensions, or by their names," if is_by_name or has_documents else ""
+    reason = ""
+    if document.stacked and document.coordinate not in document.stacked:
+        reason = f"its sets get the dimension {dim!r} from their names"
+    if any(piece.document is not None for piece in document.pieces):
+        reason = "it joins sets along several dimensions"
     unions = document.unions.keys() - find_text_dims(document)
     if unions:
-        kinds = f"with several values of {', '.join(map(repr, sorted(unions)))},"
+        reason = f"its sets have different values of {', '.join(map(repr, sorted(unions)))}"
     if any(dim in choice.isel or choice.squeeze for choice in document.view):
-        kinds = f"of which it shows a part along {dim!r},"
+        reason = f"it shows only a selected part along {dim!r}"
     if document is not whole and (document.beside or document.select != whole.select):
-        kinds = "that documents beside others select,"
-    if kinds:
+        reason = "it merges documents with different selections"
+    if reason:
         raise ManifestError(
-            f"{name} joins sets {kinds} and append cannot extend these: make it anew by concat with resume=, which "
-            "keeps the scan of each file"
+            f"append cannot extend {name}: {reason}. Make it anew by concat with resume=, which keeps the scan of each "
+            "file"
         )
 
 
@@ -156,4 +158,4 @@ def _check_together(
 
 def _get_extent(document: ConcatDocument) -> tuple[int, bytes]:
     """Return the length of a document, and the values of its coordinate."""
-    return document.starts[-1], b"".join(part.values or b"" for part in document.pieces)
+    return document.starts[-1], b"".join(piece.values or b"" for piece in document.pieces)

@@ -32,7 +32,7 @@ from refshard_fs.sets.variables import NamedSet, VariableReader
 
 
 class GrownReferences(NamedTuple):
-    """A stored set of references (``before``), and the same set with a new one at its end (``whole``)."""
+    """A stored set of references (``before``), and the same set with a new set at its end (``whole``)."""
 
     before: ReferenceSet
     whole: ReferenceSet
@@ -84,7 +84,7 @@ class GrownReferences(NamedTuple):
         for path, table in whole.tables.items():
             known = before.tables.get(path)
             if known is not None and path in self.joined:
-                yield from _find_removed(path, known, whole, before)
+                yield from _list_removals(path, known, whole, before)
             part = table.part()
             is_new = part.ranges.targets >= (0 if known is None else first_new)
             for number in part.numbers[is_new].tolist():
@@ -102,7 +102,7 @@ class GrownReferences(NamedTuple):
                 yield key, Inline(decode(value))
 
 
-def _find_removed(
+def _list_removals(
     path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet
 ) -> Iterator[tuple[str, Edit]]:
     """Yield removals of an array's old chunks, if one inline chunk now holds its values, as for a coordinate."""

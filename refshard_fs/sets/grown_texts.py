@@ -13,14 +13,14 @@ from refshard_fs.sets.variables import NamedSet
 
 
 def find_text_dims(document: ConcatDocument) -> set[str]:
-    """Return the dimensions that count characters, among those in ``unions``: the others have coordinates."""
+    """Return the dimensions in ``unions`` that count characters: the other dimensions there have coordinates."""
     return document.unions.keys() - {parent(path)[1] for path in document.held}
 
 
 def grow_texts(document: ConcatDocument, joined: ConcatDocument, whole: NamedSet) -> ConcatDocument:
-    """Return ``document`` with its characters placed as in ``joined``, the document of its pieces and a new one.
+    """Return ``document`` with its characters placed as in ``joined``, and arrays as wide as in ``whole``.
 
-    ``whole`` is the set that ``joined`` shows.
+    ``joined`` is a document of two pieces: all pieces of ``document`` as one, and a new piece. It shows ``whole``.
     """
     places = {path: dim for dim in find_text_dims(joined) for path in joined.unions[dim]}
     if not places:
@@ -36,7 +36,10 @@ def grow_texts(document: ConcatDocument, joined: ConcatDocument, whole: NamedSet
 
 
 def _place(piece: Piece, places: Mapping[str, str], before: Mapping[str, str], whole: Mapping[str, Placement]) -> Piece:
-    """Return ``piece`` with characters along the dimensions ``places`` in place of ``before``, both by path."""
+    """Return ``piece`` with characters along the dimensions ``places`` in place of ``before``, both by path.
+
+    If the piece has no places for an array, it gets those in ``whole``.
+    """
     moved = {dim: placement for dim, placement in piece.places.items() if dim not in before.values()}
     for path, dim in places.items():
         placement = piece.places.get(before.get(path, ""), whole.get(dim))

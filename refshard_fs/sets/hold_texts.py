@@ -96,7 +96,7 @@ def _put(changed: ChangedSet, part: NamedSet, path: str, values: npt.NDArray[Any
     counts = [-(-length // size) for length, size in zip(values.shape, cut, strict=True)]
     chunks = {}
     for number, at in enumerate(product(*map(range, counts))):
-        piece = values[tuple(slice(i * size, (i + 1) * size) for i, size in zip(at, cut, strict=True))]
-        chunks[number] = dump_texts(piece) if piece.dtype.kind == "O" else piece.tobytes()
+        texts = values[tuple(slice(i * size, (i + 1) * size) for i, size in zip(at, cut, strict=True))]
+        chunks[number] = dump_texts(texts) if texts.dtype.kind == "O" else texts.tobytes()
     attributes = dict(variable.attributes) if variable.meta.zarr_format == 2 else None
     changed.put(variable, make_text_metadata(variable.meta, values.dtype, values.shape, cut), attributes, chunks)

@@ -100,11 +100,13 @@ def _find_grid(
         return None
     dims = list(pattern.fields) if order is None else [str(dim) for dim in order]
     grid, others = FileGrid.by_names(pattern, expand(pattern.glob, options), dims)
+    if others and not grid.files:
+        raise ManifestError(f"no file has a name like {pattern.text!r}: found {list_some(others)}")
     if others:
-        misnamed = f"{list_some(others)} are not named like {pattern.text!r}"
-        if on_error == "raise" or not grid.files:
-            raise ManifestError(f"{misnamed}: on_error='skip' leaves them out")
-        warnings.warn(f"{misnamed}, and left out", UserWarning, stacklevel=4)
+        misnamed = f"expected files with names like {pattern.text!r}, found {list_some(others)}"
+        if on_error == "raise":
+            raise ManifestError(f"{misnamed}: on_error='skip' leaves files with other names out")
+        warnings.warn(f"{misnamed}: files with other names are left out", UserWarning, stacklevel=4)
     return grid
 
 
@@ -133,12 +135,16 @@ def get_set_url(fo: Any, options: Mapping[str, Any], owner: str) -> str:
     """
     for name in ("branch", "tag", "snapshot", "as_of"):
         if options.get(name) is not None:
-            raise TypeError(f"{owner} saves URLs of its parts, without {name}={options[name]!r}: leave lazy=True out")
+            raise TypeError(
+                f"{owner}: the document of a cube names sets by URLs alone, without {name}={options[name]!r}: leave "
+                f"{name}= out, or join without lazy=True"
+            )
     is_path = isinstance(fo, str | os.PathLike)
     url = source_of(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
     if not isinstance(url, str):
         raise TypeError(
-            f"{owner} saves the URLs of its parts: expected a URL or a path, got {reprlib.repr(fo)}; save it first"
+            f"{owner}: the document of a cube names sets by URLs: expected a URL or a path, got {reprlib.repr(fo)}: "
+            "save it first"
         )
     return url
 
@@ -158,6 +164,8 @@ def _iter_leaves(nested: Any, depth: int, position: Position = ()) -> Iterator[t
         yield position, nested
         return
     if isinstance(nested, (str, bytes, Mapping)) or not isinstance(nested, Sequence):
+        if depth == 1 and not position:
+            raise TypeError(f"expected a pattern or a list of sets, got {reprlib.repr(nested)}")
         raise TypeError(
             f"for dims=, expected lists of sets, nested once for each dimension, got {reprlib.repr(nested)}"
         )

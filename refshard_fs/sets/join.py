@@ -38,16 +38,16 @@ logger = logging.getLogger(__package__)
 class JoinResult(NamedTuple):
     """The result of a join: the document of a cube, and the set that it shows; or a set's name, and the set itself.
 
-    ``made`` has each document of the cube, with the sets that were read for it.
+    ``documents`` has each document of the cube, with the sets that were read for it.
     """
 
     document: Any
     whole: NamedSet
-    made: list[tuple[ConcatDocument, Sequence[NamedSet]]]
+    documents: list[tuple[ConcatDocument, Sequence[NamedSet]]]
 
 
 def find_and_join(inputs: Inputs, read: Sequence[NamedSet], rules: Rules) -> JoinResult:
-    """Join sets along the dimensions in which they differ, in the order of their values.
+    """Join sets along the dimensions in which they differ, in the order of the values there.
 
     Sets with different variables become documents beside each other.
     """
@@ -86,7 +86,7 @@ def _find_and_join_group(
 def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Sequence[NamedSet] = ()) -> JoinResult:
     """Join the sets that were ``read`` from ``inputs``, along their dimensions.
 
-    ``others`` are sets of other variables: values of the coordinate that only they have become gaps here.
+    ``others`` are sets of other variables: values of the coordinate that only ``others`` have become gaps.
     """
     dims, positions, sources, grid = inputs
     lazy, dim = rules.lazy, dims[0] if len(dims) == 1 else None
@@ -130,7 +130,7 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
         ]
     cube = GridJoin(dims, grid, units, rules)
     document, whole = cube.join(dict(zip(positions, zip(sources, read, strict=True), strict=True)))
-    return JoinResult(document, whole, cube.made)
+    return JoinResult(document, whole, cube.documents)
 
 
 def _check_order(read: Sequence[NamedSet], dim: str) -> None:
@@ -169,15 +169,15 @@ def _group_by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> lis
 
 
 def _merge_documents(groups: Sequence[JoinResult], same: frozenset[str]) -> JoinResult:
-    """Merge documents of different variables; ManifestError if a variable that several have is not equal in all.
+    """Merge documents of different variables; ManifestError if a variable of several documents is not equal in them.
 
     Bounds are not compared: they are equal if their coordinate is.
     """
     first, *others = groups
-    joined = {path for group in groups for document, _ in group.made for path in document.axes}
+    joined = {path for group in groups for document, _ in group.documents for path in document.axes}
     counts = Counter(path for group in groups for path in group.whole.variables)
     common = {path for path, count in counts.items() if count > 1} - same
-    firsts = add_digests([group.made[0][1][0] for group in groups], [], same, only=common - joined)
+    firsts = add_digests([group.documents[0][1][0] for group in groups], [], same, only=common - joined)
     for number in range(1, len(groups)):
         for earlier in range(number):
             wholes = [groups[n].whole for n in (earlier, number)]
@@ -187,7 +187,7 @@ def _merge_documents(groups: Sequence[JoinResult], same: frozenset[str]) -> Join
     documents = [group.document for group in others]
     return first._replace(
         document=msgspec.structs.replace(first.document, beside=tuple(documents)),
-        made=[entry for group in groups for entry in group.made],
+        documents=[entry for group in groups for entry in group.documents],
     )
 
 

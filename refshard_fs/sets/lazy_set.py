@@ -28,7 +28,8 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     ``remark`` says why other programs cannot read the document, and ``joined`` describes it in a few words. Filesystems
     of this set open its parts with the arguments ``opened_with``, and do not request ``first_bytes`` again: joining has
-    read the beginnings of the parts, and short metadata behind these. Neither is saved, and pickles lack the bytes.
+    read the beginnings of the parts, and short metadata behind these. A saved document has neither the arguments nor
+    the bytes; a pickle has only the arguments.
     """
 
     remark: str
@@ -37,11 +38,11 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     first_bytes: Heads | None = None
 
     def arguments(self) -> Mapping[str, Any]:
-        """Return the arguments that opened the sources of this set: the set is opened with the same."""
+        """Return the arguments that opened the sources of this set: filesystems of this set use them, too."""
         return self.opened_with
 
     def heads(self) -> Heads | None:
-        """Return the first bytes of its parts."""
+        """Return the first bytes of the joined sets."""
         return self.first_bytes
 
     @property
@@ -67,9 +68,9 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     def save(self, url: str, format: str | None = None, **storage_options: Any) -> str:
         """Write the document to ``url``, in which URLs of parts below its directory are relative.
 
-        With ``format``, or a name that ends with ``.icechunk``, it is written in a format that others read, too: see
-        `RefShardFileSystem.save`. Return one line: why only this package can read it, or which bytes were copied.
-        Readers never see a part of the file.
+        With ``format``, or a name that ends with ``.icechunk``, it is written in a format that other programs read,
+        too: see `RefShardFileSystem.save`. Return one line: why only this package can read it, or which bytes were
+        copied. Readers never see an unfinished file.
         """
         if format is not None or format_by_suffix(url) == "icechunk":
             return RefShardFileSystem(self).save(url, format, **storage_options) or ""
@@ -78,7 +79,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def __repr__(self) -> str:  # has the digest, which distinguishes instances for fsspec
         document = self.document
-        gaps = sum(part.is_gap for part in document.pieces)
+        gaps = sum(piece.is_gap for piece in document.pieces)
         lacks = f", {count_text(gaps, 'gap')}" if gaps else ""
         lacks += f", {count_text(len(document.lost), 'set')} not read" if document.lost else ""
         return f"<{self.joined}, {document.dim} {document.starts[-1]:,}{lacks}: {self.digest[:32]}>"
@@ -89,20 +90,20 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         document = self.document
         dim, total = document.dim, len(document.pieces)
         starts = document.starts
-        parts = ((part.name, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.pieces))
+        rows = ((piece.name, f"{starts[i]:,}", f"{piece.length:,}") for i, piece in enumerate(document.pieces))
         arrays = ((path or "/", str(axis)) for path, axis in sorted(document.axes.items()))
         return render_view(
             self.joined,
             f"{dim} {starts[-1]:,}",
             table(("set that was not read", "why"), list(document.lost.items()), most=10),
-            table(("set", "starts at", "length"), parts, right=["starts at", "length"], most=10, total=total),
+            table(("set", "starts at", "length"), rows, right=["starts at", "length"], most=10, total=total),
             fold(
                 count_text(len(document.axes), "joined array"),
                 table(("array", "axis"), arrays, right=["axis"], total=len(document.axes)),
             ),
         )
 
-    def select(self, **words: Any) -> LazySet:
+    def select(self, **arguments: Any) -> LazySet:
         """Return a set that shows a part of this one: the arguments are those of `RefShardFileSystem.select`.
 
         Sets that lie outside of a range along the joined dimension are left out of the document, so that a range of
@@ -117,7 +118,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         >>> len(part), xarray.open_dataset(part, engine="refshard")["t"].values
         (2, array([21., 22.]))
         """
-        fs = RefShardFileSystem(self).select(**words)
+        fs = RefShardFileSystem(self).select(**arguments)
         choice = Choice.read(fs.storage_options["select"][-1])
         document, choice = _shorten(fs, self.document, choice)
         if choice != Choice():
@@ -159,20 +160,20 @@ def describe(document: ConcatDocument) -> str:
 
 def _list_dims(document: ConcatDocument) -> Iterator[str]:
     yield document.dim
-    for part in document.pieces:
-        if part.document is not None:
-            yield from _list_dims(part.document)
+    for piece in document.pieces:
+        if piece.document is not None:
+            yield from _list_dims(piece.document)
             return
 
 
 def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -> tuple[ConcatDocument, Choice]:
-    """Return a document without the parts that ``choice`` leaves out, and the choice that remains to be made of it."""
+    """Return a document without the pieces that ``choice`` leaves out, and the choice to apply to this document."""
     dim, starts = document.dim, document.starts
     if dim not in choice.isel or document.view or document.beside:
         return document, choice
     start, stop, _ = slice(*choice.isel[dim]).indices(starts[-1])
     first, last = bisect_right(starts, start) - 1, bisect_left(starts, stop)
-    if stop <= start or all(part.is_gap for part in document.pieces[first:last]):
+    if stop <= start or all(piece.is_gap for piece in document.pieces[first:last]):
         return document, choice
     metadata = document.metadata
     if document.first not in range(first, last):

@@ -36,7 +36,7 @@ class NewElements(NamedTuple):
 
 
 def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewElements | None:
-    """Return the elements that are joined; None if nothing is new. ManifestError if ``rules`` do not permit it."""
+    """Return the elements that are joined; None if no element is new. ManifestError if ``rules`` do not permit this."""
     dim = rules.dim
     values = get_coordinate_values([old, new], dim)
     if values is None:
@@ -52,19 +52,19 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
         if rules.on_duplicate == "error":
             raise ManifestError(
                 f"{old.name} has {dim} = {format_value(new_values[known][0], old, dim)} already: on_duplicate='skip' "
-                "appends what is new, on_duplicate='replace' takes the new elements"
+                "appends only other values, on_duplicate='replace' replaces the old elements"
             )
         overlap: Overlap = "first" if rules.on_duplicate == "skip" else "last"
         arranged = arrange([old, new], dim, overlap=overlap) or []
-        pieces = {piece.number: piece for piece in arranged}
-        if len(pieces) < len(arranged):
+        slices = {own.number: own for own in arranged}
+        if len(slices) < len(arranged):
             raise ManifestError(
                 f"{old.name} already has values of {dim!r} that lie between other values of {new.name}: append the new "
                 "values as a separate set"
             )
-        if 0 not in pieces or pieces[0].start != 0 or 1 not in pieces:
+        if 0 not in slices or slices[0].start != 0 or 1 not in slices:
             return NewElements(0, 0, len(new_values))
-        elements = NewElements(pieces[0].stop, pieces[1].start, pieces[1].stop)
+        elements = NewElements(slices[0].stop, slices[1].start, slices[1].stop)
     if not rules.any_order:
         check_order(before[: elements.old], new_values[elements.start : elements.stop], old, new.name, dim)
     return elements

@@ -1,7 +1,7 @@
 """Files whose names give their place along dimensions: ``"{member}/{time:%Y%m%d}.nc"``. No I/O here.
 
-A field names a dimension, whose values are text, whole numbers (``{member:d}``) or times (``{time:%Y%m%d}``; one may
-be spread over several fields: ``{time:%Y}/{time:%m%d}``).
+A field names a dimension, whose values are texts, whole numbers (``{member:d}``) or times (``{time:%Y%m%d}``). A time
+may be spread over several fields: ``{time:%Y}/{time:%m%d}``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Pattern(NamedTuple):
             )
             at = match.end()
         if dims is not None and set(fields) != set(dims):
-            raise ValueError(f"{text!r} has the fields {', '.join(fields)}, and the dimensions are {list(dims)}")
+            raise ValueError(
+                f"{text!r} has the fields {', '.join(fields)}: expected a field for each of the dimensions {list(dims)}"
+            )
         names = re.compile(regex + _escape_literal(text[at:]) + r"\Z")
         return cls(text, re.sub(r"\*+", "*", _FIELD.sub("*", text)), names, fields)
 

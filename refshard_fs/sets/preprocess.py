@@ -26,11 +26,11 @@ from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.in_memory_source import source_of
 
 Preprocess = Callable[[RefShardFileSystem], RefShardFileSystem]
-PIECE: Final = 64  # sets that a worker opens in one call
+BATCH: Final = 64  # sets that a worker opens in one call
 
 
 def get_import_path(function: Preprocess) -> str:
-    """Return the import path of a function, for people; ValueError for one without a name.
+    """Return the import path of a function, for people; ValueError for a function without a name.
 
     >>> get_import_path(open_read)
     'refshard_fs.sets.rebase:open_read'
@@ -77,11 +77,12 @@ def read_selected(
 
     identity = f"{get_import_path(function)} {_digest(function)}"
     with open_scans(resume, filter(None, urls), options, unread, identity) as (known, resolve):
-        pieces = list(batches(range(len(sets)), PIECE))
+        parts_of_work = list(batches(range(len(sets)), BATCH))
         choose = partial(select_parts, options=dict(options), function=function, known=known, unread=unread)
-        tasks = [[sets[number] for number in piece] for piece in pieces]
-        for piece, results in zip(pieces, (map if executor is None else executor.map)(choose, tasks), strict=True):
-            for number, result in zip(piece, results, strict=True):
+        tasks = [[sets[number] for number in batch] for batch in parts_of_work]
+        run = map if executor is None else executor.map
+        for batch, results in zip(parts_of_work, run(choose, tasks), strict=True):
+            for number, result in zip(batch, results, strict=True):
                 take(number, resolve(urls[number], result))
     return [parts[number] for number in sorted(parts)], own
 

@@ -33,14 +33,14 @@ from refshard_fs.writing.cube_document import REMARK
 class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A reference set in memory: an ``fo`` for `RefShardFileSystem`, and for everything that takes one. Immutable.
 
-    Its URLs are absolute. Two sets are equal if their content is. Filesystems of this set open its targets with
-    ``opened_with``, the arguments that opened its sources. They are not saved.
+    Its URLs are absolute. Two sets are equal if their contents are equal. Filesystems of this set open its targets with
+    ``opened_with``, the arguments that opened its sources. A saved set does not have these arguments.
     """
 
     opened_with: Mapping[str, Any] = {}
 
     def arguments(self) -> Mapping[str, Any]:
-        """Return the arguments that opened the sources of this set: the set is opened with the same."""
+        """Return the arguments that opened the sources of this set: filesystems of this set use them, too."""
         return self.opened_with
 
     @property
@@ -86,7 +86,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
             return ""
         return (
             f"only refshard can read {count_text(len(chained), 'target')} of {len(self.columns.urls)}, which are files "
-            f"within others, such as {redact(chained[0])}"
+            f"within other files, such as {redact(chained[0])}"
         )
 
     def _repr_html_(self) -> str:
@@ -131,7 +131,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = ..., **op
 
 
 def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", **options: Any) -> MadeSet | LazySet:
-    """Return the set ``fo`` with URL prefixes replaced: the longest that fits wins, and a prefix ends at a slash.
+    """Return the set ``fo`` with prefixes of URLs replaced: the longest one that fits is used; each ends at a slash.
 
     ``fo`` is a source or a filesystem; ``options`` are further arguments of `RefShardFileSystem`. Relative URLs become
     absolute before they are compared, and ``file:///data`` is ``/data``. Chunks are not read.
@@ -149,9 +149,9 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
     (['file:///data/x.nc', 0, 4], ['s3://older/x.nc', 4, 4])
     """
     if not isinstance(prefixes, Mapping):
-        raise TypeError(f"prefixes={prefixes!r}: expected a mapping of old prefixes of URLs to new ones")
+        raise TypeError(f"prefixes={prefixes!r}: expected a mapping of old prefixes of URLs to new prefixes")
     if not all(prefixes):
-        raise ValueError("expected old prefixes that are not empty")
+        raise ValueError(f"prefixes={prefixes!r}: expected old prefixes of URLs, found an empty text")
     by_old_prefix = {_normalize(prefix): new for prefix, new in prefixes.items()}
 
     def respell(url: str | None) -> str | None:
@@ -243,12 +243,12 @@ def _check_prefixes(prefixes: Iterable[str], urls: Sequence[str]) -> None:
     for prefix in prefixes:
         if not urls:
             raise ValueError(
-                f"{prefix!r} begins no URL of the set, which has none: it holds the bytes of all of its keys itself, "
+                f"no URL begins with {prefix!r}: the set has no URLs, because it contains the bytes of all its keys, "
                 "and does not depend on where files are. missing='ignore' returns it unchanged"
             )
         normalized = {_normalize(prefix): None}
         if not any(longest_prefix(normalized, _normalize(url)) for url in urls):
             raise ValueError(
-                f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}, such as {redact(urls[0])!r}; a "
-                "prefix ends at a slash. missing='ignore' ignores such prefixes"
+                f"none of the set's {count_text(len(urls), 'URL')} begins with {prefix!r}: expected the beginning of a "
+                f"URL, such as {redact(urls[0])!r}, up to a slash. missing='ignore' ignores other prefixes"
             )

@@ -1,4 +1,4 @@
-"""Choose the shape of the chunks in which a cube shows arrays whose chunks do not meet. No I/O here."""
+"""Choose the shape of the chunks in which a cube shows arrays that must be recut. No I/O here."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def choose_recut_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Return, by path, the new chunk shapes of arrays along ``dim`` that must be recut.
 
-    An array is recut if its sets have other chunk shapes, or if a set begins inside a chunk. The length of a chunk
-    along each dimension is that in ``chunks``, or else the one that most elements have; it is at most that in
-    ``subchunks``. ``places`` has, for each set, the places of its elements along other dimensions.
+    An array is recut if its sets have different chunk shapes, or if a set begins inside a chunk. The length of its new
+    chunks along a dimension is that in ``chunks``, or else the length of the chunks of most elements; but at most that
+    in ``subchunks``. ``places`` has, for each set, the places of its elements along other dimensions.
     """
     recut = {}
     placements = {item for own in places for item in own.items()}
@@ -40,12 +40,12 @@ def choose_recut_shapes(
 
         whole = chunks_of(shapes[0][0])
         begins = [part.take[0] for part in sets if part.take is not None and path in part.variables]
-        meet = whole[axis] and all(length % whole[axis] == 0 for _, length in shapes[:-1])
-        meet = meet and all(begin % whole[axis] == 0 for begin in begins)
+        are_aligned = whole[axis] and all(length % whole[axis] == 0 for _, length in shapes[:-1])
+        are_aligned = are_aligned and all(begin % whole[axis] == 0 for begin in begins)
         for name, placement in placements:
             if name in first.dims:
                 k = first.dims.index(name)
-                meet = meet and placement.in_chunks(whole[k], first.meta.shape[k]) is not None
-        if not meet or any(theirs != whole for theirs, _ in shapes):
+                are_aligned = are_aligned and placement.in_chunks(whole[k], first.meta.shape[k]) is not None
+        if not are_aligned or any(theirs != whole for theirs, _ in shapes):
             recut[path] = chunks_of(find_commonest_shape(shapes, axis))
     return recut

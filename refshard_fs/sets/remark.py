@@ -16,16 +16,17 @@ from refshard_fs.sets.variables import NamedSet
 from refshard_fs.writing.cube_document import REMARK
 
 
-def explain_document(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) -> str:
+def explain_document(documents: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) -> str:
     """Return one line for users: which arrays of documents are converted or joined while they are read.
 
-    ``made`` has the sets that were read for each document.
+    ``documents`` has each document of the cube, with the sets that were read for it.
     """
     reasons = [
-        f"chunks of {path!r} are joined while reading" for path in sorted({p for doc, _ in made for p in doc.chunks})
+        f"chunks of {path!r} are joined while reading"
+        for path in sorted({path for document, _ in documents for path in document.chunks})
     ]
     recoded: Counter[str] = Counter()
-    for document, read in made:
+    for document, read in documents:
         shown = replace_metadata(read[0], document.metadata)
         for path in document.axes.keys() - document.chunks.keys() - {document.coordinate}:
             one = get_array_facts(path, next(part for part in (shown, *read) if path in part.variables))
@@ -36,7 +37,7 @@ def explain_document(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) 
                     if like not in known:
                         known[like] = not fit(path, one, get_array_facts(path, part)).is_same
                     recoded[path] += known[like]
-    total = count_text(sum(len(read) for _, read in made), "set")
+    total = count_text(sum(len(read) for _, read in documents), "set")
     reasons += [
         f"{path!r} is converted while reading in {count} of {total}" for path, count in sorted(recoded.items()) if count
     ]

@@ -12,9 +12,9 @@ from refshard_fs.sets.variables import NamedSet
 
 
 def equalize_coordinates(parts: Sequence[NamedSet], tolerance: float) -> tuple[list[NamedSet], str]:
-    """Return sets with the first one's values of coordinates that differ by no more than ``tolerance``, and a remark.
+    """Give coordinates that differ by at most ``tolerance`` the values of the first set; return the sets and a remark.
 
-    The remark says in one line which coordinates these are, and by how much they differ; it is empty if none does.
+    The remark says in one line which coordinates differ, and by how much; it is empty if none does.
     """
     if tolerance < 0:
         raise ValueError(f"tolerance={tolerance}: expected a number of at least 0")

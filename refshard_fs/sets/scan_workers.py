@@ -10,7 +10,7 @@ from refshard_fs.core.model import batches
 from refshard_fs.sets.scanning import Found, Known, scan
 from refshard_fs.source.collect import UnreadArrays
 
-PIECE: Final = 64  # sources in one call of a worker: about 100 ms of work, much more than the call itself takes
+BATCH: Final = 64  # sources in one call of a worker: about 100 ms of work, much more than the call itself takes
 
 
 def scan_by_workers(
@@ -21,13 +21,16 @@ def scan_by_workers(
     known: Known,
     unread: UnreadArrays | None = None,
 ) -> None:
-    """Scan ``urls``, as `scan` does, by the workers of ``executor``. An error of a worker, or of ``found``, ends it."""
+    """Scan ``urls``, as `scan` does, by the workers of ``executor``.
+
+    An error that a worker or ``found`` raises ends the scan.
+    """
     futures: dict[Future[list[Any]], Sequence[int]] = {}
     try:
-        for piece in batches(range(len(urls)), PIECE):
-            urls_of_piece = [urls[number] for number in piece]
-            versions = {url: known[url] for url in urls_of_piece if url in known}
-            futures[executor.submit(scan_piece, urls_of_piece, dict(options), versions, unread)] = piece
+        for batch in batches(range(len(urls)), BATCH):
+            urls_of_batch = [urls[number] for number in batch]
+            versions = {url: known[url] for url in urls_of_batch if url in known}
+            futures[executor.submit(scan_batch, urls_of_batch, dict(options), versions, unread)] = batch
         for future in as_completed(futures):
             for number, result in zip(futures[future], future.result(), strict=True):
                 found(number, result)
@@ -36,7 +39,7 @@ def scan_by_workers(
             future.cancel()
 
 
-def scan_piece(
+def scan_batch(
     urls: Sequence[str], options: Mapping[str, Any], known: Known, unread: UnreadArrays | None = None
 ) -> list[Any]:
     """Return the result of the scan of each of ``urls``, in their order."""

@@ -1,7 +1,7 @@
 """Scan many sources together: collect the references to the chunks of each source, and the values of its coordinates.
 
-One source opens all of them, and drives their look-ups in the same rounds: a source that is small, or has its index at
-the beginning, takes one request. Only the references stay in memory.
+One engine drives the look-ups of all sources in the same rounds: a source that is small, or has its index at the
+beginning, takes one request. Only the references stay in memory.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def find_scannable(urls: Mapping[int, str], options: Mapping[str, Any]) -> dict[
 
     With ``allow=``, each file on this machine, and each source that is not listed, needs a separate rule for targets.
     """
-    rule = _rule_for(options)(None)
+    rule = _prepare_rule(options)(None)
     return {number: url for number, url in urls.items() if "::" not in url and _is_listed(url, rule)}
 
 
@@ -99,7 +99,7 @@ def _is_listed(url: str, rule: Admission) -> bool:
         return False
 
 
-def _rule_for(options: Mapping[str, Any]) -> Callable[[str | None], Admission]:
+def _prepare_rule(options: Mapping[str, Any]) -> Callable[[str | None], Admission]:
     """Return a function that makes the rule for the targets of a source from its URL.
 
     Credentials for sources permit no references from one source to another.
@@ -151,11 +151,12 @@ def scan(
 ) -> None:
     """Call ``found`` with the number of each source in ``urls``, in any order, and with its content or error.
 
-    A parquet set, which is read a partition at a time, gives None. An error that ``found`` raises ends the scan.
+    For a parquet set, which is read a partition at a time, the content is None. An error that ``found`` raises ends the
+    scan.
     The first bytes of the sources are put into ``heads``.
     """
     source = RefShardFileSystem({}, **choose_reading_options(urls, options), select=options.get("select")).source
-    rule_of = _rule_for(options)
+    rule_of = _prepare_rule(options)
     pool = msgspec.structs.replace(source.options.pool, admission=rule_of(None), rule_of=rule_of)
     whole = msgspec.structs.replace(source.options.open, shards="whole", rule_of=rule_of)
     scanner = _Scanner(msgspec.structs.replace(source.options, open=whole, pool=pool), known, unread, heads)
@@ -183,18 +184,18 @@ class _Scanner(Engines):
 
     async def scan_all(self, urls: Sequence[str], found: Found) -> None:
         """Scan the sources at ``urls``."""
-        pieces = batches(range(len(urls)), ROUND)
-        tasks = [asyncio.create_task(self._scan_some(pieces, urls, found)) for _ in range(ROUNDS)]
+        rounds = batches(range(len(urls)), ROUND)
+        tasks = [asyncio.create_task(self._scan_rounds(rounds, urls, found)) for _ in range(ROUNDS)]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _scan_some(self, pieces: Iterator[Sequence[int]], urls: Sequence[str], found: Found) -> None:
-        for piece in pieces:
-            results = await self.engine().run_all([self._scan_source(urls[number]) for number in piece])
-            for number, result in zip(piece, results, strict=True):
+    async def _scan_rounds(self, rounds: Iterator[Sequence[int]], urls: Sequence[str], found: Found) -> None:
+        for numbers in rounds:
+            results = await self.engine().run_all([self._scan_source(urls[number]) for number in numbers])
+            for number, result in zip(numbers, results, strict=True):
                 found(number, result)
 
     async def close(self) -> None:
@@ -263,7 +264,7 @@ class _Scanner(Engines):
     def _can_share(self, likeness: Likeness, part: NamedSet) -> bool:
         """Return whether all sources with this ``likeness`` have the references of ``part``, except for their URL.
 
-        This is so if the arrays whose chunks vary between such sources are not read, and no coordinate has to be.
+        This is so if the arrays whose chunks vary between such sources are not read, and no coordinate has to be read.
         """
         refs = part.refs
         if self._unread is None or refs.pins is not None or list(refs.urls) != [part.name]:

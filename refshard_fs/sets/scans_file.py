@@ -48,7 +48,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
 class ScansFile:
     """The scans in the file at ``path``, which is created if it does not exist. For one writer at a time.
 
-    A scan is found only with the arguments of which it depends: the ``unread`` arrays; ``function``, a text that
+    A scan is found only with the arguments on which it depends: the ``unread`` arrays; ``function``, a text that
     identifies the code of ``preprocess``; and three ``options`` of the filesystem: ``select``, ``allow`` and the
     prefixes in ``options``.
     """
@@ -84,7 +84,9 @@ class ScansFile:
     def _read(self) -> None:
         start = self._file.read(len(_MAGIC))
         if not _MAGIC.startswith(start):
-            raise ManifestError(f"{self._path} is not a file of scans: resume= expects a new path, or a file it wrote")
+            raise ManifestError(
+                f"{self._path} is not a file of scans: resume= expects a new path, or a file that resume= wrote"
+            )
         if start != _MAGIC:
             self._file.seek(0)
             self._file.write(_MAGIC)

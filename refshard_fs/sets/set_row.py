@@ -41,9 +41,9 @@ class Rules(msgspec.Struct, frozen=True):
     is_outer: bool = False
     is_rectilinear: bool = False
     lazy: bool = False
-    select: tuple[Choice, ...] = ()  # taken of each set, for documents
-    own: Mapping[str, tuple[Choice, ...]] = {}  # taken of one set by ``preprocess``, by its URL
-    union: Mapping[str, npt.NDArray[Any]] = {}  # all values of a coordinate, by dimension: gaps where sets lack them
+    select: tuple[Choice, ...] = ()  # the selections of each set, which documents record
+    own: Mapping[str, tuple[Choice, ...]] = {}  # the selections of one set by ``preprocess``, by the set's URL
+    union: Mapping[str, npt.NDArray[Any]] = {}  # all values of a coordinate, by dimension; those that no set has: gaps
 
 
 class SetRow(msgspec.Struct, frozen=True):
@@ -63,12 +63,12 @@ class SetRow(msgspec.Struct, frozen=True):
     stacking: Stacking | None = None
 
     def make_references(self) -> NamedSet:
-        """Join the sets to one set of references; ManifestError if they do not fit."""
+        """Join the sets to one set of references; ManifestError if that is impossible."""
         parts = self._prepare_parts(self.parts).parts
         return concatenate(parts, self.dim, self.rules.same, is_rectilinear=self.rules.is_rectilinear)
 
     def make_document(self) -> tuple[ConcatDocument, NamedSet]:
-        """Join the sets; return the document, and the set that it shows. ManifestError if sets do not fit."""
+        """Join the sets; return the document, and the set that it shows. ManifestError if that is impossible."""
         dim = str(self.dim)
         first = next(number for number, source in enumerate(self.sources) if source)
         stored = self.parts[first]
@@ -137,7 +137,7 @@ class SetRow(msgspec.Struct, frozen=True):
             sets, dim, rules.regular, lazy=rules.lazy, has_gaps=has_gaps, is_outer=rules.is_outer
         )
         parts = aligned.parts
-        if rules.lazy:  # chunks of all others are recoded to those of the first
+        if rules.lazy:  # chunks of all other sets are recoded to the encoding of the first set
             parts[0] = set_fill_values(parts[0], fills)
             parts[0] = replace_metadata(parts[0], find_roomier_encodings(parts, str(dim)))
         else:

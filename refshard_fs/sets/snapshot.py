@@ -1,4 +1,4 @@
-"""Pin a store as it is now: references to all of its keys, which fail once an object is replaced."""
+"""Make references to all keys of a store, pinned to the present versions of its objects."""
 
 from __future__ import annotations
 

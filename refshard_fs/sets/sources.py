@@ -52,10 +52,10 @@ def read_sets(
 ) -> list[NamedSet]:
     """Read the sources ``sets``, which `RefShardFileSystem` opens with ``options``; call ``count(1)`` for each.
 
-    With ``failed``, sets that cannot be opened or read are left out, and their errors are put there, by number. The
-    workers of ``executor`` scan sources at URLs, and the file ``resume`` keeps the scans. Chunks of ``unread`` arrays
-    are not decoded. The first bytes of sources at URLs are put into ``heads``. TargetNotAllowed if a set that is not
-    the user's own points to a URL that it may not point to.
+    With ``failed``, sets that cannot be opened or read are left out, and their errors are put into ``failed``, by
+    number. The workers of ``executor`` scan sources at URLs, and the file ``resume`` keeps the scans. Chunks of
+    ``unread`` arrays are not decoded. The first bytes of sources at URLs are put into ``heads``. TargetNotAllowed if a
+    set that is not the user's own points to a URL that it may not point to.
     """
     variables = VariableReader()
     found: dict[int, NamedSet] = {}

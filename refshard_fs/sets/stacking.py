@@ -71,10 +71,11 @@ def stack_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> lis
 
 
 class Stacking(NamedTuple):
-    """Sets at one place each along a new dimension: their arrays ``paths`` get it, with length 1.
+    """Sets with a new dimension of length 1, which is the first dimension of their arrays ``paths``.
 
     The coordinate is made from the sets' names, or from a scalar of each set. ``metadata`` has, by key, the documents
-    that a lazy cube shows instead of those of its first set. ``values`` are the coordinate's, if it is made from names.
+    that a lazy cube shows instead of those of its first set. ``values`` are the bytes of the coordinate's values, if it
+    is made from names.
     """
 
     parts: list[NamedSet]
@@ -88,7 +89,8 @@ class Stacking(NamedTuple):
     ) -> Stacking:
         """Stack sets at the places ``numbers`` of a grid, by their scalars ``dim`` if all have one, else by names.
 
-        By names, arrays with a dimension in ``others`` get ``dim`` (all, if this is empty), and scalars that differ.
+        In the second case, arrays with a dimension in ``others`` get ``dim`` (all arrays, if ``others`` is empty), and
+        so do scalars that differ.
         """
         found = None if grid.holes else cls.by_scalar(dim, parts)
         if found is not None:
@@ -216,11 +218,13 @@ def _add_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
     for path in paths:
         variable = part.variables[path]
         meta = variable.meta
-        if meta.chunks is None or (meta.zarr_format == 3 and not _is_simple(meta.raw)):
-            raise ManifestError(
-                f"{path!r} of {part.name} cannot get the dimension {dim!r}: its chunks have no fixed shape, or its "
-                "codecs are for its present dimensions"
-            )
+        reason = ""
+        if meta.chunks is None:
+            reason = "its chunks have several sizes, or sizes that are not known"
+        elif meta.zarr_format == 3 and not _is_simple(meta.raw):
+            reason = "its codecs transpose or sharding_indexed depend on the number of dimensions"
+        if reason or meta.chunks is None:
+            raise ManifestError(f"{path!r} of {part.name} cannot get the dimension {dim!r}: {reason}")
         attributes: Value | None = None
         if meta.zarr_format == 2:
             attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}

@@ -78,7 +78,10 @@ class Steps(msgspec.Struct, frozen=True):
                         raise ValueError(f"expected a standard calendar for steps of months, found {calendar!r}")
                     begin = parse_instant(since)
                     if calendar != "proleptic_gregorian" and begin < datetime(*CHANGE):
-                        raise ValueError("the standard calendar changes before 1582-10-15")
+                        raise ValueError(
+                            f"expected times since 1582-10-15 or later, because the calendar {calendar!r} is Julian "
+                            f"before, found times since {since}"
+                        )
                     months = _MONTHS[spelling] * count
                     step = Fraction(months * _MONTH * SECOND, unit)
                     steps = cls(first, dtype, step, months, unit, np.datetime64(begin, "s"))
@@ -89,7 +92,7 @@ class Steps(msgspec.Struct, frozen=True):
         return steps
 
     def count_steps(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
-        """Return the number of steps from the first value to each of ``values``; ManifestError if not an integer."""
+        """Return the number of steps from the first value to each of ``values``; ManifestError if it is no integer."""
         numbers = values.astype(np.float64)
         places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
         near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0

@@ -37,7 +37,7 @@ def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False)
         else:
             raise ManifestError(
                 f"{part.name}: elements {start} to {stop} along {dim!r} begin or end inside chunks of {path!r}, which "
-                f"have {size}: references name whole chunks. lazy=True cuts chunks when they are read"
+                f"have {size} elements: references name whole chunks. lazy=True cuts chunks when they are read"
             )
     if not is_changed:
         return part

@@ -39,7 +39,7 @@ class Variable(NamedTuple):
 
     @property
     def is_coordinate(self) -> bool:
-        """Whether it holds the positions along the dimension of its own name."""
+        """Whether the array has the values of the dimension with its own name."""
         return self.dims == (parent(self.path)[1],)
 
     @property
@@ -51,13 +51,13 @@ class Variable(NamedTuple):
         )
 
 
-# Attributes that name arrays which describe others (CF conventions, sections 5 and 7), bounds among them.
+# Attributes that name arrays which describe other arrays (CF conventions, sections 5 and 7), bounds among them.
 BOUNDS: Final = ("bounds", "climatology")
 DESCRIBING: Final = ("coordinates", "grid_mapping", "cell_measures", *BOUNDS)
 
 
 def find_named_arrays(variables: Mapping[str, Variable], attributes: Sequence[str]) -> set[str]:
-    """Return the paths of the arrays that these ``attributes`` of others name."""
+    """Return the paths of the arrays that these ``attributes`` of other arrays name."""
     return {
         join(parent(path)[0], name)
         for path, variable in variables.items()
@@ -102,7 +102,7 @@ class NamedSet(msgspec.Struct, frozen=True):
                 "another dimension"
             )
         if len(set(lengths.values())) > 1:
-            raise ManifestError(f"{self.name} has variables of several lengths along {dim!r}: {lengths}")
+            raise ManifestError(f"{self.name}: expected variables of one length along {dim!r}, found {lengths}")
         return next(iter(lengths.values()))
 
     def coordinate(self, dim: str | None) -> Variable | None:
@@ -115,7 +115,7 @@ class NamedSet(msgspec.Struct, frozen=True):
         if table is None:
             return {}
         grid = table.grid
-        if grid.size <= len(side):  # most coordinates have one chunk, and one of 100,000 sets has few keys
+        if grid.size <= len(side):  # most coordinates have one chunk, so that few keys are looked up
             keys = ((number, join(path, grid.tail(number))) for number in range(grid.size))
             found = {number: side[key] for number, key in keys if key in side}
         else:

@@ -10,6 +10,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs.errors import ManifestError
+from refshard_fs.sets.sources import OnError
 from tests.support.day_sets import make_days, read_times, write_refs
 from tests.support.joined_sets import make_day_set
 
@@ -64,16 +65,26 @@ def test_names_outside_the_pattern_are_errors_or_skipped(tmp_path: Path) -> None
     for name in ("20240199.nc", "notes.nc"):
         (tmp_path / "r1" / name).write_text("")
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
-    with pytest.raises(ManifestError, match=r"r1/20240199\.nc, .*r1/notes\.nc are not named like .*on_error='skip'"):
+    with pytest.raises(ManifestError, match=r"found .*r1/20240199\.nc, .*r1/notes\.nc: on_error='skip' leaves"):
         refshard_fs.concat(pattern, dims=DIMS)
-    with pytest.warns(UserWarning, match=r"notes\.nc are not named"):
+    with pytest.warns(UserWarning, match=r"notes\.nc: files with other names are left out"):
         made = refshard_fs.concat(pattern, dims=DIMS, on_error="skip")
     xr.testing.assert_equal(load_dataset(made).transpose(*expected["v"].dims), expected)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_error_says_that_no_name_fits_the_pattern(tmp_path: Path, on_error: OnError) -> None:
+    (tmp_path / "r1").mkdir()
+    (tmp_path / "r1" / "notes.nc").write_text("")
+    with pytest.raises(ManifestError, match=r"^no file has a name like .*: found .*r1/notes\.nc$"):
+        refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, on_error=on_error)
 
 
 def test_uneven_nesting_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="nested"):
         refshard_fs.concat([make_day_set(0, 2)], dims=("time", "x"))
+    with pytest.raises(TypeError, match="^expected a pattern or a list of sets, got {"):
+        refshard_fs.concat(make_day_set(0, 2), "time")
     with pytest.raises(ValueError, match="at least one source"):
         refshard_fs.concat([], dim="time")
 

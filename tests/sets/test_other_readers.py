@@ -139,4 +139,5 @@ def test_zarrita_reads_a_cube(tmp_path: Path, http_server: RangeServer, writer: 
 
 def test_remark_names_targets_within_other_files() -> None:
     refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}', "a": ["zip://x.nc::memory://z.zip", 0, 4]}
-    assert "1 target of 1, which are files within others, such as zip://x.nc" in refshard_fs.rebase(refs, {}).remark
+    remark = refshard_fs.rebase(refs, {}).remark
+    assert "1 target of 1, which are files within other files, such as zip://x.nc" in remark

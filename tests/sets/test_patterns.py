@@ -54,7 +54,7 @@ def test_one_dimensional_pattern_orders_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("/{member}/{day:%Y%m%d}.nc", "the fields member, day, and the dimensions are"),
+        ("/{member}/{day:%Y%m%d}.nc", "the fields member, day: expected a field for each"),
         ("/{member:03d}/{time:%Y%m%d}.nc", "'{member:03d}' in"),
         ("/{member}/{time:%Q}.nc", "'%Q'"),
     ],

@@ -43,7 +43,7 @@ def test_relative_urls_start_at_the_manifest(tmp_path: Path) -> None:
 
 
 def test_empty_prefix_is_refused() -> None:
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="found an empty text"):
         refshard_fs.rebase(REFS, {"": "s3://x/"})
 
 
@@ -64,7 +64,7 @@ def test_command_needs_equal_numbers_of_prefixes(tmp_path: Path, capsys: pytest.
 def test_unused_prefix_is_an_error_that_names_it() -> None:
     for prefixes in ({"s3://ol": "gs://b"}, {"s3://old": "gs://b", "s3://new": "gs://c"}):
         last = [*prefixes][-1]
-        with pytest.raises(ValueError, match=f"{last}' begins none of the set's 3 URLs, such as 's3://old/x.nc'"):
+        with pytest.raises(ValueError, match=f"set's 3 URLs begins with '{last}': .* such as 's3://old/x.nc'"):
             refshard_fs.rebase(REFS, prefixes)
         new = refshard_fs.rebase(REFS, prefixes, missing="ignore").references
         assert new["c"] == REFS["c"]
@@ -84,7 +84,7 @@ def test_command_names_the_unused_prefix(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "refs.json").write_text(json.dumps(REFS))
     paths = [str(tmp_path / "refs.json"), str(tmp_path / "new.json")]
     assert main(["rebase", *paths, "--from", "s3://typo/", "--to", "gs://b"]) == 2
-    assert "'s3://typo/' begins none" in capsys.readouterr().err
+    assert "begins with 's3://typo/'" in capsys.readouterr().err
     assert not (tmp_path / "new.json").exists()
 
 
@@ -112,12 +112,12 @@ def test_lazy_document_can_be_rebased(tmp_path: Path) -> None:
         moved = refshard_fs.rebase(source, {str(old): str(new)})
         assert isinstance(moved, refshard_fs.LazySet)
         assert RefShardFileSystem(moved).cat_file("a/1") == b"1!"
-    with pytest.raises(ValueError, match="begins none of the set's 2 URLs"):
+    with pytest.raises(ValueError, match="none of the set's 2 URLs begins with"):
         refshard_fs.rebase(joined, {"s3://elsewhere/": str(new)})
 
 
 def test_set_without_urls_is_said_to_need_no_rebase() -> None:
     refs = {"a/.zgroup": '{"zarr_format": 2}', "a/0": "base64:AAEC"}
-    with pytest.raises(ValueError, match="begins no URL of the set, which has none: it holds the bytes of all of its"):
+    with pytest.raises(ValueError, match="no URL begins with 's3://old/': the set has no URLs"):
         refshard_fs.rebase(refs, {"s3://old/": "s3://new/"})
     assert refshard_fs.rebase(refs, {"s3://old/": "s3://new/"}, missing="ignore").references["a/0"] == "base64:AAEC"

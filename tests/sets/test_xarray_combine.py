@@ -99,7 +99,7 @@ CASES = {
     ),
     "no_coordinate": Case([xr.Dataset({"v": ("x", some)}) for some in ([1.0, 2.0], [3.0])], combine_nested("x")),
     "no_coordinate_of_one_length": Case(
-        [xr.Dataset({"v": ("x", [k])}) for k in (1.0, 3.0)], combine_nested("x"), {}, "they are joined is not known"
+        [xr.Dataset({"v": ("x", [k])}) for k in (1.0, 3.0)], combine_nested("x"), {}, "to join them is not known"
     ),
     "empty": Case([make_line(np.zeros(0), np.zeros(0)), make_line([2.0], [1.0])], combine_nested("x"), ALONG_X),
     "variable_without_the_dimension": Case(
@@ -131,7 +131,7 @@ CASES = {
     "variables_of_one_grid": Case(
         [make_line([1.0, 2], [0, 1]), make_line([3.0, 4], [0, 1]).rename(v="w")], combine_by_coords()
     ),
-    "scalars": Case([xr.Dataset({"x": k}) for k in (0, 1)], combine_by_coords(), {}, "they are joined is not known"),
+    "scalars": Case([xr.Dataset({"x": k}) for k in (0, 1)], combine_by_coords(), {}, "to join them is not known"),
     "interleaved": Case(
         [make_line([0.0, 1, 2], [0, 1, 5]), make_line([3.0, 4], [2, 3])],
         combine_by_coords(),
