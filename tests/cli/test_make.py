@@ -205,7 +205,7 @@ def test_earlier_day_is_refused_unless_any_order_is_set(refshard: Callable[..., 
     assert read_days(str(tmp_path / "cube.json")) == [0, 2, 1]
 
 
-def test_chunks_without_a_codec_are_shown_in_smaller_pieces(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_chunks_without_a_codec_are_cut_into_smaller_chunks(refshard: Callable[..., str], tmp_path: Path) -> None:
     write_day_files(tmp_path, "scipy", 2)
     arguments = ["--dim", "time", "--subchunks", "x=2"]
     refshard("concat", "day*.nc3", "-o", "cube.json", *arguments)

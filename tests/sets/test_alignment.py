@@ -1,4 +1,4 @@
-"""Sets that lack variables or values of coordinates that others have."""
+"""Sets that lack variables, or values of coordinates, that other sets have."""
 
 from __future__ import annotations
 

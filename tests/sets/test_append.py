@@ -56,7 +56,7 @@ def test_append_works_along_another_axis(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_unfit_part_changes_nothing(tmp_path: Path, kind: str) -> None:
+def test_refused_append_changes_nothing(tmp_path: Path, kind: str) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     version = 2
@@ -109,7 +109,7 @@ def test_appended_times_have_the_units_of_the_first_set(tmp_path: Path) -> None:
         assert read(url)["time"].tolist() == [2, 3, 6, 7, 12, 13]
 
 
-def test_document_on_s3_is_one_put(s3_server: SeaweedServer, tmp_path: Path) -> None:
+def test_set_on_s3_is_appended_to(s3_server: SeaweedServer, tmp_path: Path) -> None:
     s3_server.create_bucket("appending")
     url = s3_server.put("appending/all.json", Path(write_target(tmp_path, "json", [make_day_set(0, 2)])).read_bytes())
     options = {"remote_protocol": "s3", "remote_options": s3_server.storage_options, "allow": "any"}
@@ -201,7 +201,7 @@ def test_job_that_creates_its_document_may_run_twice(tmp_path: Path) -> None:
 
 
 def test_missing_first_file_does_not_recreate_the_document(tmp_path: Path) -> None:
-    """Before it was mended, ``create=True`` treated the document as missing, and overwrote it."""
+    """``create=True`` once treated the document as missing, and overwrote it."""
     meta = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": None}
     array = {".zarray": json.dumps({**meta, "filters": None, "compressor": None})}
     urls = [str(tmp_path / f"{number}.json") for number in range(3)]

@@ -18,7 +18,7 @@ def read_set(name: str = "a set") -> NamedSet:
     return NamedSet(name, refs, VariableReader().read(refs, name))
 
 
-def test_changed_metadata_leaves_the_first_set() -> None:
+def test_replacing_metadata_keeps_the_old_set() -> None:
     part = read_set()
     doc = {**part.variables["t"].meta.raw, "fill_value": 7}
     assert replace_metadata(part, {"t/.zarray": doc}).variables["t"].meta.raw["fill_value"] == 7

@@ -164,7 +164,7 @@ def test_sort_overlap_and_gaps_use_common_units(tmp_path: Path, lazy: bool) -> N
         ({}, {"units": "months since {}-01-01"}, r"'time' .*days since 2001.*0\.nc.*months since 2002.*1\.nc"),
     ],
 )
-def test_inconvertible_times_are_refused_by_name(
+def test_error_of_inconvertible_times_names_both_files(
     tmp_path: Path, one: dict[str, Any], other: dict[str, Any], said: str, lazy: bool
 ) -> None:
     files = [write_year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate((one, other))]

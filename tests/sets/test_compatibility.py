@@ -1,4 +1,4 @@
-"""Sets that do not fit are refused with the file, the variable, and both values."""
+"""The error for sets that cannot be joined names the files, the variable, and both values."""
 
 from __future__ import annotations
 
@@ -144,9 +144,7 @@ def test_chunk_error_names_the_replaced_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("units", [("hours", "minutes"), ("m", "km"), ("m", None), (None, "m")])
 def test_coordinates_in_other_units_are_not_concatenated(tmp_path: Path, units: Any, lazy: bool) -> None:
-    """Before it was mended: Coordinates along the joined dimension in different units (`m` and `km`; `hours` and
-    `minutes`, no times since a date) were put behind each other as if they were in those of the first set.
-    """
+    """Coordinates in `m` and `km`, or in `hours` and `minutes`, were once joined as if both had the first units."""
 
     def make_change(name: Any) -> Change:
         def change(file: Any) -> None:

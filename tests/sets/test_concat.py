@@ -1,4 +1,4 @@
-"""Joined sets have the values of their parts; a part that does not fit is refused by name."""
+"""A joined set has the values of all sets; an error names the set that cannot be joined."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ zarr = pytest.importorskip("zarr")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_values_are_those_of_the_parts_side_by_side(version: int) -> None:
+def test_values_equal_the_concatenated_values_of_the_sets(version: int) -> None:
     parts = [make_day_set(0, 4, version), make_day_set(4, 2, version), make_day_set(6, 3, version)]
     read_parts = [read(part) for part in parts]
     both = read(refshard_fs.concat(parts, dim="time"))
@@ -67,7 +67,7 @@ def test_concatenation_equals_xarrays() -> None:
         ({"width": 4}, ["'air'", "along 'x'", "5", "4"]),
     ],
 )
-def test_unfit_part_is_refused_by_name(other: dict[str, Any], words: list[str]) -> None:
+def test_error_names_array_and_field_that_differ(other: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ManifestError) as caught:
         refshard_fs.concat(
             [make_day_set(0, 4), make_day_set(4, 2, **other)], dim="time", same=["x"] if "width" in other else []
@@ -79,7 +79,7 @@ def test_unfit_part_is_refused_by_name(other: dict[str, Any], words: list[str]) 
     ("member", "value"),
     [("filters", 5), ("compressor", "zlib"), ("fill_value", 2**40), ("fill_value", {}), ("fill_value", "x")],
 )
-def test_coordinate_with_invalid_metadata_is_named_or_kept(member: str, value: Any) -> None:
+def test_invalid_fill_value_is_an_error_invalid_codecs_are_kept(member: str, value: Any) -> None:
     parts = [make_day_set(start, 2) for start in (0, 2)]
     for part in parts:
         part["time/.zarray"] = json.dumps({**json.loads(part["time/.zarray"]), member: value})
@@ -105,13 +105,13 @@ def test_coordinate_with_invalid_metadata_is_named_or_kept(member: str, value: A
           "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}}}, "an object of attributes"),
     ],
 )  # fmt: skip
-def test_invalid_metadata_is_named(change: dict[str, Any], why: str) -> None:
+def test_error_names_the_document_with_invalid_metadata(change: dict[str, Any], why: str) -> None:
     other = {key: value for key, value in (make_day_set(2, 2) | change).items() if value is not None}
     with pytest.raises(ManifestError, match=why):
         refshard_fs.concat([make_day_set(0, 2), other], dim="time")
 
 
-def test_variable_lacking_in_a_set_is_named() -> None:
+def test_error_names_the_variable_that_a_set_lacks() -> None:
     other = {key: value for key, value in make_day_set(4, 2).items() if not key.startswith("air")}
     with pytest.raises(ManifestError, match="set 1 has no variable 'air'"):
         refshard_fs.concat([make_day_set(0, 4), other], dim="time")
@@ -205,7 +205,7 @@ def test_times_in_other_units_are_converted_if_exact() -> None:
     np.testing.assert_array_equal(both["time"], [2, 3, 6, 7, 8, 9])
 
 
-def test_inconvertible_times_error_has_a_remedy() -> None:
+def test_error_of_inconvertible_times_says_what_to_do() -> None:
     parts = [make_times(2, "days since 2001-01-01"), make_times(4, "months since 2001-01-03")]
     with pytest.raises(ManifestError) as caught:
         refshard_fs.concat(parts, dim="time")
@@ -288,7 +288,9 @@ def test_concat_respects_limits_of_remote_sets(http_server: Any, tmp_path: Any, 
 
 
 @pytest.mark.parametrize("way", ["documents", "files", "sets at hand"])
-def test_pinned_sets_are_joined_by_comparison(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_similar_pinned_sets_are_parsed_once_and_keep_pins(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
     for start in range(0, 12, 2):
         air = np.full((2, 5), start, "<f4")
@@ -374,7 +376,7 @@ def test_key_spelling_and_missing_chunks_do_not_matter(tmp_path: Path) -> None:
     np.testing.assert_array_equal(group["time"][:], np.arange(8))
 
 
-def test_sets_of_different_versions_are_refused_for_that() -> None:
+def test_error_names_the_zarr_formats_of_both_sets() -> None:
     sets = [make_day_set(0, 4, 2), make_day_set(4, 4, 3)]
     with pytest.raises(ManifestError, match="has the zarr_format 2 in set 0, and 3 in set 1"):
         refshard_fs.concat(sets, "time")
@@ -395,7 +397,7 @@ def test_unknown_argument_values_are_refused(lazy: bool, argument: Any, expected
         refshard_fs.concat([make_day_set(0, 2), make_day_set(2, 2)], "time", lazy=lazy, **argument)
 
 
-def test_error_for_xarray_arguments_names_ours() -> None:
+def test_error_for_arguments_of_xarray_names_those_of_concat() -> None:
     for name, ours in {
         "concat_dim": "dim=",
         "combine_attrs": "attrs=",

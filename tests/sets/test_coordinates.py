@@ -38,10 +38,7 @@ def make_groups(times: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("which", ["a", "b"])
 def test_groups_of_different_coordinates_get_no_common_union(tmp_path: Path, which: str, lazy: bool) -> None:
-    """Before it was mended: In sets of groups that each have a coordinate of one name, `join="outer"` gave all groups
-    the union of one group's values, `freq=` filled times of one into others, and `overlap=` and `append(...,
-    on_duplicate=)` left out of all what one of them had already.
-    """
+    """If groups have different coordinates `x`, `join="outer"` once gave all groups the values of one group."""
 
     def both(first: int, x: Any, other: Any) -> dict[str, Any]:
         rest = "b" if which == "a" else "a"
@@ -60,7 +57,7 @@ def test_groups_of_different_coordinates_get_no_common_union(tmp_path: Path, whi
 
 
 @pytest.mark.parametrize("how", [{"overlap": "first"}, {"overlap": "last"}, {"freq": 1}])
-def test_duplicates_in_a_group_leave_other_groups(tmp_path: Path, how: dict[str, Any]) -> None:
+def test_overlap_and_freq_need_equal_times_in_all_groups(tmp_path: Path, how: dict[str, Any]) -> None:
     second = 4 if "freq" in how else 0
     alone = {"a": [0], "b": [0]}
     starts = (0, second)

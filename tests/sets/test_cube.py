@@ -37,7 +37,7 @@ def test_sets_in_a_grid_of_coordinates_get_all_dimensions(tmp_path: Path) -> Non
     xr.testing.assert_equal(open_cube(f"{tmp_path}/*.nc"), combine_by_coords(tmp_path))
 
 
-def test_sole_distinguishing_field_makes_no_dimension(tmp_path: Path) -> None:
+def test_field_that_only_distinguishes_files_is_no_dimension(tmp_path: Path) -> None:
     write_ensemble(tmp_path)
     found = open_cube(f"{tmp_path}/{{member}}/tas_{{year}}.nc")
     expected = xr.concat(
@@ -70,7 +70,7 @@ def make_items(rows: list[tuple[str, int]]) -> Any:
 
 
 @pytest.mark.parametrize("table", [make_pairs, make_frame, make_items])
-def test_tables_have_urls_and_positions(table: Callable[[list[tuple[str, int]]], Any], tmp_path: Path) -> None:
+def test_tables_give_urls_and_places(table: Callable[[list[tuple[str, int]]], Any], tmp_path: Path) -> None:
     parts = [xr.Dataset({"a": ("x", make_values(seed=n))}, {"x": X}) for n in range(3)]
     for number, ds in enumerate(parts):
         write(ds, tmp_path / f"{number}.nc")
@@ -142,7 +142,7 @@ def test_cube_prints_its_parts_and_saves_a_document(tmp_path: Path) -> None:
 # Archives as they are.
 
 
-def test_nested_lists_get_a_lacking_coordinate(tmp_path: Path) -> None:
+def test_coords_gives_nested_lists_a_new_coordinate(tmp_path: Path) -> None:
     write_ensemble(tmp_path)
     nested = [[str(tmp_path / member / f"tas_{year}.nc") for year in (2000, 2001)] for member in "ab"]
     names = xr.DataArray(["second", "first"], dims="member", name="member")
@@ -153,7 +153,7 @@ def test_nested_lists_get_a_lacking_coordinate(tmp_path: Path) -> None:
         open_cube(nested, dims=("member", "time"), coords={"member": [1]})
 
 
-def test_unreadable_file_follows_on_error(tmp_path: Path) -> None:
+def test_on_error_decides_about_unreadable_files(tmp_path: Path) -> None:
     write_days(tmp_path, "abcd")
     for day in range(4):
         (tmp_path / f"{'abcd'[day]}.nc").rename(tmp_path / f"2024010{day + 1}.nc")

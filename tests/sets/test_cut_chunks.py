@@ -1,4 +1,4 @@
-"""Chunks without a codec are shown in smaller pieces, and compressed ones are not."""
+"""Chunks without a codec are cut into smaller chunks; compressed chunks cannot be cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ zarr = pytest.importorskip("zarr")
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_chunks_without_a_codec_are_shown_in_smaller_pieces(tmp_path: Path, lazy: bool) -> None:
+def test_chunks_without_a_codec_are_cut_into_smaller_chunks(tmp_path: Path, lazy: bool) -> None:
     files = write_year(tmp_path, [None, (29, 3, 4), (1, 3, 4), None])
     cube = refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})  # type: ignore[call-overload]
     found = open_by_xarray(cube)
@@ -28,7 +28,7 @@ def test_chunks_without_a_codec_are_shown_in_smaller_pieces(tmp_path: Path, lazy
         assert cube.references["v/33.0.0"][2] == 3 * 4 * 4
 
 
-def test_pieces_along_later_dimensions_are_of_length_1(tmp_path: Path) -> None:
+def test_later_dimension_is_cut_if_earlier_chunks_have_length_1(tmp_path: Path) -> None:
     file = write_month(tmp_path / "0.nc", 0, 4, (2, 3, 4))
     found = open_by_xarray(refshard_fs.concat([file], subchunks={"time": 1, "y": 1}))
     assert found["v"].encoding["chunks"] == (1, 1, 4)
@@ -38,13 +38,13 @@ def test_pieces_along_later_dimensions_are_of_length_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_compressed_chunks_have_no_smaller_pieces(tmp_path: Path, lazy: bool) -> None:
+def test_compressed_chunks_cannot_be_cut(tmp_path: Path, lazy: bool) -> None:
     files = write_year(tmp_path, [(31, 3, 4), (29, 3, 4)], compression="gzip")
     with pytest.raises(ManifestError, match=r"'v' of .*0\.nc.*zlib.*subchunks="):
         refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})  # type: ignore[call-overload]
 
 
-def test_pieces_of_inline_data_and_partial_chunks_are_right() -> None:
+def test_inline_and_partial_chunks_are_cut() -> None:
     meta = {"zarr_format": 2, "shape": [2, 7], "chunks": [1, 4], "dtype": "|u1", "order": "C", "fill_value": None}
     refs: dict[str, Any] = {
         "a/.zarray": {**meta, "filters": None, "compressor": None},

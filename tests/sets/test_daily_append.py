@@ -62,7 +62,7 @@ def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int
     first.save(url, **how["target_options"])
 
     def check(number: int) -> bool:
-        """Whether the set has the day ``number``; all before are there, once."""
+        """Return whether the set has the day ``number``; all days before must be there, each once."""
         found = read_days_of_set()
         assert found in (list(range(number)), list(range(number + 1))), f"torn at day {number}: {found}"
         return len(found) == number + 1
@@ -71,7 +71,7 @@ def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int
         fs = refshard_fs.RefShardFileSystem(url, skip_instance_cache=True, **how)
         found = read_days(fs)
         last = fs.cat_file(f"t/{len(found) - 1}.0")
-        assert np.frombuffer(last, ">f4")[0] == found[-1], "what its metadata tell of is there"
+        assert np.frombuffer(last, ">f4")[0] == found[-1], "the chunk of the last day exists"
         return found
 
     steps, killed, repeated = 60, 0, 0
@@ -85,7 +85,7 @@ def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int
             elif last == NEVER:
                 steps = took
             has = check(number)
-            assert has or grown is None, "who says that it is done has done it"
+            assert has or grown is None, "a job that was not killed has appended its day"
         while chance.random() < 0.3:
             grown, _ = append(url, days[chance.randrange(max(number - 2, 0), number + 1)], NEVER)
             repeated += 1

@@ -103,7 +103,7 @@ def test_repeated_unnamed_arrays_are_compared_in_merges() -> None:
     assert np.frombuffer(fs.cat_file("table/0.0")).tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_unequal_arrays_are_refused_and_large_ones_unread() -> None:
+def test_unequal_arrays_are_refused_and_large_ones_not_read() -> None:
     one, two = make_day_set(0, 2), make_day_set(2, 2)
     with pytest.raises(ManifestError, match="different bytes of 'crs'.*same="):
         refshard_fs.concat(

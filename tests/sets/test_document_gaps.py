@@ -45,7 +45,7 @@ def test_late_day_fills_its_gap(tmp_path: Path, chunks: dict[str, int] | None) -
         ([6, 7, 2], "replace"),
     ],
 )
-def test_part_outside_one_gap_is_refused(tmp_path: Path, days: list[int], how: Any) -> None:
+def test_set_with_values_in_several_gaps_is_refused(tmp_path: Path, days: list[int], how: Any) -> None:
     files = [write_days(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6)]
     url = tmp_path / "cube.refshard"
     refshard_fs.concat(files, "time", lazy=True, freq="1D").save(str(url))
@@ -55,7 +55,7 @@ def test_part_outside_one_gap_is_refused(tmp_path: Path, days: list[int], how: A
     assert url.read_bytes() == before
 
 
-def test_part_in_a_gap_needs_whole_chunks(tmp_path: Path) -> None:
+def test_set_that_fills_a_gap_needs_whole_chunks(tmp_path: Path) -> None:
     def write_two(name: str, first: int) -> str:
         path = tmp_path / name
         days = [first, first + 1]

@@ -50,7 +50,7 @@ values = st.one_of(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(FIRST)), values, max_size=3))
-def test_comparison_equals_parsing(changes: dict[str, Any]) -> None:
+def test_document_read_by_template_equals_parsed_document(changes: dict[str, Any]) -> None:
     other = {"version": 1, "refs": {**FIRST, **changes}}
     for document, parsed in (
         (other, lambda: parse_document(other, "x", {})),
@@ -62,7 +62,7 @@ def test_comparison_equals_parsing(changes: dict[str, Any]) -> None:
             assert dict(References(found)) == dict(References(parsed()))
 
 
-def test_ranges_elsewhere_are_read_by_comparison() -> None:
+def test_document_with_other_ranges_is_read_by_template() -> None:
     other = {**FIRST, "a/0": ["s3://new/0", 5, 6], "a/.zattrs": '{"title": "x"}', "a/2": "base64:AQ=="}
     found = make_template().read(parse_members(other))
     assert found is not None
@@ -83,7 +83,7 @@ def test_ranges_elsewhere_are_read_by_comparison() -> None:
         {**FIRST, "a/0": [None, 0, 1]},
     ],
 )
-def test_differing_documents_are_parsed(other: dict[str, Any]) -> None:
+def test_documents_that_do_not_fit_the_template_are_parsed(other: dict[str, Any]) -> None:
     found = decode_members(other)
     assert found is None or make_template().read(found) is None
 
@@ -99,6 +99,6 @@ def test_differing_documents_are_parsed(other: dict[str, Any]) -> None:
         [1],
     ],
 )
-def test_documents_with_more_members_are_not_plain(document: Any) -> None:
+def test_documents_of_other_forms_are_not_decoded(document: Any) -> None:
     assert decode_members(document) is None
     assert decode_members(json.dumps(document).encode()) is None

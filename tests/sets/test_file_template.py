@@ -1,4 +1,4 @@
-"""Files that differ from others only in the bytes of their chunks are not parsed again."""
+"""Files that differ from an earlier file only in the bytes of their chunks are not parsed again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened_urls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("writer", ["h5py", "netCDF4", "scipy"])
-def test_few_of_many_alike_files_are_opened(tmp_path: Path, writer: str, opened_urls: list[str]) -> None:
+def test_few_of_many_similar_files_are_opened(tmp_path: Path, writer: str, opened_urls: list[str]) -> None:
     files = write_day_files(tmp_path, writer, 40)
     cube = refshard_fs.concat(files, "time", lazy=True)
     assert len(opened_urls) <= 5
@@ -43,7 +43,7 @@ def test_few_of_many_alike_files_are_opened(tmp_path: Path, writer: str, opened_
     assert refshard_fs.concat(files[5:], "time").references["t/0.0"][0] == files[5]
 
 
-def test_alike_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened_urls: list[str]) -> None:
+def test_similar_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened_urls: list[str]) -> None:
     for day in range(20):
         with h5py.File(tmp_path / f"{day}.h5", "w", track_order=True) as file:
             time = file.create_dataset("time", data=np.array([day], "<i4"), maxshape=(None,), chunks=(1,))
@@ -59,7 +59,7 @@ def test_alike_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened_u
     ]
 
 
-def test_differing_file_is_opened(tmp_path: Path) -> None:
+def test_file_with_other_metadata_is_parsed_anew(tmp_path: Path) -> None:
     for day in range(20):
         data = make_plain_file(day)
         (tmp_path / f"{day}.nc").write_bytes(data if day != 19 else data.replace(b"2024-01-01", b"2024-01-03"))
@@ -83,7 +83,7 @@ def test_equal_bytes_elsewhere_do_not_mix_values_of_files(tmp_path: Path) -> Non
         assert read == values[:, number].tolist()
 
 
-def test_late_coordinates_are_read_from_each_file(tmp_path: Path, opened_urls: list[str]) -> None:
+def test_coordinates_beyond_the_first_bytes_are_read_anew(tmp_path: Path, opened_urls: list[str]) -> None:
     scipy_io = pytest.importorskip("scipy.io")
     for day in range(20):
         with scipy_io.netcdf_file(tmp_path / f"{day}.nc", "w") as file:

@@ -29,7 +29,7 @@ from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray ma
 
 
 @versions
-def test_numbers_without_a_fill_value_get_one_or_are_refused(tmp_path: Path, version: int) -> None:
+def test_floats_get_a_fill_value_and_integers_are_refused(tmp_path: Path, version: int) -> None:
     def write_cube(dtype: str, **attributes: Any) -> Any:
         files = []
         for day, names in enumerate((("v",), ("v", "w"))):
@@ -69,7 +69,7 @@ def test_gaps_in_xarray_stores_use_their_missing_value(tmp_path: Path, dtype: st
 
 
 @lazy_or_not
-def test_numbers_without_a_fill_value_have_no_gaps(tmp_path: Path, lazy: bool) -> None:
+def test_gaps_in_integers_without_a_fill_value_are_refused(tmp_path: Path, lazy: bool) -> None:
     files = [write_days(tmp_path / f"{i}.nc", some, fill=None, dtype="i4") for i, some in enumerate(([0], [3]))]
     with pytest.raises(ManifestError, match=r"'v' of .*0\.nc\) \(<i4\) has no fill value for its gaps"):
         refshard_fs.concat(files, "time", freq="1D", lazy=lazy)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Sets that lack days, variables or tiles: these are shown as missing, or refused by name."""
+"""Days, variables or tiles that a set lacks are shown as missing, or an error names them."""
 
 from __future__ import annotations
 

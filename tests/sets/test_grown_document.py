@@ -31,7 +31,7 @@ def test_files_of_different_variables_are_appended_together(tmp_path: Path) -> N
     assert len(refshard_fs.cube(f"{tmp_path}/*.nc")) == len(json.loads(Path(target).read_text())["sets"]) * 2
 
 
-def test_unfit_variables_change_nothing(tmp_path: Path) -> None:
+def test_refused_append_of_variables_changes_nothing(tmp_path: Path) -> None:
     for name in "ab":
         write_variable(tmp_path, name, 0)
     target = str(tmp_path / "cube.refshard")
@@ -68,7 +68,7 @@ def test_cube_of_one_selected_element_refuses_append(tmp_path: Path) -> None:
         refshard_fs.append(f"{tmp_path}/day.refshard", f"{tmp_path}/*.nc")
 
 
-def test_appended_document_names_its_parts(tmp_path: Path) -> None:
+def test_append_of_a_set_without_a_url_to_a_document_is_refused(tmp_path: Path) -> None:
     url = write_target(tmp_path, "lazy", [make_day_set(0, 2)])
     with pytest.raises(TypeError, match="save it first"):
         refshard_fs.append(url, make_day_set(2, 2), "time")

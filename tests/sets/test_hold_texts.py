@@ -20,7 +20,7 @@ EVEN = [["a", "bc"], ["defg", ""], ["h", "i"]]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_texts_that_differ_are_held_in_references(tmp_path: Path, way: str) -> None:
+def test_texts_of_different_lengths_are_held_in_references(tmp_path: Path, way: str) -> None:
     urls, expected = write(tmp_path, way, EVEN)
     version = find_version(way)
     made = refshard_fs.concat(urls, "time", zarr_format=version)
@@ -30,7 +30,7 @@ def test_texts_that_differ_are_held_in_references(tmp_path: Path, way: str) -> N
 
 
 @pytest.mark.parametrize("way", ["characters of NetCDF-3", "bytes of zarr 3"])
-def test_texts_that_differ_are_appended_to_references(tmp_path: Path, way: str) -> None:
+def test_texts_of_different_lengths_are_appended_to_references(tmp_path: Path, way: str) -> None:
     urls, expected = write(tmp_path, way, EVEN)
     version, target = find_version(way), str(tmp_path / "grows.json")
     refshard_fs.concat(urls[:2], "time", zarr_format=version).save(target)
@@ -38,7 +38,7 @@ def test_texts_that_differ_are_appended_to_references(tmp_path: Path, way: str) 
     check_texts(open_dataset(target, version), expected)
 
 
-def test_texts_that_are_alike_stay_references(tmp_path: Path) -> None:
+def test_texts_of_equal_lengths_stay_references(tmp_path: Path) -> None:
     urls, expected = write(tmp_path, "characters of NetCDF-3", [["ab"], ["cd"]])
     made = refshard_fs.concat(urls, "time")
     assert made.references["name/0.0"][0] == urls[0]

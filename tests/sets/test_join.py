@@ -17,7 +17,7 @@ def test_sets_are_ordered_by_the_differing_coordinate(tmp_path: Path) -> None:
     xr.testing.assert_equal(open_cube(f"{tmp_path}/*.nc"), combine_by_coords(tmp_path))
 
 
-def test_saved_cubes_of_other_variables_are_merged(tmp_path: Path) -> None:
+def test_saved_cubes_of_different_variables_are_merged(tmp_path: Path) -> None:
     write_days(tmp_path)
     refshard_fs.open(f"{tmp_path}/*.nc").save(f"{tmp_path}/t.ref")
     refshard_fs.open(f"{tmp_path}/*.nc", rename={"t": "u"}).save(f"{tmp_path}/u.ref")
@@ -25,7 +25,7 @@ def test_saved_cubes_of_other_variables_are_merged(tmp_path: Path) -> None:
     xr.testing.assert_equal(open_cube([f"{tmp_path}/t.ref", f"{tmp_path}/u.ref"]), whole.assign(u=whole["t"]))
 
 
-def test_variables_of_fewer_years_have_gaps(tmp_path: Path) -> None:
+def test_variables_that_lack_days_have_gaps(tmp_path: Path) -> None:
     days = {"a": range(3), "b": range(1, 5), "c": (0, 4)}
     for name, some in days.items():
         for day in some:

@@ -158,9 +158,9 @@ def test_only_read_parts_are_opened(http_server: RangeServer) -> None:
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["fetched", "on disk"])
 def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer, tmp_path: Path, is_kept: bool) -> None:
-    """The first read opens its own part alone; each that has to wait opens twice as many as the one before.
+    """The first read opens only the part that it needs; each later read that has to wait opens twice as many parts.
 
-    Of chunks on disk, the first read asks for the version of all parts.
+    If the chunks are on disk, the first read requests the versions of all parts.
     """
     data = http_server.put("data.bin", b"x" * 24)
     urls = []
@@ -267,7 +267,7 @@ def make_netcdf(time: int, field: Any) -> bytes:
 
 @pytest.mark.parametrize(("side", "made", "loaded"), [(40, 1, 0), (200, 2, 1)])
 def test_bytes_read_to_join_are_not_read_again(http_server: RangeServer, side: int, made: int, loaded: int) -> None:
-    """A file of 17 kB takes one request. One of 160 kB takes one for its head, metadata at its end, and its chunk."""
+    """A file of 17 kB takes one request. A file of 160 kB takes three: head, metadata at its end, chunk."""
     urls, fields = put_fields(http_server, side)
     cube = refshard_fs.open(urls, "time")
     assert len(http_server.requests()) <= made * len(urls)
@@ -286,7 +286,7 @@ def test_file_replaced_after_join_is_an_error(http_server: RangeServer) -> None:
 
 
 def test_small_file_is_shown_whole_as_it_was_joined(http_server: RangeServer) -> None:
-    """A file within 64 KiB stays in the memory of the process that joined it: its metadata and chunks fit together."""
+    """A file of up to 64 KiB stays in memory: metadata and chunks are those that were joined."""
     urls, fields = put_fields(http_server, 40)
     cube = refshard_fs.open(urls, "time")
     http_server.put("1.nc", make_netcdf(1, np.ones((1, 40, 40), "f8")))
@@ -297,7 +297,7 @@ def test_small_file_is_shown_whole_as_it_was_joined(http_server: RangeServer) ->
         open_fs(pickle.loads(pickle.dumps(cube))).cat_file("v/2.0.0")
 
 
-def test_forgotten_cube_reads_first_bytes_again(http_server: RangeServer) -> None:
+def test_invalidated_cube_reads_first_bytes_again(http_server: RangeServer) -> None:
     urls, _ = put_fields(http_server, 40)
     fs = open_fs(refshard_fs.open(urls, "time"))
     fs.cat_file("v/2.0.0")
@@ -306,8 +306,8 @@ def test_forgotten_cube_reads_first_bytes_again(http_server: RangeServer) -> Non
     assert np.all(np.frombuffer(zlib.decompress(fs.cat_file("v/2.0.0")), "<f4") == 1)
 
 
-def test_first_bytes_are_kept_from_another_policy(http_server: RangeServer) -> None:
-    """A filesystem that may not reach the files does not get bytes of them that the joining has read."""
+def test_refused_file_gives_no_first_bytes_from_memory(http_server: RangeServer) -> None:
+    """A filesystem that may not reach the files does not get the first bytes that joining has read."""
     urls, _ = put_fields(http_server, 40)
     cube = refshard_fs.open(urls, "time")
     fs = open_fs(cube, allow=["https://elsewhere.example/"])
@@ -340,7 +340,7 @@ def make_sets(lazy: Any) -> Any:
     return json.loads(lazy.document.dumps())["sets"]
 
 
-def test_documents_are_parts_too(tmp_path: Path) -> None:
+def test_documents_can_be_joined(tmp_path: Path) -> None:
     parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2), make_day_set(6, 2)]
     paths = write_sets(tmp_path, parts)
     (tmp_path / "years").mkdir()
@@ -355,7 +355,7 @@ def test_documents_are_parts_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(eager["air"], expected["air"])
 
 
-def test_inline_document_needs_its_length(tmp_path: Path) -> None:
+def test_document_inside_a_document_is_joined(tmp_path: Path) -> None:
     write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2}
     within = document | {"sets": ["part1.json"]}
@@ -433,7 +433,7 @@ def test_changed_part_is_refused_when_read(tmp_path: Path, other: dict[str, Any]
     assert "part1.json" in str(caught.value)
 
 
-def test_unfit_part_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
+def test_unfit_set_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="only integers, floating-point numbers"):
         refshard_fs.concat(
             write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2, dtype="<M8[s]")]), "time", lazy=True
@@ -625,9 +625,7 @@ def test_random_sets_equal_the_eager_concatenation(
 
 @pytest.mark.parametrize("has_coordinate", [True, False])
 def test_sets_of_no_element_leave_no_line_in_a_document(tmp_path: Path, has_coordinate: bool) -> None:
-    """Before it was mended: `append` of a file without any element along the dimension to a lazy document wrote a line
-    of length 0, and the document could not be opened any more.
-    """
+    """`append` of a file without elements once wrote a line of length 0, and the document could not be opened again."""
 
     def part(number: int, length: int) -> str:
         """Write references of some times."""
@@ -684,8 +682,8 @@ def read_times(fo: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("join", ["exact", "outer"])
 @pytest.mark.parametrize("is_store_first", [False, True])
-def test_v3_files_and_stores_open_equally(tmp_path: Path, is_store_first: bool, join: Any) -> None:
-    """Before it was mended: a cube of both read the files as version 2, and found no arrays in them."""
+def test_files_shown_as_version_3_are_joined_with_stores(tmp_path: Path, is_store_first: bool, join: Any) -> None:
+    """A cube of files and stores once read the files as version 2, and found no arrays in the stores."""
     if 3 not in VERSIONS:
         pytest.skip("zarr 2 writes version 2 alone")
     paths = write_day_files(tmp_path, "h5py", 2)
@@ -705,7 +703,7 @@ def test_v3_files_and_stores_open_equally(tmp_path: Path, is_store_first: bool, 
         found = zarr.open_array(zarr.storage.FsspecStore(shown, path="t"), mode="r")[:, 0]
         assert found.tolist() == ([1, 0] if is_store_first else [0, 1])
     bare = json.loads(cube.content)
-    del bare["metadata"]  # a document that does not tell its version
+    del bare["metadata"]  # a document without the zarr version of its sets
     shown_bare = RefShardFileSystem(bare, skip_instance_cache=True)
     if is_store_first:
         assert shown_bare.exists("t/c.1.0")

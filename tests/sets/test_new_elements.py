@@ -15,7 +15,7 @@ pytest.importorskip("zarr")
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_same_day_is_not_taken_twice(tmp_path: Path, lazy: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_day_is_not_appended_twice(tmp_path: Path, lazy: bool, capsys: pytest.CaptureFixture[str]) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 1)) for i in range(3)]
     url = str(tmp_path / "all.json")
     refshard_fs.concat(names[:2], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
@@ -50,7 +50,7 @@ def test_last_days_are_replaced(tmp_path: Path) -> None:
         refshard_fs.append(url, make_days(0, 5), "time", on_duplicate="replace")
 
 
-def test_big_endian_day_is_not_taken_twice(tmp_path: Path) -> None:
+def test_big_endian_day_is_not_appended_twice(tmp_path: Path) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 1, order=">")) for i in range(3)]
     url = str(tmp_path / "all.json")
     refshard_fs.concat(names[:2], "time", lazy=True).save(url)

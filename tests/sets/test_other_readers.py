@@ -24,7 +24,7 @@ def cube(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The path of a JSON set of some days of a writer."""
     path = str(tmp_path / "cube.json")
     made = refshard_fs.concat(write_day_files(tmp_path, request.param, COUNT), "time")
-    assert made.save(path) == "", "others read all of it"
+    assert made.save(path) == "", "other programs read all of the set"
     return path
 
 

@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_function_gives_each_file_its_time(folder: Path) -> None:
+def test_preprocess_function_gives_each_file_its_time(folder: Path) -> None:
     expected = xr.concat([xr.Dataset({"t": ("x", make_values(seed=n))}, {"x": X}) for n in range(3)], "time")
     expected = expected.assign_coords(time=DAYS[:3])
     cube = refshard_fs.open(f"{folder}/*.nc", preprocess=select_day)
@@ -109,7 +109,7 @@ def test_choices_are_kept_until_file_or_function_changes(folder: Path) -> None:
         refshard_fs.open(f"{folder}/*.nc", "time", preprocess=select_all, resume=f"{folder}/scans")
 
 
-def test_whole_scan_stands_for_no_function(folder: Path) -> None:
+def test_scan_of_a_whole_source_is_not_used_with_a_function(folder: Path) -> None:
     """Scans of whole sources are not used for parts that a function selects."""
     kept = f"{folder}/scans"
     refshard_fs.concat([f"{folder}/0.nc"], "x", resume=kept)

@@ -116,7 +116,7 @@ def test_lazy_document_can_be_rebased(tmp_path: Path) -> None:
         refshard_fs.rebase(joined, {"s3://elsewhere/": str(new)})
 
 
-def test_set_without_urls_is_said_to_need_no_rebase() -> None:
+def test_error_says_that_set_without_urls_needs_no_rebase() -> None:
     refs = {"a/.zgroup": '{"zarr_format": 2}', "a/0": "base64:AAEC"}
     with pytest.raises(ValueError, match="no URL begins with 's3://old/': the set has no URLs"):
         refshard_fs.rebase(refs, {"s3://old/": "s3://new/"})

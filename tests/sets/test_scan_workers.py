@@ -12,7 +12,7 @@ from refshard_fs.errors import RefShardError
 from tests.support.set_files import read_days, write_day_files
 
 
-def test_workers_give_the_same_result(tmp_path: Path) -> None:
+def test_scan_by_workers_gives_the_same_document(tmp_path: Path) -> None:
     files = write_day_files(tmp_path, "scipy", 70)
     expected = refshard_fs.concat(files, "time", lazy=True).content
     with ThreadPoolExecutor(2) as executor:

@@ -1,4 +1,4 @@
-"""Many files are scanned together: in few requests, by workers, and later only new ones."""
+"""Many files are scanned together: in few requests, and in little memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_files_of_any_writer_make_a_cube(tmp_path: Path, writer: str, lazy: bool
 
 
 @pytest.mark.parametrize("writer", ["h5py", "scipy"])
-def test_small_file_takes_two_requests_with_its_variables(
+def test_small_file_takes_one_request_or_two_with_variables(
     tmp_path: Path, writer: str, http_server: RangeServer
 ) -> None:
     urls = [
@@ -55,7 +55,7 @@ def test_first_bytes_of_too_many_files_are_not_kept(http_server: RangeServer, mo
     assert many.first_bytes is None
 
 
-def test_common_parts_read_together_are_compared(tmp_path: Path) -> None:
+def test_arrays_without_the_dimension_are_compared(tmp_path: Path) -> None:
     paths = write_day_files(tmp_path, "scipy", 4)
     bounds = (np.arange(PLACES) - 0.5).astype(">f4").tobytes()
     Path(paths[2]).write_bytes(Path(paths[2]).read_bytes().replace(bounds, bytes(len(bounds))))
@@ -91,7 +91,7 @@ def test_saved_cube_is_opened_by_its_first_file_alone(http_server: RangeServer, 
     assert len(http_server.requests()) - before == 1
 
 
-def test_options_of_the_source_are_used_for_all(http_server: RangeServer) -> None:
+def test_target_options_are_used_for_all_sources(http_server: RangeServer) -> None:
     urls = [http_server.put(f"{n}.nc", make_plain_file(n)) for n in range(3)]
     refshard_fs.concat(urls, "time", lazy=True, target_options={"headers": {"x-mine": "yes"}})
     assert {request.headers.get("x-mine") for request in http_server.requests()} == {"yes"}
@@ -108,7 +108,7 @@ def make_scene(number: int) -> bytes:
     return file.getvalue()
 
 
-def test_document_of_files_is_made_without_their_data(http_server: RangeServer, tmp_path: Path) -> None:
+def test_document_of_files_is_made_without_reading_chunks(http_server: RangeServer, tmp_path: Path) -> None:
     pytest.importorskip("imagecodecs")
     urls, resume = [http_server.put(f"{n}.tif", make_scene(n), modified=1e9) for n in range(3)], tmp_path / "scans"
     how: dict[str, Any] = {"resume": resume, "same": ["spatial_ref"]}

@@ -28,7 +28,9 @@ def archive(http_server: RangeServer) -> Callable[[], list[str]]:
     return lambda: [http_server.put(f"{n}.nc", make_plain_file(n), modified=1e9) for n in range(40)]
 
 
-def test_failed_run_resumes(archive: Callable[[], list[str]], http_server: RangeServer, tmp_path: Path) -> None:
+def test_run_after_a_failed_run_scans_only_the_rest(
+    archive: Callable[[], list[str]], http_server: RangeServer, tmp_path: Path
+) -> None:
     urls, kept = archive(), tmp_path / "scans"
     good = http_server.fault(500, "/39.nc")
     with pytest.raises(SourceNotReachable, match=r"39\.nc"):
@@ -95,7 +97,7 @@ def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "scans").stat().st_mode & 0o077 == 0
 
 
-def test_damaged_scans_are_found(tmp_path: Path) -> None:
+def test_damaged_scan_is_made_anew(tmp_path: Path) -> None:
     files, kept = write_day_files(tmp_path, "scipy", 2), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
     data = bytearray(kept.read_bytes())
@@ -104,7 +106,7 @@ def test_damaged_scans_are_found(tmp_path: Path) -> None:
     assert refshard_fs.concat(files, "time", resume=kept, lazy=True).content == expected
 
 
-def test_command_has_resume(tmp_path: Path) -> None:
+def test_resume_option_of_the_command_keeps_scans(tmp_path: Path) -> None:
     write_day_files(tmp_path, "scipy", 3)
     out, kept = str(tmp_path / "cube.refshard"), tmp_path / "scans"
     arguments = ["concat", f"{tmp_path}/*.nc3", "-o", out, "--dim", "time", "--lazy", "--resume", str(kept)]

@@ -1,4 +1,4 @@
-"""Cubes of a part of each set: other parts need not fit, and the document names the part."""
+"""Cubes of a part of each set: the rest of the sets is not compared, and the document records the selection."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_files_given_outside_allow_are_joined(http_server: RangeServer, tmp_path
     assert len(refshard_fs.open([*urls, str(tmp_path / "2.nc")], "time", allow=[])) == 3
 
 
-def test_kept_scans_belong_to_what_is_allowed(http_server: RangeServer, tmp_path: Path) -> None:
+def test_kept_scans_are_not_used_with_another_allow(http_server: RangeServer, tmp_path: Path) -> None:
     url = http_server.put("a/0.json", make_set(http_server.url + "/other/x"))
     given: dict[str, Any] = {"dim": "time", "resume": tmp_path / "scans"}
     refshard_fs.concat([url], **given, allow=[http_server.url + "/"])
@@ -112,7 +112,7 @@ def test_kept_scans_belong_to_what_is_allowed(http_server: RangeServer, tmp_path
         refshard_fs.concat([url], **given, allow=[http_server.url + "/a/"])
 
 
-def test_kept_scans_belong_to_the_prefixes_of_options(http_server: RangeServer, tmp_path: Path) -> None:
+def test_kept_scans_are_not_used_with_other_prefixes(http_server: RangeServer, tmp_path: Path) -> None:
     with RangeServer() as inside:
         url = http_server.put("0.json", make_set(inside.put("x", b"0")))
         given: dict[str, Any] = {"dim": "time", "resume": tmp_path / "scans"}
@@ -121,7 +121,7 @@ def test_kept_scans_belong_to_the_prefixes_of_options(http_server: RangeServer, 
             refshard_fs.concat([url], **given)
 
 
-def test_options_of_sources_open_nothing_to_a_set(http_server: RangeServer) -> None:
+def test_options_of_one_source_permit_nothing_to_a_set(http_server: RangeServer) -> None:
     """A set may not point to the server of another source, whose options the user gave for all sources."""
     with RangeServer() as inside:
         other = inside.put("x.nc", make_plain_file(0))

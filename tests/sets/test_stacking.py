@@ -80,7 +80,7 @@ def test_grib_files_of_one_field_are_a_cube_of_times_and_steps(tmp_path: Path, *
         np.testing.assert_array_equal(found[name].transpose(*variable.dims).values, variable.values, err_msg=str(name))
 
 
-def test_unreferenced_scalar_becomes_a_dimension(tmp_path: Path) -> None:
+def test_scalar_that_no_variable_names_becomes_a_dimension(tmp_path: Path) -> None:
     for day in range(3):
         with h5py.File(tmp_path / f"{day}.h5", "w") as file:
             file["time"], file["v"] = np.int32(day), np.full((2, 3), day, "f4")
@@ -198,7 +198,7 @@ def test_scalars_are_decoded_once_or_twice_in_each_file(tmp_path: Path, monkeypa
     assert max(map(decoded.count, set(decoded) - {"member"})) <= 4 * 9
 
 
-def test_file_name_times_become_a_lacking_coordinate(tmp_path: Path) -> None:
+def test_times_in_file_names_become_a_new_coordinate(tmp_path: Path) -> None:
     for day in (1, 3):
         ds = xr.Dataset({"v": (("y", "x"), np.full((2, 3), day, "f4"))})
         folder = tmp_path / "2024"

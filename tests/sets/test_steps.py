@@ -28,7 +28,7 @@ from tests.support.outer_cubes import (  # noqa: E402  # xarray may be absent
 
 @versions
 @pytest.mark.parametrize("dims", [DIMS, DIMS[::-1]])
-def test_days_between_those_of_a_cube_are_filled_in(tmp_path: Path, dims: tuple[str, str], version: int) -> None:
+def test_days_that_all_files_lack_are_filled_in(tmp_path: Path, dims: tuple[str, str], version: int) -> None:
     here = [(0, 0), (0, 1), (2, 0), (5, 1)]
     for day, member in here:
         write_member_day(tmp_path / f"m{member}/202401{day + 1:02d}.nc", make_member_day(day, member))

@@ -1,4 +1,4 @@
-"""Sources with their coordinates: pairs, and items of a catalogue, each with the same dimensions."""
+"""Sources with their places along dimensions: pairs of URL and places, and items of a STAC catalogue."""
 
 from __future__ import annotations
 

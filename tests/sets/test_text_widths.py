@@ -29,7 +29,7 @@ def test_characters_of_other_widths_are_joined(tmp_path: Path, way: str, version
     check_texts(open_dataset(str(tmp_path / "cube.refshard"), version), expected)
 
 
-def test_one_name_of_a_dimension_is_kept(tmp_path: Path) -> None:
+def test_common_name_of_a_dimension_of_characters_is_kept(tmp_path: Path) -> None:
     urls = []
     for number, width in enumerate((2, 4)):
         ds = xr.Dataset({"name": ("time", np.array([b"a" * width])), "other": ("time", np.array([b"bcd"]))})
@@ -44,7 +44,7 @@ def test_one_name_of_a_dimension_is_kept(tmp_path: Path) -> None:
     assert group["other"].metadata.dimension_names == ("time", "three")
 
 
-def test_names_of_widths_do_not_meet(tmp_path: Path) -> None:
+def test_dimensions_of_widths_get_different_names(tmp_path: Path) -> None:
     """One file has texts of two and of four characters, the other texts of four and of two."""
     urls, each = [], []
     for number, (one, other) in enumerate((("ab", "cdef"), ("ghij", "kl"))):

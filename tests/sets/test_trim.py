@@ -13,12 +13,12 @@ from refshard_fs.errors import ManifestError
 from tests.support.day_sets import make_days
 
 
-def test_chunks_are_never_divided() -> None:
+def test_trimming_within_a_chunk_is_refused() -> None:
     with pytest.raises(ManifestError, match="references name whole chunks"):
         refshard_fs.concat([make_days(0, 4, 2), make_days(3, 3, 3)], "time", overlap="last")
 
 
-def test_trimmed_arrays_of_several_dimensions_have_right_chunks() -> None:
+def test_trimming_along_a_middle_axis_takes_the_right_chunks() -> None:
     def make_cube(first: int) -> dict[str, Any]:
         refs = make_days(first, 4)
         meta = {"zarr_format": 2, "shape": [2, 4, 2], "chunks": [1, 2, 1], "dtype": "|u1", "order": "C"}

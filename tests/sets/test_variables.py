@@ -133,7 +133,7 @@ def test_cube_of_unlike_files_is_right_or_refused(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("name", ["nothing", "scale", "fill value", "units of time", "another length", "units"])
-def test_sets_of_unlike_files_equal_the_files(tmp_path: Path, name: str) -> None:
+def test_cube_of_saved_sets_equals_cube_of_their_files(tmp_path: Path, name: str) -> None:
     one, other, eager, lazy = FORMATS["netcdf3"][name]
     files = [write_file(tmp_path / f"file{i}.nc", "netcdf3", i, **how) for i, how in enumerate((one, other))]
     sets = [str(tmp_path / f"file{i}.json") for i in range(2)]
