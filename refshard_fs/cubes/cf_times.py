@@ -67,28 +67,29 @@ class TimeUnits(NamedTuple):
     def of(cls, attributes: Mapping[str, Any]) -> TimeUnits:
         """Parse the units of times in attributes; ValueError, with the reason, if they are not units of times."""
         length, since = parse_units(attributes.get("units"))
-        calendar = calendar_of(attributes)
-        return cls(length, _instant(since, calendar) * SECOND, family_of(calendar))
+        calendar = get_calendar(attributes)
+        return cls(length, _count_seconds(since, calendar) * SECOND, get_calendar_family(calendar))
 
     def convert(self, values: npt.NDArray[Any], to: TimeUnits, *, rounded: bool = False) -> npt.NDArray[Any]:
         """Convert numbers of these units to other units, with 64 bits; ValueError if an instant would change.
 
-        A floating-point number means a whole second if they differ by less than the precision of its type. If
-        ``rounded``, an instant without an exact floating-point number becomes the closest number. NaN stays NaN.
+        A floating-point number means a whole second if it differs from the second by less than the precision of its
+        type. With ``rounded``, an instant without an exact floating-point number becomes the closest number. NaN stays
+        NaN.
         """
         if self.calendar != to.calendar:
             raise ValueError(f"its calendar is {self.calendar!r}, not {to.calendar!r}")
         if values.dtype.kind not in "iuf":
             raise ValueError(f"expected numbers, got values of type {values.dtype}")
         distinct, where = np.unique(values, return_inverse=True)
-        found = [self._number(value, to, rounded=rounded) for value in distinct]
+        found = [self._convert_number(value, to, rounded=rounded) for value in distinct]
         try:
             out = np.array(found, np.float64 if rounded or values.dtype.kind == "f" else np.int64)
         except OverflowError as e:
             raise ValueError("in the other units, its values do not fit into 64 bits") from e
         return out[where].reshape(values.shape)
 
-    def _number(self, value: Any, to: TimeUnits, *, rounded: bool) -> int | float:
+    def _convert_number(self, value: Any, to: TimeUnits, *, rounded: bool) -> int | float:
         shift = self.since - to.since
         if isinstance(value, np.integer):
             wanted = Fraction(int(value) * self.length + shift, to.length)
@@ -99,7 +100,7 @@ class TimeUnits(NamedTuple):
             return float(value)
         wanted = (self._to_nanoseconds(value) + shift) / to.length
         if not rounded and Fraction(float(wanted)) != wanted:
-            raise ValueError(f"{value} is not exactly a number in the other units")
+            raise ValueError(f"{value} cannot be stored exactly in the other units")
         return float(wanted)
 
     def _to_nanoseconds(self, value: np.floating[Any]) -> Fraction:
@@ -132,18 +133,18 @@ class TimeUnits(NamedTuple):
     def is_gregorian(self, values: npt.NDArray[Any]) -> bool:
         """Return whether all instants have the same dates in the standard and in the proleptic Gregorian calendar."""
         known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
-        first = _instant("-".join(map(str, CHANGE)), GREGORIAN[0]) * SECOND
+        first = _count_seconds("-".join(map(str, CHANGE)), GREGORIAN[0]) * SECOND
         return not known.size or int(known.min()) * self.length + self.since >= first
 
 
-def finest(units: Iterable[TimeUnits]) -> int:
+def find_common_unit(units: Iterable[TimeUnits]) -> int:
     """Return the length of the longest unit in which times of all ``units`` are integers since the first reference."""
     every = list(units)
     common = math.gcd(*(unit.length for unit in every), *(unit.since - every[0].since for unit in every))
     return next(length for length in _NAMES if common % length == 0)
 
 
-def finer(length: int, like: object) -> list[str]:
+def list_finer_units(length: int, like: object) -> list[str]:
     """Return all units of at most this ``length``, the longest first, with the reference time of the units ``like``."""
     return [f"{name} since {parse_units(like)[1]}" for known, name in _NAMES.items() if known <= length]
 
@@ -154,8 +155,8 @@ def is_time(attributes: Mapping[str, Any]) -> bool:
     return isinstance(units, str) and _UNITS.fullmatch(units) is not None
 
 
-def calendar_of(attributes: Mapping[str, Any]) -> str:
-    """Return the calendar of times; if CF has several names for it, always the same one."""
+def get_calendar(attributes: Mapping[str, Any]) -> str:
+    """Return the name of a calendar; if CF has several names for a calendar, always the same name."""
     calendar = str(attributes.get("calendar") or "standard").lower()
     return _SYNONYMS.get(calendar, calendar)
 
@@ -165,11 +166,11 @@ def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     try:
         return TimeUnits.of(one) == TimeUnits.of(other)
     except ValueError:
-        return one.get("units") == other.get("units") and calendar_of(one) == calendar_of(other)
+        return one.get("units") == other.get("units") and get_calendar(one) == get_calendar(other)
 
 
-def family_of(calendar: str) -> str:
-    """Return the calendar that counts the same days: "standard" for both Gregorian ones, else ``calendar``."""
+def get_calendar_family(calendar: str) -> str:
+    """Return the calendar that counts the same days: "standard" for both Gregorian calendars, else ``calendar``."""
     return GREGORIAN[0] if calendar in GREGORIAN else calendar
 
 
@@ -189,7 +190,7 @@ def format_time(value: Any, attributes: Mapping[str, Any]) -> str:
         length, since = parse_units(attributes.get("units"))
         begin = parse_instant(since)
         time = begin + timedelta(microseconds=round(float(value) * length / 1000))
-        if family_of(calendar_of(attributes)) == GREGORIAN[0] and min(begin, time).year > CHANGE[0]:
+        if get_calendar_family(get_calendar(attributes)) == GREGORIAN[0] and min(begin, time).year > CHANGE[0]:
             return str(time.date() if time == datetime(time.year, time.month, time.day) else time)
     return f"{value} {attributes.get('units')}"
 
@@ -197,47 +198,47 @@ def format_time(value: Any, attributes: Mapping[str, Any]) -> str:
 def parse_instant(text: str) -> datetime:
     """Parse the reference time of CF units; ValueError if it is not in UTC."""
     try:
-        return datetime(*_fields(text))  # type: ignore[arg-type]  # six integers
+        return datetime(*_parse_fields(text))  # type: ignore[arg-type]  # six integers
     except ValueError as e:
         raise ValueError(f"expected a date and time, got {text!r}: {e}") from e
 
 
-def _fields(text: str) -> tuple[int, ...]:
+def _parse_fields(text: str) -> tuple[int, ...]:
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"expected a date and time in UTC, got {text!r}")
     return tuple(int(number or 0) for number in match.groups())
 
 
-def _instant(text: str, calendar: str) -> int:
+def _count_seconds(text: str, calendar: str) -> int:
     """Return the seconds from day 0 of the calendar's family to a time; ValueError if it is not in the calendar."""
     if calendar not in CALENDARS:
         raise ValueError(f"the calendar {calendar!r} is not known")
-    year, month, day, hour, minute, second = _fields(text)
+    year, month, day, hour, minute, second = _parse_fields(text)
     date, shift, rule = (year, month, day), 0, calendar
     if calendar == "standard":
-        # Count all days from the first Gregorian one, 0001-01-01: the first Julian one is two days earlier.
+        # Count all days from the Gregorian 0001-01-01: the Julian 0001-01-01 is two days earlier.
         shift, rule = (-2, "julian") if date < CHANGE else (0, "proleptic_gregorian")
-    if not (year >= 1 and 1 <= month <= 12 and 1 <= day <= _days(year, month, rule)):
+    if not (year >= 1 and 1 <= month <= 12 and 1 <= day <= _count_days(year, month, rule)):
         raise ValueError(f"{text!r} is not a date of the calendar {calendar!r}")
     if hour > 23 or minute > 59 or second > 59:
-        raise ValueError(f"{text!r} is not a date and time: its hours, minutes or seconds are too many")
+        raise ValueError(f"{text!r} is not a time of day: expected at most 23 hours, 59 minutes and 59 seconds")
     if calendar == "standard" and (1582, 10, 4) < date < CHANGE:
         raise ValueError(f"{text!r} is not a date of the calendar {calendar!r}, which skips ten days there")
-    before = (360 if rule == "360_day" else 365) * (year - 1) + _leap_days(year - 1, rule)
-    days = before + sum(_days(year, earlier, rule) for earlier in range(1, month)) + day + shift
+    before = (360 if rule == "360_day" else 365) * (year - 1) + _count_leap_days(year - 1, rule)
+    days = before + sum(_count_days(year, earlier, rule) for earlier in range(1, month)) + day + shift
     return days * 86400 + hour * 3600 + minute * 60 + second
 
 
-def _days(year: int, month: int, calendar: str) -> int:
+def _count_days(year: int, month: int, calendar: str) -> int:
     if calendar == "360_day":
         return 30
     if month == 2:
-        return 28 + _leap_days(year, calendar) - _leap_days(year - 1, calendar)
+        return 28 + _count_leap_days(year, calendar) - _count_leap_days(year - 1, calendar)
     return 30 if month in (4, 6, 9, 11) else 31
 
 
-def _leap_days(year: int, calendar: str) -> int:
+def _count_leap_days(year: int, calendar: str) -> int:
     """Return the number of leap days from year 1 to the end of ``year``."""
     match calendar:
         case "noleap" | "360_day":

@@ -69,7 +69,7 @@ class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return cls(dims, values.dtype.str, values.shape, data, dict(attrs))
 
     def describe(self, path: str) -> ArrayDescription:
-        """Return the description of the array; ManifestError if its type, shape, dimensions and bytes do not fit."""
+        """Return the description of the array; ManifestError if its type, shape, dimensions or bytes contradict."""
         where = f"assign= of {path!r}"
         try:
             dtype = np.dtype(self.dtype)
@@ -80,19 +80,21 @@ class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
                 f"{where}: expected numbers or texts with a length for each dimension, got {self.dtype} of shape "
                 f"{list(self.shape)} along {list(self.dims)}"
             )
-        if len(self.values()) != math.prod(self.shape) * dtype.itemsize:
+        size = math.prod(self.shape) * dtype.itemsize
+        if len(self.decode_data(path)) != size:
             raise ManifestError(
-                f"{where}: {len(self.values())} bytes do not fill the shape {list(self.shape)} with {self.dtype}"
+                f"{where}: expected {size} bytes for the shape {list(self.shape)} of {self.dtype}, got "
+                f"{len(self.decode_data(path))}"
             )
         chunks = tuple(max(length, 1) for length in self.shape)
         return ArrayDescription(where, self.shape, chunks, dtype, self.dims, self.attrs)
 
-    def values(self) -> bytes:
-        """Return the bytes of its one chunk; ManifestError if they are not base64."""
+    def decode_data(self, path: str) -> bytes:
+        """Return the bytes of the array's one chunk; ManifestError, which names ``path``, if they are not in base64."""
         try:
             return base64.b64decode(self.data, validate=True)
         except ValueError as e:
-            raise ManifestError(f"assign=: expected values in base64: {e}") from None
+            raise ManifestError(f"assign= of {path!r}: expected values in base64: {e}") from None
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -100,7 +102,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     A name without a slash means the variables, or groups, of that name in every group; a name with a slash is one path
     ("/air" in the root). ``isel`` has bounds of slices. ``squeeze`` names dimensions of length 1 to drop, or is True
-    for all. ``assign`` has, by path, arrays that are added, or replace others.
+    for all. ``assign`` has, by path, arrays that are added, or that replace arrays of the source.
     """
 
     drop: tuple[str, ...] = ()
@@ -157,7 +159,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def make_source(self, zarr_format: int) -> ArrayGroup:
         """Return the assigned arrays as a source."""
         arrays = {path.strip("/"): array.describe(path) for path, array in self.assign.items()}
-        chunks = {path.strip("/"): SingleChunk(array.values()) for path, array in self.assign.items()}
+        chunks = {path.strip("/"): SingleChunk(array.decode_data(path)) for path, array in self.assign.items()}
         return ArrayGroup(arrays, chunks, zarr_format, {})
 
 

@@ -44,8 +44,8 @@ def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
 
 
 def _add_coordinates(group: Node, names: Iterable[str]) -> None:
-    """Name variables that are coordinates in the attributes of their group."""
-    words = dict.fromkeys([*_words(group), *names])
+    """Add names of variables to the attribute ``coordinates`` of their group."""
+    words = dict.fromkeys([*_list_words(group), *names])
     group.edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(words) or None}))
 
 
@@ -90,7 +90,7 @@ def _find_paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:
             arrays.setdefault(parent(path)[0], []).append(nodes[path])
     for group, members in arrays.items():
         dims = {dim for node in members for dim in node.dims}
-        words = {word for node in members for word in _words(node)}
+        words = {word for node in members for word in _list_words(node)}
         for above in ["", *iter_paths_to(group)]:
             known = nodes.by_group.get(above, {})
             names = {name for name, node in known.items() if node.dims == [name]}
@@ -99,7 +99,7 @@ def _find_paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:
     return kept.union(*(map(iter_paths_to, kept)))
 
 
-def _words(node: Node) -> list[str]:
+def _list_words(node: Node) -> list[str]:
     """Return the names of variables in the attribute ``coordinates``."""
     value = node.attributes.get(COORDINATES)
     return value.split() if isinstance(value, str) else []
@@ -107,24 +107,24 @@ def _words(node: Node) -> list[str]:
 
 def _find_coordinate_names(nodes: Mapping[str, Node], group: str, arrays: Mapping[str, Node]) -> set[str]:
     """Return the ``arrays`` of a group that the attribute ``coordinates`` of an array, or of the group, names."""
-    return {word for node in [*arrays.values(), nodes[group]] for word in _words(node) if word in arrays}
+    return {word for node in [*arrays.values(), nodes[group]] for word in _list_words(node) if word in arrays}
 
 
 def _mend_coordinates(shown: Mapping[str, Node], nodes: Nodes) -> None:
-    """Remove names of variables that are not shown from attributes ``coordinates``; other coordinates stay such."""
+    """Remove variables that are not shown from the attributes ``coordinates``; keep all other coordinates there."""
     for group, before in nodes.by_group.items():
         after = {name: node for name, node in before.items() if join(group, name) in shown}
         if group not in shown or len(after) == len(before):
             continue
         named = _find_coordinate_names(nodes, group, before) & after.keys()
         for node in [*after.values(), shown[group]]:
-            words = _words(node)
+            words = _list_words(node)
             left = [word for word in words if word in after or word not in before]
             if left != words:
                 node.edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(left) or None}))
         lost = named - _find_coordinate_names(shown, group, after)
         if lost:  # only attributes of variables that are not shown named these: let the group's attribute name them
-            words = [*_words(shown[group]), *sorted(lost)]
+            words = [*_list_words(shown[group]), *sorted(lost)]
             shown[group].edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(words)}))
 
 

@@ -15,7 +15,7 @@ from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
 from refshard_fs.core.version_3 import ON_BYTES
 from refshard_fs.core.zarrmeta import ArrayMeta, find_decoding_problem, find_safety_problem
 
-_KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs whose decoded data are not longer than the encoded
+_KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that do not make data longer by decoding them
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # zarr 3's names of the codecs of NetCDF-4
 
 
@@ -38,7 +38,9 @@ class ChunkDecoder:
         dtype = find_decoded_type(meta)
         if dtype is None or meta.chunks is None or find_decoding_problem(meta, "") or find_safety_problem(meta):
             return None
-        pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw, dtype)
+        pipeline = (
+            _make_codecs_of_version_2(meta.raw) if meta.zarr_format == 2 else _make_codecs_of_version_3(meta.raw, dtype)
+        )
         if pipeline is None:
             return None
         codecs, order = pipeline
@@ -85,7 +87,7 @@ def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int)
     Other chunks have to be checked before they are decoded.
     """
     count, most = find_chunk_limits(meta)
-    if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # these may make more: `check_chunk` is needed
+    if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # may make more bytes: `check_chunk` is needed
         return None
     kind = codecs[0].codec_id if codecs else ""
     expected = min(count * itemsize, most)
@@ -98,7 +100,7 @@ def _make_codec(config: dict[str, Any]) -> Any:
     return numcodecs.get_codec(config)
 
 
-def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
+def _make_codecs_of_version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
     if "shards" in doc:
         return None
     configured = [*([doc["compressor"]] if doc.get("compressor") else []), *reversed(doc.get("filters") or [])]
@@ -113,7 +115,7 @@ def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
         return None
 
 
-def _version_3(doc: Mapping[str, Any], dtype: np.dtype[Any]) -> tuple[list[Any], str | None] | None:
+def _make_codecs_of_version_3(doc: Mapping[str, Any], dtype: np.dtype[Any]) -> tuple[list[Any], str | None] | None:
     order: str | None = None
     codecs: list[Any] = []
     is_of_bytes = dtype.kind in "SV" or dtype.itemsize == 1  # elements without a byte order
@@ -140,7 +142,7 @@ def _version_3(doc: Mapping[str, Any], dtype: np.dtype[Any]) -> tuple[list[Any],
     return None if order is None else (list(reversed(codecs)), order)
 
 
-def blank_chunk(meta: ArrayMeta, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def make_blank_chunk(meta: ArrayMeta, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return the values of a chunk of zeros, or of empty texts."""
     blank = {"vlen-utf8": "", "vlen-bytes": b""}.get(find_text_codec(meta) or "", 0)
     return np.full(meta.chunks or (), blank, dtype)
@@ -148,7 +150,11 @@ def blank_chunk(meta: ArrayMeta, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
     """Return the bytes of a chunk with ``values`` of the right shape and type; ValueError if they cannot be encoded."""
-    pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw, values.dtype)
+    pipeline = (
+        _make_codecs_of_version_2(meta.raw)
+        if meta.zarr_format == 2
+        else _make_codecs_of_version_3(meta.raw, values.dtype)
+    )
     if pipeline is None:
         raise ValueError("chunks with these codecs cannot be encoded with numpy and numcodecs")
     codecs, order = pipeline

@@ -30,9 +30,10 @@ PLAIN: Final = 1 << 20  # bytes of the longest document that is not compressed: 
 
 # ``gc=False``, since garbage collection could take longer than parsing ten thousand pieces.
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """One set: its URL as in the document, its length along the dimension, and the bytes of its coordinate, or None.
+    """One set: its URL as in the document, its length along the dimension, and the bytes of its coordinate (or None).
 
-    Instead of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap.
+    In place of a URL it may have a ``document``, which joins sets along another dimension. A piece with neither URL nor
+    document is a gap.
     ``places`` has an entry for each other dimension along which the piece lacks elements: the places of its elements.
     ``take`` is the first element that is joined, and the length of the set; None if all elements are joined. ``select``
     has the choices that are applied to the set, after those of the document.
@@ -117,8 +118,8 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     - ``join``: with "outer", a piece may lack arrays; their chunks do not exist there.
     - ``metadata``: documents, by key, that are shown instead of those of the first piece.
     - ``bounds``: by path of an array, the path of the coordinate whose units it has in each piece.
-    - ``stacked``: arrays that lack the dimension in the pieces. The cube shows them with it as their first dimension,
-      along which each piece has one element.
+    - ``stacked``: arrays that lack the dimension in the pieces. In the cube, it is their first dimension, along which
+      each piece has one element.
     - ``unions``: dimensions of which a piece may have only some elements, with their arrays: the axis by path.
     - ``held``: the coordinates of these dimensions, by path: the bytes of their one chunk, without codecs.
     - ``select``: choices that are applied, in order, to each piece with a URL; all else here describes the result.
@@ -185,14 +186,17 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
             raise ValueError(f"documents are nested more than {DEEPEST} deep")
         given = msgspec.convert(decoded, _Json)
         pieces = tuple(
-            _piece(_Line(line) if isinstance(line, str) else line, given, where, depth) for line in given.sets
+            _parse_piece(_Line(line) if isinstance(line, str) else line, given, where, depth) for line in given.sets
         )
         if all(piece.is_gap for piece in pieces):
             raise ManifestError(f'{where}: expected "refshard": "{NAME}" with one set or more')
         if given.coordinate is not None and given.axes.get(given.coordinate) != 0:
-            raise ManifestError(f"{where}: the coordinate {given.coordinate!r} is not in axes, with axis 0")
-        if not given.axes.keys() >= given.chunks.keys() or any(min(c, default=0) < 1 for c in given.chunks.values()):
-            raise ManifestError(f"{where}: its chunks are of an array that is not in axes, or of less than 1 element")
+            raise ManifestError(f"{where}: expected the coordinate {given.coordinate!r} in axes, with axis 0")
+        for path, shape in given.chunks.items():
+            if path not in given.axes:
+                raise ManifestError(f"{where}: expected only arrays in axes as members of chunks, got {path!r}")
+            if min(shape, default=0) < 1:
+                raise ManifestError(f"{where}: expected chunks of at least 1 element of {path!r}, got {list(shape)}")
         for key in given.metadata:
             if not zarrmeta.is_metadata(key) or key.endswith(zarrmeta.CONSOLIDATED):
                 raise ManifestError(f"{where}: expected documents of arrays and groups as metadata, got {key!r}")
@@ -219,7 +223,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     def _head(self, respell: Callable[[str], str]) -> dict[str, Any]:
         members = {name: getattr(self, name) for name in _Head.__struct_fields__}
         members |= {"join": "outer" if self.join == "outer" else None}
-        members["held"] = {path: _base64(data) for path, data in self.held.items()}
+        members["held"] = {path: _encode_base64(data) for path, data in self.held.items()}
         members["select"] = [choice.to_json() for choice in self.select]
         members["view"] = [choice.to_json() for choice in self.view]
         members["lost"] = {respell(url): why for url, why in self.lost.items()}
@@ -241,7 +245,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         if piece.document is not None:
             line[0] = piece.document._to_json(respell)
         if self.coordinate is not None and piece.values is not None:
-            line.append(_base64(piece.values))
+            line.append(_encode_base64(piece.values))
         if piece.places or piece.take is not None or piece.select:
             line += [*([None] if len(line) == 2 else []), {dim: places.runs for dim, places in piece.places.items()}]
         if piece.take is not None or piece.select:
@@ -251,7 +255,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         return line
 
 
-def _base64(data: bytes) -> str:
+def _encode_base64(data: bytes) -> str:
     return "base64:" + base64.b64encode(data).decode()
 
 
@@ -260,7 +264,7 @@ def dump_with_marker(document: Mapping[str, Any]) -> bytes:
     return zarrmeta.dumps({"refshard": document["refshard"], **document})
 
 
-def _piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
+def _parse_piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
     if line.of is None and (line.length is None or line.places or line.take):
         raise ValueError("expected a gap, [null, length] or [null, length, coordinate]")
     document = ConcatDocument.of(line.of, where, depth + 1) if isinstance(line.of, dict) else None
@@ -268,7 +272,9 @@ def _piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
     length = given.length if line.length is None else line.length
     if length is None or length < 1:
         raise ValueError(f"the set {url!r} has no length along {given.dim!r}: give [url, length], or a length for all")
-    if line.take is not None and (line.take[0] + length > line.take[1] or given.stacked):
+    if line.take is not None and given.stacked:
+        raise ValueError(f"the set {url!r}: stacked arrays take the whole set: expected no element to begin with")
+    if line.take is not None and line.take[0] + length > line.take[1]:
         raise ValueError(
             f"the set {url!r} has {line.take[1]} elements: {length} cannot be taken from {line.take[0]} on"
         )

@@ -12,7 +12,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import holds_characters
 from refshard_fs.core.keys import ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.cubes.cf_times import are_alike, calendar_of, family_of, is_time
+from refshard_fs.cubes.cf_times import are_alike, get_calendar, get_calendar_family, is_time
 from refshard_fs.cubes.placement import Placement
 from refshard_fs.cubes.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, make_recoding
 from refshard_fs.cubes.recutting import Recut, check_recut
@@ -28,7 +28,7 @@ KEYS: Final = frozenset({"dimension_separator", "chunk_key_encoding"})
 
 
 class ArrayFacts(NamedTuple):
-    """The facts of an array by which it is compared with others; ``name`` names its set in errors."""
+    """The facts by which an array is compared with the same array of other sets; ``name`` names its set in errors."""
 
     name: str
     meta: ArrayMeta
@@ -50,13 +50,15 @@ class Fit(NamedTuple):
 
         ``leading`` may be only the first coordinates of several chunks.
         """
-        return _if_complete(
+        return _get_complete(
             [self.places[k].find_element(at) if k in self.places else at for k, at in enumerate(leading)]
         )
 
     def shown_chunk(self, leading: Sequence[int]) -> list[int] | None:
         """Return the shown coordinates of a chunk of the piece; None if this chunk is not shown."""
-        return _if_complete([self.places[k].find_place(at) if k in self.places else at for k, at in enumerate(leading)])
+        return _get_complete(
+            [self.places[k].find_place(at) if k in self.places else at for k, at in enumerate(leading)]
+        )
 
     @property
     def is_same(self) -> bool:
@@ -78,12 +80,12 @@ def fit(
     """
     if recut is not None:
         check_recut(path, piece.meta, piece.name)
-        recoded = recoding_of(path, shown._replace(meta=recut.meta), piece, is_recut=True)
+        recoded = find_recoding(path, shown._replace(meta=recut.meta), piece, is_recut=True)
         return Fit(recoded, places, PieceArray.of(piece.meta, recut, recoded, f"{path!r} of {piece.name}"))
     grid = piece.meta.grid
     spells_alike = grid is None or shown.meta.grid is None or grid.encoding == shown.meta.grid.encoding
     encoding = None if grid is None or spells_alike else grid.encoding
-    return Fit(recoding_of(path, shown, piece), places, encoding=encoding)
+    return Fit(find_recoding(path, shown, piece), places, encoding=encoding)
 
 
 def check_metadata(path: str, one: ArrayFacts, other: ArrayFacts, ignored: Container[str] = ()) -> None:
@@ -93,14 +95,14 @@ def check_metadata(path: str, one: ArrayFacts, other: ArrayFacts, ignored: Conta
     """
     versions = one.meta.zarr_format, other.meta.zarr_format
     if versions[0] != versions[1]:  # checked first, because almost all fields differ between versions
-        raise difference(path, "zarr_format", one.name, versions[0], other.name, versions[1])
-    mine, theirs = _fields(one), _fields(other)
+        raise make_difference_error(path, "zarr_format", one.name, versions[0], other.name, versions[1])
+    mine, theirs = _list_fields(one), _list_fields(other)
     for field in dict.fromkeys([*mine, *theirs]):
         first, second = mine.get(field), theirs.get(field)
         if field == "dimension_names" and first and second and holds_characters(one.meta, other.meta):
             first, second = first[:-1], second[:-1]  # the last name depends on the length of texts in a file
         if field not in ignored and not _are_equal(first, second):
-            raise difference(path, field, one.name, first, other.name, second)
+            raise make_difference_error(path, field, one.name, first, other.name, second)
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -110,10 +112,10 @@ def _are_equal(one: Any, other: Any) -> bool:
     return zarrmeta.dumps(one) == zarrmeta.dumps(other)
 
 
-def recoding_of(path: str, one: ArrayFacts, other: ArrayFacts, *, is_recut: bool = False) -> Recoding | None:
+def find_recoding(path: str, one: ArrayFacts, other: ArrayFacts, *, is_recut: bool = False) -> Recoding | None:
     """Return the recoding of chunks of the array ``path`` from ``other`` to ``one``; None if none is needed.
 
-    The spelling of keys makes no difference, and if the array ``is_recut``, neither do its chunk shape and compression.
+    The spelling of keys makes no difference. With ``is_recut``, chunk shape and compression make no difference, either.
     ManifestError, which names the field, if the arrays differ in more than their encoding.
     """
     ignored = {"shape", *KEYS} | (STORAGE if is_recut else frozenset())
@@ -130,12 +132,12 @@ def recoding_of(path: str, one: ArrayFacts, other: ArrayFacts, *, is_recut: bool
     return None
 
 
-def difference(path: str, field: str, one: str, mine: Any, other: str, theirs: Any) -> ManifestError:
+def make_difference_error(path: str, field: str, one: str, mine: Any, other: str, theirs: Any) -> ManifestError:
     """Return the error for a ``field`` of the array ``path`` that differs in two sets."""
     return ManifestError(f"{path!r} has the {field} {mine!r} in {one}, and {theirs!r} in {other}")
 
 
-def _fields(array: ArrayFacts) -> dict[str, Any]:
+def _list_fields(array: ArrayFacts) -> dict[str, Any]:
     meta = array.meta
     fields = {name: value for name, value in meta.raw.items() if name != "attributes"}
     if meta.zarr_format == 2:
@@ -145,11 +147,11 @@ def _fields(array: ArrayFacts) -> dict[str, Any]:
         fields["data_type"] = meta.dtype
         fields |= {name: fields.get(name) or None for name in ("storage_transformers", "dimension_names")}
     fields |= {f"attribute {name}": array.attributes.get(name) for name in MEANING}
-    if is_time(array.attributes):  # `CommonUnits` has compared values of calendars with other dates before 1582
-        fields["attribute calendar"] = family_of(calendar_of(array.attributes))
+    if is_time(array.attributes):  # joining has checked that no time is before 1582, when Gregorian calendars differ
+        fields["attribute calendar"] = get_calendar_family(get_calendar(array.attributes))
     return fields
 
 
-def _if_complete(coords: Sequence[int | None]) -> list[int] | None:
+def _get_complete(coords: Sequence[int | None]) -> list[int] | None:
     known = [at for at in coords if at is not None]
     return known if len(known) == len(coords) else None

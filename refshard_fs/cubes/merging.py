@@ -14,7 +14,7 @@ from refshard_fs.cubes.selection import Selection
 
 
 def merge(base: KeySpace, others: Sequence[KeySpace]) -> Steps[KeySpace]:
-    """Return ``base`` with the arrays and groups of ``others`` that neither it nor an earlier one has.
+    """Return ``base`` with the arrays and groups of ``others`` that neither ``base`` nor an earlier source has.
 
     The metadata of all sources are read. Keys outside of arrays and groups are not shown.
     """
@@ -32,10 +32,10 @@ def merge(base: KeySpace, others: Sequence[KeySpace]) -> Steps[KeySpace]:
 def open_selected(steps: Steps[KeySpace], choices: Iterable[Choice]) -> Steps[KeySpace]:
     """Open a source by ``steps``, and apply ``choices`` in order; metadata documents are read once."""
 
-    def all_steps() -> Steps[KeySpace]:
+    def open_and_select() -> Steps[KeySpace]:
         return (yield from apply_choices((yield from steps), choices))
 
-    return read_once(all_steps())
+    return read_once(open_and_select())
 
 
 def apply_choices(base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:

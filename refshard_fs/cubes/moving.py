@@ -1,4 +1,4 @@
-"""Convert chunk numbers of one grid to another, as columns. No I/O here."""
+"""Convert chunk numbers of one grid to chunk numbers of another grid, as columns. No I/O here."""
 
 from __future__ import annotations
 

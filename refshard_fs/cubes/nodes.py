@@ -144,7 +144,7 @@ class Nodes(dict[str, Node]):
         return list(self.by_name.get(name, ()))
 
     def find(self, name: str, argument: str) -> list[str]:
-        """Return the same paths; ManifestError, which begins with the name of the ``argument``, if there are none."""
+        """Return the paths of `find_all`; ManifestError, which begins with the ``argument``, if there are none."""
         found = self.find_all(name)
         if not found:
             raise self.make_unknown_error(f"{argument}= names {name!r}, which the source does not have")
@@ -164,7 +164,7 @@ def parse_documents(documents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]
 
 
 def group_by_node(documents: Mapping[str, Mapping[str, Any]]) -> Nodes:
-    """Return the nodes that ``documents`` (by key) describe, by path; ManifestError for a damaged array."""
+    """Return the nodes that ``documents`` (by key) describe, by path, and the groups above them."""
     by_path: dict[str, dict[str, Any]] = {}
     for key, document in documents.items():
         path, name = parent(key)

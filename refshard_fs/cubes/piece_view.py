@@ -1,6 +1,6 @@
-"""Add the origin of a piece that is not the user's own to its needs, which are permitted by origin. No I/O here.
+"""Add its origin to the needs of a piece that is not the user's own: needs are permitted by their origins. No I/O here.
 
-The needs of a piece within a piece have the origins of both, and both must permit them.
+The needs of a piece within a piece have both origins, and must be permitted for both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PieceView(View):
 def with_origin_of_piece(steps: Steps[T], origin: Origin) -> Steps[T]:
     """Run ``steps``; add ``origin`` to all of their needs, and to their result."""
 
-    def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
+    def add_to_need(need: Need | tuple[Need, ...]) -> Steps[Any]:
         return (yield add_origin(need, origin))
 
-    return add_origin((yield from drive(steps, meet)), origin)
+    return add_origin((yield from drive(steps, add_to_need)), origin)

@@ -23,12 +23,12 @@ from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe,
 from refshard_fs.core.version_3 import decode_from_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS, TimeUnits, are_alike, is_time
-from refshard_fs.cubes.chunk_codec import ChunkDecoder, blank_chunk, decode_chunk, encode_chunk
+from refshard_fs.cubes.chunk_codec import ChunkDecoder, decode_chunk, encode_chunk, make_blank_chunk
 from refshard_fs.errors import ManifestError
 
 
 def convert_exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Return ``values`` as another type; None if it does not hold all of them exactly."""
+    """Return ``values`` as another type; None if this type cannot hold all values exactly."""
     with np.errstate(invalid="ignore", over="ignore"):
         stored = values.astype(dtype)
         is_exact = np.array_equal(stored.astype(values.dtype), values, equal_nan=values.dtype.kind in "fcmM")
@@ -37,8 +37,8 @@ def convert_exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArr
 
 # Fields of metadata that define the encoding of chunks: they may differ if chunks are recoded.
 RECODED: Final = frozenset({"compressor", "filters", "codecs", "order", "fill_value", "dtype", "data_type"})
-FEW: Final = 8  # up to so many numbers are searched faster one by one than together
-EXACT: Final = 2**53  # all integers up to it are floating-point numbers of 64 bits
+FEW: Final = 8  # the most numbers that are searched faster one by one than together
+EXACT: Final = 2**53  # floating-point numbers of 64 bits hold all integers up to this one exactly
 MISSING: Final = ("_FillValue", "missing_value")  # attributes whose values mean "missing"
 _UNSIGNED: Final = "_Unsigned"  # the attribute of signed numbers that mean unsigned numbers, or the reverse
 STORED: Final = (*PACKING, *MISSING, _UNSIGNED)  # attributes that define how numbers are stored
@@ -108,7 +108,7 @@ class Recoding(msgspec.Struct, frozen=True):
         return self._convert(values, _parse_encoding(self.theirs), _parse_encoding(self.mine))
 
     def absent(self) -> bytes | None:
-        """Return the chunk to show for one that does not exist; None if readers see the same without it."""
+        """Return the chunk to show in place of a missing chunk; None if readers see the same values without it."""
         theirs, mine = _parse_encoding(self.theirs), _parse_encoding(self.mine)
         fill = np.full(theirs.meta.chunks or (), fill_of(theirs.meta, theirs.dtype), theirs.dtype)
         shown = np.full(mine.meta.chunks or (), fill_of(mine.meta, mine.dtype), mine.dtype)
@@ -159,7 +159,7 @@ class Recoding(msgspec.Struct, frozen=True):
                 out[missing] = np.nan
             else:
                 raise ValueError(
-                    f"{self.where}: values are missing, and its type {mine.dtype} has no fill value for them"
+                    f"{self.where}: values are missing, and the shown array of {mine.dtype} has no fill value for them"
                 )
         if np.isnan(mine.fills).all():  # no number means "missing"
             return out
@@ -253,8 +253,8 @@ def make_recoding(
             raise ValueError("one set has texts, and the other has bytes")
         find_chunk_limits(one.meta)  # raises ValueError if a chunk is too large to be made
         find_chunk_limits(other.meta)
-        encode_chunk(one.meta, blank_chunk(one.meta, one.dtype))
-        if decode_chunk(other.meta, encode_chunk(other.meta, blank_chunk(other.meta, other.dtype))) is None:
+        encode_chunk(one.meta, make_blank_chunk(one.meta, one.dtype))
+        if decode_chunk(other.meta, encode_chunk(other.meta, make_blank_chunk(other.meta, other.dtype))) is None:
             raise ValueError("its chunks cannot be decoded with numpy and numcodecs")
     except ValueError as e:
         shown, own = _describe(*mine, units), _describe(*theirs, units)

@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import MOST, find_chunk_limits
 from refshard_fs.core.dtypes import fill_of, find_decoded_type, make_plain_document
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.cubes.chunk_codec import blank_chunk, decode_chunk, encode_chunk
+from refshard_fs.cubes.chunk_codec import decode_chunk, encode_chunk, make_blank_chunk
 from refshard_fs.cubes.placement import Placement
 from refshard_fs.errors import ManifestError
 
@@ -47,11 +47,11 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
         if dtype is None or meta.chunks is None or meta.grid is None:
             raise ValueError("expected numbers or texts, in chunks of one size")
         find_chunk_limits(meta)  # raises ValueError if a chunk is too large to be made
-        if decode_chunk(meta, encode_chunk(meta, blank_chunk(meta, dtype))) is None:
+        if decode_chunk(meta, encode_chunk(meta, make_blank_chunk(meta, dtype))) is None:
             raise ValueError("chunks with these codecs cannot be decoded with numpy and numcodecs")
     except ValueError as e:
         raise ManifestError(
-            f"the chunks of {path!r} of {name} begin inside chunks of other sets, and cannot be cut: {e}"
+            f"the chunks of {path!r} of {name} must be cut to be shown in other chunks, and cannot be cut: {e}"
         ) from e
 
 

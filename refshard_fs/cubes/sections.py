@@ -40,7 +40,7 @@ class PieceArray(msgspec.Struct, frozen=True):
 
     @property
     def meta(self) -> ArrayMeta:
-        return _meta(self.document)
+        return _parse_meta(self.document)
 
     def tail(self, coords: Sequence[int]) -> str:
         """Return the key of a chunk, relative to the array."""
@@ -58,7 +58,7 @@ class PieceArray(msgspec.Struct, frozen=True):
     def section(self, found: Entry, box: Box) -> Entry:
         """Return the entry of the elements ``box`` of the chunk at ``found``."""
         cut = Cut(self, box)
-        place = self._range(box)
+        place = self._find_range(box)
         if place is not None:
             found = found.part(*place)
             if not any(span.optional for span in found.spans):
@@ -71,7 +71,7 @@ class PieceArray(msgspec.Struct, frozen=True):
                 return Packed(found, cut, cut.size)
         return Packed(found.source, cut, cut.size, parts=(found,))
 
-    def _range(self, box: Box) -> tuple[int, int] | None:
+    def _find_range(self, box: Box) -> tuple[int, int] | None:
         """Return offset and length of elements that are one range of the stored chunk; None if they are not."""
         if self.recoding is not None or not is_plain(self.meta):
             return None
@@ -79,7 +79,7 @@ class PieceArray(msgspec.Struct, frozen=True):
 
 
 @lru_cache(256)
-def _meta(document: bytes) -> ArrayMeta:
+def _parse_meta(document: bytes) -> ArrayMeta:
     meta = zarrmeta.array_meta(zarrmeta.loads(document), "an array that is recut")
     assert meta is not None, "`PieceArray.of` wrote the document"
     return meta

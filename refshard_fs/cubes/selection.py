@@ -27,10 +27,11 @@ LISTED = 10_000_000  # the most names in a directory of chunks that are made whi
 
 
 class _Array(msgspec.Struct, frozen=True):
-    """A shown array: its source, its path and grid there, its grid here, and how many chunks of the source come before.
+    """A shown array. ``source`` is its path in ``space``, and ``stored`` its grid there; ``grid`` is the shown grid.
 
-    If the array is ``recut``, its chunks are joined from sections, and its elements begin at ``starts``. The source's
-    axes in ``dropped``, along which there is one chunk, are not shown; `insert_dropped` adds them to coordinates.
+    ``before`` has, for each axis, the number of the source's chunks before the first shown chunk. If the array is
+    ``recut``, its chunks are joined from sections, and its elements begin at ``starts``. The source's axes in
+    ``dropped``, along which there is one chunk, are not shown; `insert_dropped` adds them to coordinates.
     """
 
     space: KeySpace
@@ -69,7 +70,7 @@ class _Array(msgspec.Struct, frozen=True):
         return np.asarray(np.ravel_multi_index(there, self.stored.counts), np.uint64)
 
     def renumber(self, chunks: ArrayChunks) -> ArrayChunks:
-        """Return the shown ones of the source's ``chunks``, with their numbers here."""
+        """Return the shown chunks among the source's ``chunks``, with their shown numbers."""
         if self.is_whole or self.grid is None or not self.counts:
             return chunks
         if isinstance(chunks.numbers, np.ndarray):
@@ -77,11 +78,11 @@ class _Array(msgspec.Struct, frozen=True):
         else:
             numbers = np.concatenate([column_of(part) for part in chunks.numbers] or [np.zeros(0, np.uint64)])
         coords = np.unravel_index(numbers.astype(np.int64), chunks.grid.counts)
-        shown_key = np.array([along - first for along, first in zip(coords, self.before, strict=True)])
+        shown = np.array([along - first for along, first in zip(coords, self.before, strict=True)])
         counts = np.array(self.counts)[:, None]
-        is_shown = ((shown_key >= 0) & (shown_key < counts)).all(axis=0)
+        is_shown = ((shown >= 0) & (shown < counts)).all(axis=0)
         if self.grid.size:
-            placed = np.asarray(np.ravel_multi_index(tuple(shown_key[:, is_shown]), tuple(self.counts)), np.uint64)
+            placed = np.asarray(np.ravel_multi_index(tuple(shown[:, is_shown]), tuple(self.counts)), np.uint64)
         else:
             placed = np.zeros(0, np.uint64)
         sizes = None if chunks.sizes is None else chunks.sizes[is_shown]
@@ -91,11 +92,11 @@ class _Array(msgspec.Struct, frozen=True):
 class Selection(View):
     """A part of ``base``, chosen by a `Choice`; or several sources together. Keys outside of nodes are not shown.
 
-    ``nodes`` are the shown arrays and groups, by their shown paths. ``spaces`` has, by this path, the sources of nodes
+    ``nodes`` are the shown arrays and groups, by their shown paths. ``spaces`` has, by shown path, the sources of nodes
     that are not from ``base``.
     """
 
-    resolves_manifests = True  # in the sources
+    resolves_manifests = True  # the sources have resolved them
     holds_all_metadata = True
 
     @property
@@ -109,7 +110,7 @@ class Selection(View):
         if base.url_of is not None:
             self.url_of = lambda key: (base.url_of or str)(self.object_of(key))
         owners = {path: spaces.get(path, base) for path in nodes}
-        self._arrays = {path: _array_of(owners[path], node) for path, node in nodes.items() if node.is_array}
+        self._arrays = {path: _make_array(owners[path], node) for path, node in nodes.items() if node.is_array}
         for node in nodes.values():
             node.drop_axes()
         self._documents = {key: zarrmeta.dumps(doc) for key, doc in collect_documents(nodes).items()}
@@ -125,7 +126,8 @@ class Selection(View):
             self._tree.setdefault(path, {})
         for name in ("attribute_dtypes", "unlimited_dimensions", "reports", "file_codecs"):
             found = [(paths, getattr(space, name)) for space, paths in self._shown_paths.items()]
-            setattr(self, name, {paths[p]: value for paths, some in found for p, value in some.items() if p in paths})
+            shown = {paths[p]: value for paths, values in found for p, value in values.items() if p in paths}
+            setattr(self, name, shown)
 
     @classmethod
     def of(cls, base: KeySpace, choice: Choice) -> Steps[KeySpace]:
@@ -151,7 +153,7 @@ class Selection(View):
         urls = yield from run_together([space.some_urls() for space in self._spaces])
         return list(itertools.chain.from_iterable(urls))
 
-    def _place(self, key: str) -> tuple[_Array, tuple[int, ...] | str] | None:
+    def _locate(self, key: str) -> tuple[_Array, tuple[int, ...] | str] | None:
         """Return the array below which ``key`` lies, and the key in the source, or the coordinates of a recut chunk."""
         path = find_nearest(key, self._arrays)
         if path is None or zarrmeta.is_metadata(key):
@@ -170,14 +172,14 @@ class Selection(View):
         there = [at + first for at, first in zip(coords, array.before, strict=True)]
         return array, join(array.source, array.stored.encoding.encode(there))
 
-    def _source_of(self, key: str) -> tuple[KeySpace, str] | None:
+    def _find_source_key(self, key: str) -> tuple[KeySpace, str] | None:
         """Return the source that has ``key``, and the key there; None for metadata and recut chunks."""
-        at = self._place(key)
+        at = self._locate(key)
         return (at[0].space, at[1]) if at is not None and isinstance(at[1], str) else None
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         data = self._documents.get(key)
-        at = self._place(key)
+        at = self._locate(key)
         if data is not None or at is None:
             return None if data is None else Inline(data)
         array, there = at
@@ -214,7 +216,7 @@ class Selection(View):
         found: dict[KeySpace, tuple[list[int], list[str]]] = {}
         others: list[int] = []
         for place, key in enumerate(keys):
-            at = self._source_of(key)
+            at = self._find_source_key(key)
             if at is None:
                 others.append(place)
             else:
@@ -237,22 +239,22 @@ class Selection(View):
         return spans
 
     def is_inner(self, key: str) -> bool:
-        at = self._source_of(key)
+        at = self._find_source_key(key)
         return at is not None and at[0].is_inner(at[1])
 
     def is_empty(self, key: str) -> Steps[bool]:
-        at = self._source_of(key)
+        at = self._find_source_key(key)
         return at is not None and (yield from at[0].is_empty(at[1]))
 
     def object_of(self, key: str) -> str:
-        at = self._source_of(key)
+        at = self._find_source_key(key)
         if at is not None:
             return at[0].object_of(at[1])
         path, name = parent(key)
         return join(self._arrays[path].source, name) if path in self._arrays else key
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
-        at = self._source_of(key)
+        at = self._find_source_key(key)
         if at is None:
             return
         shown = self._shown_paths[at[0]]
@@ -294,9 +296,8 @@ class Selection(View):
         """List a ``directory`` of an array, without metadata."""
         if array.is_whole:
             names = yield from array.space.children(join(array.source, directory))
-            some = names or ()
-            documents = any(zarrmeta.is_metadata(listed.name) for listed in some) and not directory
-            return [listed for listed in some if not zarrmeta.is_metadata(listed.name)] if documents else names
+            has_documents = not directory and any(zarrmeta.is_metadata(listed.name) for listed in names or ())
+            return [n for n in names or () if not zarrmeta.is_metadata(n.name)] if has_documents else names
         grid, stored = array.grid, array.stored
         assert grid is not None, "an array that is cut has a grid"
         assert stored is not None, "an array that is cut has a grid"
@@ -386,7 +387,7 @@ def _place_lookups(places: Sequence[int], look_ups: Iterable[LookUp]) -> list[Lo
     return [LookUp([places[number] for number in numbers], steps) for numbers, steps in look_ups]
 
 
-def _array_of(base: KeySpace, node: Node) -> _Array:
+def _make_array(base: KeySpace, node: Node) -> _Array:
     """Return the shown form of an array. If it is recut, its document gets other chunks, without a codec."""
     meta = zarrmeta.array_meta(node.stored, repr(node.source))
     stored = base.grids.get(node.source) or (None if meta is None else meta.grid)
@@ -395,25 +396,25 @@ def _array_of(base: KeySpace, node: Node) -> _Array:
         return _Array(base, node.source, stored, stored)
     if meta is None or meta.chunks is None or stored is None:
         raise ManifestError(
-            f"isel= cuts {node.source!r}, whose chunks have several or unknown sizes: drop it, or cut the dataset "
-            "after opening it"
+            f"isel= cuts {node.source!r}, whose chunks have several or unknown sizes: drop this variable, or cut the "
+            "dataset after opening it"
         )
     sizes = [max(size, 1) for size in meta.chunks]
     is_within = any(start % size for start, size in zip(node.starts, sizes, strict=True))
     is_longer = any(sizes[axis] > 1 for axis in dropped) or (dropped and not _is_simple(meta))
     if math.prod(shape) and (is_within or is_longer):
         recut = _recut(node, meta)
-        grid = _without_axes(recut.meta.grid, dropped)
+        grid = _drop_axes(recut.meta.grid, dropped)
         return _Array(base, node.source, stored, grid, (), recut, node.starts, meta, dropped)
     grid = ChunkGrid.regular(shape, meta.chunks, stored.encoding)
     before = tuple(start // size for start, size in zip(node.starts, sizes, strict=True))
     if grid.counts == stored.counts:
         grid = stored
     before = before if grid.size else (0,) * len(before)
-    return _Array(base, node.source, stored, _without_axes(grid, dropped), before, dropped=dropped)
+    return _Array(base, node.source, stored, _drop_axes(grid, dropped), before, dropped=dropped)
 
 
-def _without_axes(grid: ChunkGrid | None, axes: Sequence[int]) -> ChunkGrid | None:
+def _drop_axes(grid: ChunkGrid | None, axes: Sequence[int]) -> ChunkGrid | None:
     if grid is None or not axes:
         return grid
     return ChunkGrid(tuple(count for axis, count in enumerate(grid.counts) if axis not in axes), grid.encoding)

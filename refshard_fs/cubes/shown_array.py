@@ -109,10 +109,10 @@ class FullLength:
             return recut.meta.raw, ConcatArray(recut.meta.grid, meta, axis, (), recut, is_stacked)
         shown = {**doc, "shape": [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]}
         return shown, ConcatArray(
-            grid_of(shown), meta, axis, self._chunk_starts(meta.chunks[axis], path), None, is_stacked
+            grid_of(shown), meta, axis, self._find_chunk_starts(meta.chunks[axis], path), None, is_stacked
         )
 
-    def _chunk_starts(self, size: int, path: str) -> tuple[int, ...]:
+    def _find_chunk_starts(self, size: int, path: str) -> tuple[int, ...]:
         """Return the coordinates of chunks of ``size`` elements at which the pieces begin, and the end of the last."""
         known = self._by_size.get(size)
         if known is None:

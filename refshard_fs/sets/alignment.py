@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.cubes.fit import difference
+from refshard_fs.cubes.fit import make_difference_error
 from refshard_fs.cubes.moving import Move
 from refshard_fs.cubes.placement import Placement
 from refshard_fs.errors import ManifestError
@@ -151,7 +151,7 @@ def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDA
     for name in ("units", "calendar"):
         mine, theirs = (owner.variables[path].attributes.get(name) for owner in (first, part))
         if mine != theirs:
-            raise difference(path, f"attribute {name}", first.name, mine, part.name, theirs)
+            raise make_difference_error(path, f"attribute {name}", first.name, mine, part.name, theirs)
 
 
 def _find_incomplete_arrays(parts: Sequence[NamedSet], unions: Mapping[str, npt.NDArray[Any]]) -> set[str]:

@@ -26,14 +26,14 @@ from refshard_fs.cubes.cf_times import (
     UNITS,
     TimeUnits,
     are_alike,
-    calendar_of,
-    family_of,
-    finer,
-    finest,
+    find_common_unit,
+    get_calendar,
+    get_calendar_family,
     is_time,
+    list_finer_units,
     parse_units,
 )
-from refshard_fs.cubes.fit import difference
+from refshard_fs.cubes.fit import make_difference_error
 from refshard_fs.cubes.recoding import MISSING, convert_exactly, get_missing_values
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet, replace_metadata
@@ -120,13 +120,13 @@ def _check_calendars(parts: Sequence[NamedSet], times: _Times) -> None:
     The standard and the proleptic Gregorian calendar have the same dates since 1582.
     """
     first = parts[times.owners[0]]
-    mine = calendar_of(first.variables[times.path].attributes)
+    mine = get_calendar(first.variables[times.path].attributes)
     for part in (parts[number] for number in times.owners):
         attributes = part.variables[times.path].attributes
-        theirs = calendar_of(attributes)
-        if theirs != mine and family_of(theirs) == family_of(mine):
+        theirs = get_calendar(attributes)
+        if theirs != mine and get_calendar_family(theirs) == get_calendar_family(mine):
             if not (_are_gregorian(first, times.path) and _are_gregorian(part, times.path)):
-                raise difference(times.path, "attribute calendar", first.name, mine, part.name, theirs)
+                raise make_difference_error(times.path, "attribute calendar", first.name, mine, part.name, theirs)
 
 
 def _are_gregorian(part: NamedSet, path: str) -> bool:
@@ -184,17 +184,17 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
                 raise ValueError(f"it has the attribute {packed}")
         except ValueError as e:
             raise _make_error(times, parts, number, e) from e
-        mine, theirs = calendar_of(coordinate.attributes), calendar_of(attributes)
-        if family_of(mine) != family_of(theirs):
-            raise difference(path, "attribute calendar", first.name, mine, parts[number].name, theirs)
+        mine, theirs = get_calendar(coordinate.attributes), get_calendar(attributes)
+        if get_calendar_family(mine) != get_calendar_family(theirs):
+            raise make_difference_error(path, "attribute calendar", first.name, mine, parts[number].name, theirs)
     if not lazy:
         _read_values(common, times)
     read = {at for at in units if not lazy or (coordinate.is_coordinate and at[1] == times.path)}
     if any(parts[number].values(path) is None for number, path in read):
         return
     own = str(coordinate.attributes["units"])
-    texts = [fixed] if fixed else [own, *finer(finest(units.values()), own)]
-    closest = fixed or finer(min(SECOND, parse_units(own)[0]), own)[0]  # if no units hold all times exactly
+    texts = [fixed] if fixed else [own, *list_finer_units(find_common_unit(units.values()), own)]
+    closest = fixed or list_finer_units(min(SECOND, parse_units(own)[0]), own)[0]  # if no units hold all times exactly
     errors: list[ManifestError] = []
     for text, rounded in dict.fromkeys([*((exact, False) for exact in texts), (closest, True)]):
         to = TimeUnits.of({**coordinate.attributes, "units": text})
@@ -229,7 +229,7 @@ def _convert(
     """
     if lazy:
         dtype = dtype_of(part.variables[path].meta)
-        if not (rounded and dtype is not None and dtype.kind == "f") and finest([to, units]) % to.length:
+        if not (rounded and dtype is not None and dtype.kind == "f") and find_common_unit([to, units]) % to.length:
             raise ValueError("some numbers cannot be converted exactly to the other units")
         return None
     values = part.values(path)

@@ -19,9 +19,9 @@ from refshard_fs.cubes.fit import (
     STORAGE,
     ArrayFacts,
     check_metadata,
-    difference,
+    find_recoding,
     fit,
-    recoding_of,
+    make_difference_error,
 )
 from refshard_fs.cubes.recoding import get_missing_values
 from refshard_fs.cubes.recutting import Recut
@@ -39,11 +39,11 @@ def check_shapes(path: str, one: NamedSet, other: NamedSet, axis: int) -> None:
     """Raise ManifestError if two sets' arrays ``path`` differ in dimensions, or in length along another axis."""
     a, b = one.variables[path], other.variables[path]
     if a.dims != b.dims:
-        reason = difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
+        reason = make_difference_error(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
         raise ManifestError(f"{reason}: drop=[{path!r}] leaves the variable out")
     for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
         if k != axis and length != theirs:
-            reason = difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
+            reason = make_difference_error(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
             raise ManifestError(f"{reason}: join='outer' shows all values of {a.dims[k]!r}, if it is a coordinate")
 
 
@@ -76,7 +76,7 @@ def _add_advice(path: str, one: NamedSet, other: NamedSet, error: ManifestError)
     """Return ``error``; if a lazy cube could recode the chunks, add this advice to its text."""
     shown = replace_metadata(one, find_encoding(one.variables[path], [other.variables[path]]))
     try:
-        recoding_of(path, get_array_facts(path, shown), get_array_facts(path, other), is_recut=True)
+        find_recoding(path, get_array_facts(path, shown), get_array_facts(path, other), is_recut=True)
     except ManifestError:
         return error
     return ManifestError(f"{error}: references cannot describe that; lazy=True converts chunks when they are read")

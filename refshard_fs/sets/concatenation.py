@@ -18,7 +18,7 @@ from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.cubes.fit import difference
+from refshard_fs.cubes.fit import make_difference_error
 from refshard_fs.cubes.moving import Move, shift_by
 from refshard_fs.cubes.recoding import convert_exactly
 from refshard_fs.cubes.recutting import Recut, check_recut
@@ -268,7 +268,7 @@ class _Concatenation:
                 f"{part.name}: expected chunks of one size in {path!r}, found several sizes, or sizes not known"
             )
         if [*chunks[:axis], *chunks[axis + 1 :]] != [*first[:axis], *first[axis + 1 :]]:
-            raise difference(path, "chunks", self.sets[0].name, list(first), part.name, list(chunks))
+            raise make_difference_error(path, "chunks", self.sets[0].name, list(first), part.name, list(chunks))
         return chunks[axis]
 
     def _join_values(self, path: str, axis: int) -> npt.NDArray[Any] | None:

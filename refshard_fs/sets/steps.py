@@ -16,7 +16,7 @@ from refshard_fs.cubes.cf_times import (
     GREGORIAN,
     SECOND,
     TimeUnits,
-    calendar_of,
+    get_calendar,
     parse_instant,
     parse_units,
 )
@@ -73,7 +73,7 @@ class Steps(msgspec.Struct, frozen=True):
                     length = Fraction(_SECONDS[spelling] * count * SECOND, unit)
                     steps = cls(first, dtype, length, units=TimeUnits.of(variable.attributes))
                 else:
-                    calendar = calendar_of(variable.attributes)
+                    calendar = get_calendar(variable.attributes)
                     if calendar not in GREGORIAN:
                         raise ValueError(f"expected a standard calendar for steps of months, found {calendar!r}")
                     begin = parse_instant(since)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.cubes.cf_times import TimeUnits, finer, finest, format_time
+from refshard_fs.cubes.cf_times import TimeUnits, find_common_unit, format_time, list_finer_units
 
 SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 CALENDARS = ("standard", "gregorian", "proleptic_gregorian", "noleap", "365_day", "all_leap", "360_day", "julian")
@@ -52,7 +52,7 @@ def test_days_equal_cftimes(calendar: str, one: tuple[int, int, int], other: tup
     assert since.convert(np.array([0]), new).tolist() == [expected]
 
 
-def test_hours_since_another_day() -> None:
+def test_times_are_converted_to_another_reference_time() -> None:
     values = np.array([0, 6, 12], "<i4")
     ours = parse_units("hours since 2001-01-01 00:00:00")
     assert parse_units("hours since 2001-01-02").convert(values, ours).tolist() == [24, 30, 36]
@@ -71,12 +71,13 @@ def test_numbers_round_to_hours_within_their_precision() -> None:
     assert found.tolist() == [24.0 + hour for hour in range(24)]
 
 
-def test_finest_unit_holds_all_times_as_integers() -> None:
+def test_common_unit_holds_all_times_as_integers() -> None:
     found = [parse_units(text) for text in ("days since 2001-01-01", "days since 2001-01-02 06:00")]
-    assert finer(finest(found), "days since 2001-01-01 00:00:00")[0] == "hours since 2001-01-01 00:00:00"
+    length = find_common_unit(found)
+    assert list_finer_units(length, "days since 2001-01-01 00:00:00")[0] == "hours since 2001-01-01 00:00:00"
 
 
-def test_any_calendar_permits_another_unit() -> None:
+def test_units_are_converted_in_a_calendar_of_360_days() -> None:
     theirs = parse_units("days since 2000-02-30", calendar="360_day")
     assert theirs.convert(np.array([2]), parse_units("hours since 2000-02-30", calendar="360_day")).tolist() == [48]
 
@@ -85,7 +86,7 @@ def test_any_calendar_permits_another_unit() -> None:
     ("values", "theirs", "more", "words"),
     [
         (np.array([5]), "hours since 2000-01-01", {}, "5 would not be a whole number"),
-        (np.array([0.1]), "days since 2000-01-02", {}, "0.1 is not exactly a number"),
+        (np.array([0.1]), "days since 2000-01-02", {}, "0.1 cannot be stored exactly in the other units"),
         (np.array([1]), "months since 2000-01-01", {}, "expected seconds, minutes, hours or days"),
         (np.array([1]), "days since 2000-01-02", {"calendar": "noleap"}, "calendar is 'noleap', not 'standard'"),
         (np.array([1]), "days since 2000-01-02", {"calendar": "mayan"}, "'mayan' is not known"),

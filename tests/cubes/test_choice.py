@@ -11,7 +11,7 @@ from refshard_fs.cubes.choice import Choice
 from refshard_fs.errors import ManifestError
 
 
-def test_selection_survives_json() -> None:
+def test_choice_read_from_its_json_form_is_equal() -> None:
     choice = Choice.of("a", ["b"], {"b": "c"}, {"": {"title": None}}, {"x": slice(None, -1)})
     spelled = {
         "drop": ["a"],
@@ -40,14 +40,14 @@ def test_integers_drop_dimensions_in_json() -> None:
     "given",
     [{"dtype": "|O"}, {"dtype": "nope"}, {"shape": [2]}, {"shape": [-1]}, {"data": "?"}, {"dims": []}],
 )
-def test_assigned_values_that_do_not_fit_are_errors(given: Any) -> None:
+def test_contradictory_assigned_arrays_are_errors(given: Any) -> None:
     whole = {"dims": ["x"], "dtype": "|u1", "shape": [1], "data": "AA==", **given}
     with pytest.raises(ManifestError, match="assign="):
         Choice.read({"assign": {"a": whole}}).make_source(2)
 
 
 @pytest.mark.parametrize("given", [{"kept": []}, {"drop": "a"}, {"isel": {"x": [0, 1, 2]}}, [], None])
-def test_invalid_forms_are_errors(given: Any) -> None:
+def test_invalid_json_forms_of_a_choice_are_errors(given: Any) -> None:
     with pytest.raises(ValueError, match="select="):
         Choice.read(given)
 

@@ -55,7 +55,7 @@ def test_bare_names_select_in_all_groups_and_paths_in_one() -> None:
         ({"isel": {"x": slice(4, 8)}}, "4 along 'x', where chunks begin at 0, 3, 6"),
     ],
 )
-def test_unselectable_names_are_errors(words: dict[str, Any], message: str) -> None:
+def test_invalid_selections_are_errors(words: dict[str, Any], message: str) -> None:
     odd = make_array([3], ["x"], compressor={"id": "unknown"})
     fs = RefShardFileSystem(make_references(a=odd, x=make_array([3], ["x"])))
     with pytest.raises((ManifestError, ValueError, TypeError), match=message):

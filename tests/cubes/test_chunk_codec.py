@@ -20,7 +20,7 @@ pytest.importorskip("zarr")
 
 @pytest.mark.case(id="P32")
 def test_oversized_chunks_are_refused_before_decoding() -> None:
-    """Before it was mended: A document of two small sets took 16 GB to find out whether their encodings fit."""
+    """A document of two small sets once took 16 GB of memory to compare their encodings."""
 
     def make_facts(compressor: object) -> Any:
         document = {"zarr_format": 2, "shape": [2**31], "chunks": [2**31], "dtype": "<f8", "compressor": compressor}

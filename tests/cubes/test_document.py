@@ -89,7 +89,7 @@ def test_gap_within_a_set_is_shown(tmp_path: Path, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_append_takes_the_new_part_of_a_set(tmp_path: Path, chunk: int) -> None:
+def test_append_takes_only_new_elements_of_a_set(tmp_path: Path, chunk: int) -> None:
     names = write_parts(
         tmp_path,
         [make_days([0, 1], chunk=chunk), make_days([1, 2, 3], chunk=chunk, add=1), make_days([2, 3, 4], add=2)],
@@ -110,14 +110,14 @@ def test_document_lines_name_selected_elements(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("take", [[0, 1], [2, 3], [-1, 9]])
-def test_absent_elements_cannot_be_selected(take: list[int]) -> None:
+def test_lines_with_absent_elements_are_refused(take: list[int]) -> None:
     line = ["a.json", 2, None, {}, take]
     document = {"refshard": "concat", "dim": "t", "axes": {"a": 0}, "sets": [line]}
     with pytest.raises(ManifestError, match=r"a\.json|sets\[0\]"):
         ConcatDocument.read(json.dumps(document).encode(), "it")
 
 
-def test_grown_set_is_refused_when_read(tmp_path: Path) -> None:
+def test_set_that_became_longer_is_refused_when_read(tmp_path: Path) -> None:
     names = write_parts(tmp_path, [make_days([0, 1, 2]), make_days([2, 3])])
     lazy = refshard_fs.concat(names, "time", lazy=True, overlap="last")
     RefShardFileSystem(make_days([0, 1, 2, 3]), skip_instance_cache=True).save(names[0], "json")
@@ -126,7 +126,7 @@ def test_grown_set_is_refused_when_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_overlapping_files_with_bounds_in_other_units(tmp_path: Path, chunk: int) -> None:
+def test_overlapping_bounds_in_other_units_are_joined(tmp_path: Path, chunk: int) -> None:
     xr = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
     paths, each = [], []

@@ -1,4 +1,4 @@
-"""Compare an array of a set with the shown array, and find out how its chunks are shown."""
+"""Compare an array of a piece with the shown array, and decide how its chunks become shown chunks."""
 
 from __future__ import annotations
 

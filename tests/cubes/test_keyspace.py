@@ -97,7 +97,7 @@ def test_missing_parquet_chunk_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["gone", "other format", "other array"])
 def test_errors_of_a_part_name_the_key_and_the_part(tmp_path: Path, damage: str) -> None:
-    """Before it was mended: The error named only the part, so that a worker's log did not show which chunk was lost."""
+    """The error once named only the part, so that the log of a worker did not show which chunk was lost."""
     for number in range(3):
         RefShardFileSystem(make_day_set(2 * number, 2)).save(str(tmp_path / f"{number}.json"))
     cube = tmp_path / "cube.json"

@@ -1,4 +1,4 @@
-"""Merge files of different variables: a file for each variable and year becomes one source."""
+"""Merge files of different variables: files of each variable and year become one source."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_files_of_variables_share_bounds_and_auxiliaries(tmp_path: Path, years: 
     xr.testing.assert_equal(xr.open_dataset(cube, engine="refshard").load(), expected)
 
 
-def test_times_between_those_of_a_file_are_gaps_in_it(tmp_path: Path) -> None:
+def test_times_that_a_variable_lacks_are_gaps(tmp_path: Path) -> None:
     parts = []
     for name, days in (("a", [0, 1, 4, 5]), ("a", [8]), ("b", [2, 3, 4]), ("b", [9])):
         ds = xr.Dataset({name: ("time", [10.0 + day for day in days])}, {"time": days})

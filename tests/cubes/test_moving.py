@@ -1,4 +1,4 @@
-"""Convert chunk numbers of one grid to those of another."""
+"""Convert chunk numbers of one grid to chunk numbers of another grid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENCODING = ChunkKeyEncoding("v2", ".")
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("offset", [-1, 0, 2])
-def test_moved_numbers_follow_moved_coordinates(axis: int, offset: int) -> None:
+def test_moved_numbers_equal_numbers_of_moved_coordinates(axis: int, offset: int) -> None:
     old = ChunkGrid((2, 3, 4), ENCODING)
     new = ChunkGrid(tuple(count + (k == axis) for k, count in enumerate(old.counts)), ENCODING)
     numbers = np.arange(old.size, dtype=np.uint64)

@@ -113,10 +113,8 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_lazy_cube_of_unlike_files_has_their_values(tmp_path: Path, name: str) -> None:
-    """Before it was mended: A lazy cube recoded packed numbers with `_Unsigned = "true"` as signed numbers, so that
-    numbers above 127 (in a byte) became negative.
-    """
+def test_lazy_cube_of_different_encodings_has_xarrays_values(tmp_path: Path, name: str) -> None:
+    """Packed bytes with `_Unsigned = "true"` were once recoded as signed numbers: numbers above 127 became negative."""
     stored = DIFFERENCES[name]
     files = [write_stores(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(stored)]
     cube = refshard_fs.concat(files, "time", lazy=True)
@@ -200,9 +198,7 @@ def test_saved_sets_record_the_type_of_packing(tmp_path: Path, types: tuple[str,
 
 
 def test_integers_beyond_float_precision_are_an_error(tmp_path: Path) -> None:
-    """Before it was mended: In a lazy cube of floating-point numbers, 64-bit integers of a file were rounded beyond
-    2^53.
-    """
+    """In a lazy cube of floating-point numbers, 64-bit integers beyond 2^53 were once rounded."""
     files = [write_stores(tmp_path / f"{i}.nc", i, dtype=dtype) for i, dtype in enumerate(("f8", "i8"))]
     with netCDF4.Dataset(files[1], "a") as file:
         file["v"][1, 0] = 2**53 + 1
@@ -224,7 +220,7 @@ def test_appended_file_may_need_a_wider_type(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["v"].values, expected["v"].values)
 
 
-def test_value_without_an_exact_place_is_an_error(tmp_path: Path) -> None:
+def test_valid_value_equal_to_the_fill_value_is_an_error(tmp_path: Path) -> None:
     files = [write_stores(tmp_path / f"{i}.nc", i, fill=fill) for i, fill in enumerate((3, -5))]
     fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
     assert len(fs.cat_file("v/0.0")) > 0
@@ -232,7 +228,7 @@ def test_value_without_an_exact_place_is_an_error(tmp_path: Path) -> None:
         [fs.cat_file(f"v/{step}.0") for step in range(4)]
 
 
-def test_unrecodable_array_error_names_fields(tmp_path: Path) -> None:
+def test_error_of_an_unrecodable_array_names_the_fields(tmp_path: Path) -> None:
     for number, zarr_codec in enumerate(({}, {"compressor": {"id": "zlib", "level": 1}})):
         xr.Dataset({"n": ("x", np.array([1j]))}, {"x": [number]}).to_zarr(
             tmp_path / f"{number}.zarr", zarr_format=2, consolidated=False
@@ -253,10 +249,8 @@ def test_units_that_differ_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunk", [2, 3])
 @pytest.mark.parametrize("fills", [(-999.0, 1e20), (1e20, np.nan), (-999.0, [7.0, -1.0])])
-def test_missing_values_follow_each_store(tmp_path: Path, fills: tuple[Any, Any], chunk: int) -> None:
-    """Before it was mended: Missing values of one store became numbers in a lazy cube, if stores of version 3 had
-    different missing values (which xarray spells in base64), or a list of several.
-    """
+def test_missing_values_of_each_store_stay_missing(tmp_path: Path, fills: tuple[Any, Any], chunk: int) -> None:
+    """If stores of version 3 have different missing values, or a list of them, these once became numbers in a cube."""
     stores = [str(tmp_path / f"{number}.zarr") for number in range(2)]
     for number, (store, fill) in enumerate(zip(stores, fills, strict=True)):
         v = ("time", np.array([np.nan, number, 7.0, -1.0], "f4"))

@@ -79,7 +79,7 @@ def test_files_of_other_chunks_and_packing_are_converted(tmp_path: Path) -> None
     xr.testing.assert_equal(open_by_xarray(refshard_fs.concat(files, "time", lazy=True)), open_expected(files))
 
 
-def test_missing_chunks_are_those_of_their_file(tmp_path: Path) -> None:
+def test_missing_chunks_have_the_fill_value_of_their_file(tmp_path: Path) -> None:
     files = write_year(tmp_path, CUTS["chunks that leave a rest"][:2])
     fills = -1.0, -2.0
     for number, (file, fill) in enumerate(zip(files, fills, strict=True)):
@@ -94,7 +94,7 @@ def test_missing_chunks_are_those_of_their_file(tmp_path: Path) -> None:
     xr.testing.assert_equal(open_by_xarray(refshard_fs.concat(files, "time", lazy=True)), open_expected(files))
 
 
-def test_eager_concat_names_the_remedy(tmp_path: Path) -> None:
+def test_error_of_concat_proposes_lazy(tmp_path: Path) -> None:
     for number, (cut, said) in enumerate(
         ((CUTS["a chunk a month"], "'v' has the chunks"), (CUTS["chunks that leave a rest"], "not a multiple"))
     ):
@@ -122,11 +122,11 @@ def test_text_arrays_are_recut(tmp_path: Path) -> None:
     [
         ({"v": [1 << 20, 1 << 10, 4]}, "expected chunks of at most"),
         ({"v": [2, 2]}, "cannot be shown in chunks"),
-        ({"v": [0, 3, 4]}, "less than 1 element"),
-        ({"y": [3]}, "not in axes"),
+        ({"v": [0, 3, 4]}, "at least 1 element of 'v'"),
+        ({"y": [3]}, "only arrays in axes as members of chunks, got 'y'"),
     ],
 )
-def test_too_large_recut_chunks_are_refused(tmp_path: Path, chunks: Any, said: str) -> None:
+def test_invalid_chunks_in_a_document_are_refused(tmp_path: Path, chunks: Any, said: str) -> None:
     files = write_year(tmp_path, CUTS["a chunk a month"][:2])
     document = {"refshard": "concat", "dim": "time", "axes": {"v": 0}, "chunks": chunks}
     document["sets"] = [[file, days] for file, days in zip(files, MONTHS, strict=False)]
@@ -192,10 +192,10 @@ def write_sparse(folder: Path, number: int, values: Sequence[float], fill: float
 
 # The second store, and the chunk length of the cube. The fill value of the first store is NaN.
 SPARSE: dict[str, tuple[float, str, int]] = {
-    "pieces that are ranges": (np.nan, "<f4", 3),
-    "pieces of another fill value": (0, "<f4", 3),
-    "pieces of another type": (0, "<i2", 3),
-    "whole pieces": (0, "<f4", 1),
+    "sections that are ranges": (np.nan, "<f4", 3),
+    "sections of another fill value": (0, "<f4", 3),
+    "sections of another type": (0, "<i2", 3),
+    "one section in each chunk": (0, "<f4", 1),
     "recoded": (0, "<f4", 2),
 }
 
@@ -203,13 +203,10 @@ SPARSE: dict[str, tuple[float, str, int]] = {
 @needs_zarr_3
 @pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("name", SPARSE)
-def test_missing_store_chunk_is_the_fill_value(
+def test_missing_chunk_of_a_store_is_shown_as_its_fill_value(
     tmp_path: Path, request: pytest.FixtureRequest, name: str, is_remote: bool
 ) -> None:
-    """Before it was mended: A chunk of a lazy cube that is joined from pieces of several zarr stores was missing as a
-    whole, and so shown as fill values, if one of the stores has no chunk there, or if the target of a reference
-    in another part did not exist.
-    """
+    """A chunk joined from chunks of two stores was once missing as a whole if one store lacked its chunk."""
     fill, dtype, chunk = SPARSE[name]
     stores = [
         write_sparse(tmp_path, 0, [0, 1, np.nan, np.nan], np.nan),
@@ -236,9 +233,9 @@ def test_missing_store_chunk_is_the_fill_value(
 
 @needs_zarr_3
 @pytest.mark.parametrize("version", [2, 3])
-def test_missing_chunk_with_another_fill_value_is_saved(tmp_path: Path, version: int) -> None:
-    """Before it was mended: If a part has another fill value than the cube, `fs.save` and `refshard convert` wrote the
-    cube's fill value where the part has no chunk: such chunks could be read, but were not listed.
+def test_missing_chunk_of_another_fill_value_is_saved(tmp_path: Path, version: int) -> None:
+    """Chunks that a store lacks are made if its fill value is not that of the cube. They were once not listed, and so
+    not saved.
     """
     stores = []
     for number, fill in enumerate([7.0, 0.0]):

@@ -21,7 +21,7 @@ h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
 
 
-def test_pieces_of_chunks_without_a_codec_are_ranges(tmp_path: Path) -> None:
+def test_sections_of_chunks_without_a_codec_are_ranges(tmp_path: Path) -> None:
     files = write_year(tmp_path, CUTS["a chunk a month"])
     fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True, chunks={"time": 1}))
     (planned,) = fs.plan(["v/33.0.0"])
@@ -29,7 +29,7 @@ def test_pieces_of_chunks_without_a_codec_are_ranges(tmp_path: Path) -> None:
     assert (planned.stop or 0) - planned.start == 3 * 4 * 4
 
 
-def test_chunk_of_too_many_pieces_is_refused(tmp_path: Path) -> None:
+def test_chunk_of_too_many_sections_is_refused(tmp_path: Path) -> None:
     meta = {"zarr_format": 2, "shape": [9000], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     part = {"v/.zarray": {**meta, "filters": None, "compressor": None}}
     (tmp_path / "part.json").write_text(json.dumps(part))
@@ -56,7 +56,7 @@ def test_memory_is_bounded_by_the_joined_chunks(tmp_path: Path) -> None:
         assert len(fs.cat_file(f"v/{number}.0")) == month
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 7 * month  # two months decoded, their pieces and the chunk, of the twelve that were read
+    assert peak < 7 * month  # two decoded months, their sections and the chunk; twelve months were read
 
 
 def test_chunk_opens_only_its_own_files(tmp_path: Path, http_server: RangeServer) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*V3 specification")  # of zarr,
 UNEVEN = [["a", "bc"], ["def", "", "é"], ["g"]]
 
 
-def test_chunk_of_texts_is_as_numcodecs_has_it() -> None:
+def test_chunk_of_texts_equals_that_of_numcodecs() -> None:
     texts = np.array([["a", ""], ["é", "bc"]], object)
     data = dump_texts(texts)
     assert data == numcodecs.VLenUTF8().encode(texts.reshape(-1))
@@ -37,7 +37,7 @@ def test_damaged_chunk_of_texts_is_an_error(cut: slice, count: int) -> None:
         split_texts(data[cut], 0, count)
 
 
-def test_numbers_are_no_texts() -> None:
+def test_dump_texts_refuses_numbers() -> None:
     with pytest.raises(ValueError, match="expected texts"):
         dump_texts(np.array([1], object))
 

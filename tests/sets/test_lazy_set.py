@@ -399,7 +399,7 @@ def test_nested_documents_have_bounded_names(tmp_path: Path, monkeypatch: pytest
         ({"sets": [["part0.json", 2, "base64:!"]], "coordinate": "time"}, "damaged"),
         ({"sets": [["part0.json", 2, "base64:AA=="]], "coordinate": "time", "axes": {"time": 0}}, "1 bytes of 'time'"),
         ({"sets": [["part0.json", 2]], "coordinate": "time"}, "lacks the values"),
-        ({"sets": [["part0.json", 2, "base64:AA=="]], "coordinate": "x"}, "'x' is not in axes"),
+        ({"sets": [["part0.json", 2, "base64:AA=="]], "coordinate": "x"}, "expected the coordinate 'x' in axes"),
         ({"axes": {"nothing": 0}}, "no array 'nothing'"),
         ({"axes": {"air": 2}}, "along axis 2, but has 2"),
         ({"colour": 1}, "colour"),
