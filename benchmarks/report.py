@@ -1,4 +1,4 @@
-"""Write the cases of one run as JSON and as a page of HTML, which begins with the cases that this package loses."""
+"""Write the cases of one run as JSON and as a page of HTML, which begins with cases in which this package is slower."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PEERS: Final = (
     "rasterio",
     "cfgrib",
 )
-COLOURS: Final = {True: "#0b7a75", False: "#b4532a"}  # of ours and of others; colour-blind people can distinguish them
+COLOURS: Final = {True: "#0b7a75", False: "#b4532a"}  # of this package and of others, also for colour-blind people
 STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --good: #0b7a75; --bad: #b3261e; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }

@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="times that each is measured; the median counts")
     parser.add_argument("--quick", action="store_true", help=f"{' and '.join(QUICK)} alone, once")
     parser.add_argument("--serve", choices=PLACES, help=argparse.SUPPRESS)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(PLACES)}; default: all")
+    parser.add_argument("names", nargs="*", help=f"one of {', '.join(PLACES)}; default: all")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # servers issue warnings
     if arguments.serve:

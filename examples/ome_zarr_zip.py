@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, serve(Path(name)) as server:
         write(image, Path(name) / "mri.ome.zarr.zip")
 
-        # With the defaults, a file as small as this one would be read in nearly one piece.
+        # With the defaults, a file as small as this one would be read nearly whole by one request.
         options = {"fo": f"{server.url}/mri.ome.zarr.zip", "max_gap": 512, "readahead": 0}
         group = zarr.open_group("refshard://", mode="r", storage_options=options)
         multiscale: dict[str, Any] = group.attrs["ome"]["multiscales"][0]
