@@ -38,7 +38,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure everything.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; default: all")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements")
-    parser.add_argument("--report", type=Path, default=Path("benchmark-report"), metavar="DIR", help="where to write the report")
+    parser.add_argument(
+        "--report", type=Path, default=Path("benchmark-report"), metavar="DIR", help="where to write the report"
+    )
     arguments, further = parser.parse_known_args()
     if further and len(arguments.names) != 1:
         parser.error(f"expected one NAME for the arguments {' '.join(further)}, found {len(arguments.names)}")

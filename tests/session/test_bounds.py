@@ -36,7 +36,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 DEEP = 200_000
 
 
-def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+def open_fs(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, index_cache=False, **options)
 
 
@@ -49,7 +49,7 @@ def test_manifest_bomb_is_refused(name: str, http_server: RangeServer) -> None:
     url = http_server.put("/refs.json", bomb)
     for fo in (url, bomb):
         with check_peak(40 * MIB), pytest.raises(ManifestError, match="expected at most .* times as many"):
-            opened(fo).cat_file("k")
+            open_fs(fo).cat_file("k")
 
 
 def test_manifest_that_is_well_compressed_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_manifest_that_is_well_compressed_is_read(monkeypatch: pytest.MonkeyPatc
     refs = {"a/.zarray": {**array, "fill_value": 0, "order": "C"}}
     refs |= {f"a/{i}": ["s3://bucket/file", i * 100, 100] for i in range(30_000)}
     for compress in COMPRESS.values():
-        assert len(opened(compress(json.dumps(refs).encode())).references) == 30_001
+        assert len(open_fs(compress(json.dumps(refs).encode())).references) == 30_001
 
 
 @pytest.mark.parametrize("compress", [bytes, *COMPRESS.values()])
@@ -68,9 +68,9 @@ def test_max_manifest_bytes_bounds_the_decompressed_size(
     text = json.dumps({"version": 1, "refs": {"k": "v", "pad": "x" * 50_000}}).encode()
     url = http_server.put("/refs.json", compress(text))
     for fo in (url, compress(text)):
-        assert opened(fo, max_manifest_bytes=len(text)).cat_file("k") == b"v"
+        assert open_fs(fo, max_manifest_bytes=len(text)).cat_file("k") == b"v"
         with pytest.raises(ManifestError, match="max_manifest_bytes=50000"):
-            opened(fo, max_manifest_bytes=50_000).cat_file("k")
+            open_fs(fo, max_manifest_bytes=50_000).cat_file("k")
 
 
 def test_oversized_manifest_is_not_fetched(http_server: RangeServer) -> None:
@@ -86,10 +86,10 @@ def test_oversized_manifest_is_not_fetched(http_server: RangeServer) -> None:
         http_server.put(path, json.dumps(document).encode())
         url = http_server.url + path.removesuffix("/.zmetadata")
         if path != "/join.json":  # whose set is none
-            opened(url).cat_file("a/.zarray") if path == "/set/.zmetadata" else opened(url).ls("")
+            open_fs(url).cat_file("a/.zarray") if path == "/set/.zmetadata" else open_fs(url).ls("")
         http_server.clear()
         with pytest.raises(ManifestError, match="max_manifest_bytes=9000"):
-            opened(url, max_manifest_bytes=9000).cat_file("k")
+            open_fs(url, max_manifest_bytes=9000).cat_file("k")
         assert sum(request.sent for request in http_server.requests() if request.status != 404) <= 9000
 
 
@@ -100,19 +100,19 @@ def test_oversized_chunk_manifest_is_not_fetched(tmp_path: Path) -> None:
     doc["storage_transformers"] = [{"name": "chunk-manifest-json", "configuration": {"manifest": "./manifest.json"}}]
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
     (tmp_path / "manifest.json").write_text(json.dumps({"0": {"data": "x" * 50_000}}))
-    assert len(opened(str(tmp_path)).cat_file("c/0")) == 50_000
+    assert len(open_fs(str(tmp_path)).cat_file("c/0")) == 50_000
     with pytest.raises(ManifestError, match="max_manifest_bytes=9000"):
-        opened(str(tmp_path), max_manifest_bytes=9000).cat_file("c/0")
+        open_fs(str(tmp_path), max_manifest_bytes=9000).cat_file("c/0")
 
 
-def nested(text: str) -> bytes:
-    """The document ``text`` with something very deep in the place of HERE."""
+def make_nested(text: str) -> bytes:
+    """Return the document ``text`` with a deeply nested list in place of "HERE"."""
     return text.replace('"HERE"', "[" * DEEP + "]" * DEEP).encode()
 
 
 @pytest.fixture
 def no_garbage() -> None:
-    """See to it that what other tests left is not collected, and closed, where there is no more stack for that."""
+    """Collect the garbage of other tests now: where the stack is nearly full, its finalizers would fail."""
     gc.collect()
 
 
@@ -129,7 +129,7 @@ def no_garbage() -> None:
 )
 def test_too_deep_document_is_an_error(text: str) -> None:
     with pytest.raises(ManifestError):
-        opened(nested(text)).cat_file("k")
+        open_fs(make_nested(text)).cat_file("k")
 
 
 @pytest.mark.usefixtures("no_garbage")
@@ -143,22 +143,22 @@ def test_too_deep_document_is_an_error(text: str) -> None:
 )
 def test_directory_with_too_deep_metadata_is_an_error(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_bytes(nested(text))
+    (tmp_path / name).write_bytes(make_nested(text))
     with pytest.raises(RefShardError):
-        opened(str(tmp_path)).cat_file("k")
+        open_fs(str(tmp_path)).cat_file("k")
 
 
 @pytest.mark.parametrize("name", ["zarr.json", ".zarray", ".zmetadata"])
 def test_too_deep_metadata_is_an_error(name: str, tmp_path: Path) -> None:
     """Otherwise zarr's parsers end in a RecursionError."""
-    data = nested('{"zarr_format": 2, "node_type": "array", "attributes": "HERE"}')
+    data = make_nested('{"zarr_format": 2, "node_type": "array", "attributes": "HERE"}')
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ManifestError, match="nested too deeply"):
-        opened(str(tmp_path)).cat_file(name)
+        open_fs(str(tmp_path)).cat_file(name)
 
 
-def archive(members: dict[str, bytes]) -> bytearray:
+def make_archive(members: dict[str, bytes]) -> bytearray:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as written:
         for name, data in members.items():
@@ -166,8 +166,8 @@ def archive(members: dict[str, bytes]) -> bytearray:
     return bytearray(out.getvalue())
 
 
-def with_size(data: bytearray, size: int) -> bytes:
-    """An archive of one member whose headers both say that it has ``size`` bytes."""
+def set_size(data: bytearray, size: int) -> bytes:
+    """Return an archive of one member, with ``size`` as its size in both headers."""
     for signature, at in ((b"PK\3\4", 22), (b"PK\1\2", 24)):
         place = data.index(signature) + at
         data[place : place + 4] = size.to_bytes(4, "little")
@@ -175,35 +175,35 @@ def with_size(data: bytearray, size: int) -> bytes:
 
 
 def test_member_that_inflates_beyond_its_size_is_not_inflated() -> None:
-    bomb = archive({"k": b" " * (100 * MIB)})
+    bomb = make_archive({"k": b" " * (100 * MIB)})
     for size in (0, 100, 10 * MIB):
         with check_peak(30 * MIB), pytest.raises(RefShardError):
-            opened(with_size(bomb, size)).cat_file("k")
+            open_fs(set_size(bomb, size)).cat_file("k")
 
 
 def test_member_cannot_declare_an_impossible_size() -> None:
     with pytest.raises(ManifestError, match="cannot have 4000000000 bytes"):
-        opened(with_size(archive({"k": b"small"}), 4_000_000_000)).ls("")
+        open_fs(set_size(make_archive({"k": b"small"}), 4_000_000_000)).ls("")
 
 
 def test_members_cannot_share_their_bytes() -> None:
-    """Many members that are one: how a small archive makes a huge tree."""
-    data = archive({"a": b" " * MIB, "b": b" " * MIB})
+    """If all members of a small archive had the same bytes, their contents could be huge."""
+    data = make_archive({"a": b" " * MIB, "b": b" " * MIB})
     second = data.index(b"PK\1\2", data.index(b"PK\1\2") + 1)
     data[second + 42 : second + 46] = bytes(4)
     with pytest.raises(ManifestError, match="overlaps the next one"):
-        opened(bytes(data)).ls("")
+        open_fs(bytes(data)).ls("")
 
 
-def test_reference_set_in_an_archive_has_the_same_bound(tmp_path: Path) -> None:
+def test_compressed_bomb_in_an_archive_is_refused(tmp_path: Path) -> None:
     bomb = COMPRESS["xz"](b"{") + COMPRESS["xz"](b" " * 4 * MIB) * 64
-    (tmp_path / "a.zip").write_bytes(archive({"refs.json": bomb}))
+    (tmp_path / "a.zip").write_bytes(make_archive({"refs.json": bomb}))
     with pytest.raises(RefShardError, match="expected at most .* times as many"):
-        opened(f"zip://refs.json::{tmp_path}/a.zip").cat_file("k")
+        open_fs(f"zip://refs.json::{tmp_path}/a.zip").cat_file("k")
 
 
-def written(rows: int) -> bytes:
-    """A partition of many rows that are nothing: some thousand bytes."""
+def make_partition(rows: int) -> bytes:
+    """Return a partition of many rows without a reference, in a few thousand bytes."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     out = io.BytesIO()
     columns = {"path": pa.nulls(rows, pa.string()), "offset": pa.array([0]).take(pa.array([0] * 8).slice(0, 1))}
@@ -213,7 +213,7 @@ def written(rows: int) -> bytes:
 
 
 def test_partition_of_countless_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = written(100_000)
+    data = make_partition(100_000)
     assert len(data) < 10_000
     monkeypatch.setattr(partition, "ROWS", 99_999)
 
@@ -232,7 +232,7 @@ def test_endless_partitions_are_not_requested(http_server: RangeServer) -> None:
     array |= {"order": "C", "filters": None}
     document = {"metadata": {"a/.zarray": array}, "record_size": 1}
     http_server.put("/set/.zmetadata", json.dumps(document).encode())
-    fs = opened(f"{http_server.url}/set")
+    fs = open_fs(f"{http_server.url}/set")
     with pytest.raises(FileNotFoundError):
         fs.cat_file("a/5")
     http_server.clear()
@@ -244,7 +244,7 @@ def test_endless_partitions_are_not_requested(http_server: RangeServer) -> None:
 def test_gen_output_is_bounded() -> None:
     entry = {"key": "{{i}}/{{j}}", "url": "u", "dimensions": {"i": {"stop": 10**9}, "j": {"stop": 10**9}}}
     with check_peak(MIB), pytest.raises(ManifestError, match="it expands to 1000000000000000000 keys"):
-        opened({"version": 1, "gen": [entry], "refs": {}})
+        open_fs({"version": 1, "gen": [entry], "refs": {}})
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_gen_output_is_bounded() -> None:
 )
 def test_template_output_is_bounded(template: str) -> None:
     with pytest.raises(ManifestError):
-        opened({"version": 1, "templates": {"u": "y" * 60_000}, "refs": {"k": [template]}})
+        open_fs({"version": 1, "templates": {"u": "y" * 60_000}, "refs": {"k": [template]}})
 
 
 @pytest.mark.parametrize("shape", [[2**62], [2**40, 2**20], [2**31, 2**31]])
@@ -261,7 +261,7 @@ def test_endless_grid_takes_no_memory(shape: list[int]) -> None:
     array = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "compressor": None, "fill_value": 0}
     last = ".".join(str(n - 1) for n in shape)
     with check_peak(MIB):
-        fs = opened({"a/.zarray": {**array, "order": "C", "filters": None}, f"a/{last}": "there"})
+        fs = open_fs({"a/.zarray": {**array, "order": "C", "filters": None}, f"a/{last}": "there"})
         assert fs.cat_file(f"a/{last}") == b"there"
         assert sorted(fs.find("a")) == sorted(["a/.zarray", f"a/{last}"])
         with pytest.raises(FileNotFoundError):
@@ -271,7 +271,7 @@ def test_endless_grid_takes_no_memory(shape: list[int]) -> None:
 def test_range_beyond_its_target_takes_no_memory(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"small")
     with check_peak(MIB), pytest.raises(ReferenceNotReachable):
-        opened({"k": [str(tmp_path / "x"), 0, 2**40]}).cat_file("k")
+        open_fs({"k": [str(tmp_path / "x"), 0, 2**40]}).cat_file("k")
 
 
 def test_declared_range_length_allocates_nothing(http_server: RangeServer) -> None:
@@ -280,7 +280,7 @@ def test_declared_range_length_allocates_nothing(http_server: RangeServer) -> No
         check_peak(20 * MIB),
         pytest.raises(ReferenceNotReachable, match=f"not enough memory for a range of {2**60} bytes"),
     ):
-        opened({"k": [url, 0, 2**60]}).cat_file("k")
+        open_fs({"k": [url, 0, 2**60]}).cat_file("k")
     assert http_server.requests() == []
 
 
@@ -288,5 +288,5 @@ def test_body_buffer_is_bounded_by_the_request(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(answer, "_LARGE", 100)
     monkeypatch.setattr(answer, "_MOST_ROOM", 1000)
     with RangeServer({"/x": bytes(5000)}) as server:
-        fs = opened({"a": [f"{server.url}/x", 0, 900], "b": [f"{server.url}/x", 0, 5000]})
+        fs = open_fs({"a": [f"{server.url}/x", 0, 900], "b": [f"{server.url}/x", 0, 5000]})
         assert (fs.cat_file("a"), fs.cat_file("b")) == (bytes(900), bytes(5000))

@@ -51,7 +51,7 @@ def write(path: Path, kind: str) -> Any:
 
 def consolidate(group: Any) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # version 3 has no specification of them
+        warnings.simplefilter("ignore")  # the specification of version 3 lacks consolidated metadata
         zarr.consolidate_metadata(group.store)
 
 
@@ -86,7 +86,7 @@ def read(found: Any, kind: str) -> None:
 def test_cold_store_costs_at_most_one_request_more_than_zarr(
     open_: Callable[[str], Any], kind: str, tmp_path: Path, server: RangeServer
 ) -> None:
-    """xarray's zarr engine asks for four documents of the root, three coordinates and a chunk or a shard."""
+    """xarray's zarr engine requests four documents of the root, three coordinates, and a chunk or a shard."""
     write(tmp_path / "s.zarr", kind)
     read(open_(f"{server.url}/s.zarr"), kind)
     assert len(server.requests()) <= (4 + 3 if open_ is not mapper else 4) + 1 + 1
@@ -108,7 +108,7 @@ def test_cold_store_on_s3_costs_no_listing(
     assert len(s3_proxy.requests()) <= 4 + 3 + 1 + 1
 
 
-def test_array_metadata_is_checked_beside_its_chunk(tmp_path: Path, server: RangeServer) -> None:
+def test_array_metadata_are_requested_beside_the_first_chunk(tmp_path: Path, server: RangeServer) -> None:
     write(tmp_path / "s.zarr", "v3")
     found = engine(f"{server.url}/s.zarr")
     server.clear()
@@ -116,7 +116,7 @@ def test_array_metadata_is_checked_beside_its_chunk(tmp_path: Path, server: Rang
     read(found, "v3")
     assert [request.round for request in server.requests()] == [1, 1]
     server.clear()
-    read(found, "v3")  # the array is known by now
+    read(found, "v3")  # the array's metadata have been read
     assert [request.path for request in server.requests()] == ["/s.zarr/v/c/5/0/0"]
 
 
@@ -125,10 +125,10 @@ def test_array_metadata_is_checked_beside_its_chunk(tmp_path: Path, server: Rang
     "after", [SHARDS, {"chunks": (2, 2, 6), "shards": (4, 4, 6)}, {"chunks": (2, 2, 6)}, {"chunks": (8, 4, 6)}]
 )
 @pytest.mark.parametrize("is_local", [False, True])
-def test_rewritten_array_is_read_with_new_metadata(
+def test_array_unlike_its_consolidated_metadata_is_an_error(
     before: str, after: Any, is_local: bool, tmp_path: Path, server: RangeServer
 ) -> None:
-    """The consolidated metadata are those of the array before."""
+    """The consolidated metadata still describe the previous array, which may have the same chunks in other shards."""
     if before == "v2" and "shards" in after:
         pytest.skip("zarr writes no shards in version 2")
     group = write(tmp_path / "s.zarr", before)
@@ -149,7 +149,7 @@ def test_rewritten_array_is_read_with_new_metadata(
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("open_", [engine, filesystem, mapper])
-def test_store_opened_again_shows_what_was_appended(
+def test_reopened_store_shows_appended_values(
     open_: Callable[[str], Any], version: int, tmp_path: Path, server: RangeServer
 ) -> None:
     def days(first: int, last: int) -> Any:
@@ -158,7 +158,7 @@ def test_store_opened_again_shows_what_was_appended(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         days(0, 4).to_zarr(tmp_path / "s.zarr", zarr_format=version, consolidated=True)
-        fs = RefShardFileSystem(f"{server.url}/s.zarr")  # lives on, and so does what it knows
+        fs = RefShardFileSystem(f"{server.url}/s.zarr")  # keeps its cached metadata until the end of this test
         assert fs.exists(".zmetadata" if version == 2 else "zarr.json")
         assert open_(f"{server.url}/s.zarr").shape == (4,)
         days(4, 8).to_zarr(tmp_path / "s.zarr", append_dim="t", consolidated=True)
@@ -166,7 +166,7 @@ def test_store_opened_again_shows_what_was_appended(
     np.testing.assert_array_equal(np.asarray(open_(f"{server.url}/s.zarr")[:]), np.arange(8))
 
 
-def test_root_of_recognition_is_used_once(tmp_path: Path, server: RangeServer) -> None:
+def test_root_document_is_read_again_after_invalidation(tmp_path: Path, server: RangeServer) -> None:
     group = write(tmp_path / "s.zarr", "v3")
     fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
     assert b"title" not in fs.cat_file("zarr.json")
@@ -176,7 +176,7 @@ def test_root_of_recognition_is_used_once(tmp_path: Path, server: RangeServer) -
 
 
 @pytest.mark.parametrize("url", ["/s.zarr", "/s.zarr/", "/s", "/s/", "/s.v1", "/s.v1/"])
-def test_directory_page_is_not_a_document(url: str, tmp_path: Path) -> None:
+def test_directory_pages_are_not_taken_for_documents(url: str, tmp_path: Path) -> None:
     path = tmp_path / url.strip("/")
     path.mkdir()
     write(path, "v2")
@@ -236,7 +236,7 @@ def test_each_request_for_a_cold_store_is_logged(
     assert [request.path for request in server.requests() if not any(request.path in text for text in logged)] == []
 
 
-def test_small_shard_that_was_read_is_still_a_range(tmp_path: Path, server: RangeServer) -> None:
+def test_plan_after_reading_a_small_shard_has_its_range(tmp_path: Path, server: RangeServer) -> None:
     write(tmp_path / "s.zarr", "shards")
     fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
     keys = [f"v/c/{step}/0/0" for step in range(4)]

@@ -76,7 +76,7 @@ def test_loops_in_threads_read_concurrently(source: Any) -> None:
     assert failures == []
 
 
-def test_prefetch_runs_on_the_loop_of_metadata(source: Any) -> None:
+def test_prefetch_runs_on_the_loop_that_read_metadata(source: Any) -> None:
     refs, want = source
     fs = RefShardFileSystem(fo=refs | {".zgroup": '{"zarr_format":2}'}, asynchronous=True, skip_instance_cache=True)
 
@@ -170,7 +170,7 @@ def test_forked_child_prefetches_on_its_own_loop(source: Any) -> None:
     os.waitpid(pid, 0)
 
 
-def test_cancelled_read_leaves_other_reads(http_server: Any) -> None:
+def test_cancelling_a_read_spares_other_reads(http_server: Any) -> None:
     data = bytes(200)
     url = http_server.put("/x.bin", data)
     http_server.latency = 0.2

@@ -44,7 +44,7 @@ def test_intake_catalog_on_disk_opens_a_source(source: str, tmp_path: Path) -> N
     np.testing.assert_array_equal(ds["a"].values, VALUES)
 
 
-def asset(source: str) -> dict[str, Any]:
+def make_asset(source: str) -> dict[str, Any]:
     """Return a STAC asset with the fields of the extension xarray-assets."""
     return {
         "href": source,
@@ -60,7 +60,7 @@ def asset(source: str) -> dict[str, Any]:
 def test_stac_asset_has_opening_arguments(source: str) -> None:
     xr = pytest.importorskip("xarray")
     pytest.importorskip("dask")
-    found = json.loads(json.dumps(asset(source)))
+    found = json.loads(json.dumps(make_asset(source)))
     options = found["xarray:open_kwargs"] | {"storage_options": found["xarray:storage_options"]}
     ds = xr.open_dataset(found["href"], **options)
     np.testing.assert_array_equal(ds["a"].values, VALUES)
@@ -72,7 +72,7 @@ def test_xpystac_opens_a_stac_asset(source: str) -> None:
     import pystac
     import xarray as xr
 
-    ds = xr.open_dataset(pystac.Asset.from_dict(asset(source)), engine="stac")
+    ds = xr.open_dataset(pystac.Asset.from_dict(make_asset(source)), engine="stac")
     np.testing.assert_array_equal(ds["a"].values, VALUES)
 
 
@@ -88,9 +88,9 @@ def test_asynchronous_filesystem_is_awaited_in_a_running_loop(source: str) -> No
     assert sorted(names) == ["g/.zgroup", "g/b"]
 
 
-def test_synchronous_filesystem_works_in_a_cell_too(source: str) -> None:
+def test_synchronous_filesystem_reads_in_a_running_loop(source: str) -> None:
     async def cell() -> bytes:
-        fs = RefShardFileSystem(source)  # whose calls wait on fsspec's own loop, in another thread
+        fs = RefShardFileSystem(source)  # its calls run in fsspec's own loop, in another thread
         fs.prefetch(["a/0.0", "a/1.0"])
         return b"".join(fs.cat(["a/0.0", "a/1.0"]).values())
 

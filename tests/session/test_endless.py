@@ -20,14 +20,14 @@ pytestmark = pytest.mark.case(id="P26")
 
 MIB = 1 << 20
 MOST = MIB  # bytes that documents may have here
-SLACK = 12 * MIB  # bytes that may be under way to whoever has had enough: sockets' buffers, on both sides
+SLACK = 12 * MIB  # bytes that a server may have sent after the client stopped reading: buffers of both sockets
 
 ARRAY: dict[str, Any] = {"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8", "fill_value": 0}
 ARRAY |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}}, "codecs": [{"name": "bytes"}]}
 ARRAY |= {"chunk_key_encoding": {"name": "default"}, "attributes": {}}
 MAPPED = {"storage_transformers": [{"name": "chunk-manifest-json", "configuration": {"manifest": "./manifest.json"}}]}
 
-# What stands at the start of each document that a source may be recognised by, or consist of, and a key to ask for.
+# For each document by which sources are recognised, or of which they consist: its first bytes, its path, and a key.
 DOCUMENTS = {
     "refs.json": (b'{"version": 1, "refs": {"k": "v", ', "refs.json", "k"),
     "refs.json, compressed": (gzip.compress(b'{"version": 1, "refs": {"k": "v", '), "refs.json", "k"),
@@ -42,18 +42,18 @@ DOCUMENTS = {
 }
 
 
-def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+def open_fs(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, index_cache=False, max_manifest_bytes=MOST, **options)
 
 
-@pytest.mark.parametrize("told", [None, 100], ids=["of no told length", "longer than was told"])
+@pytest.mark.parametrize("told", [None, 100], ids=["without a Content-Length", "longer than its Content-Length"])
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_endless_document_is_read_up_to_the_limit(name: str, told: int | None) -> None:
     start, path, key = DOCUMENTS[name]
     with EndlessServer({f"/{path}": start}, told=told) as server:
         source = server.url + "/" + path.removesuffix("/" + path.partition("/")[2])
         with check_peak(8 * MIB), pytest.raises(RefShardError) as refused:
-            opened(source).cat_file(key)
+            open_fs(source).cat_file(key)
         assert server.sent < MOST + len(server.gets) * SLACK
         if told is None:
             assert isinstance(refused.value, ManifestError)
@@ -70,35 +70,35 @@ def test_referenced_document_is_read_up_to_the_limit(name: str) -> None:
             refs = {"a/zarr.json": {**ARRAY, **MAPPED}, key: [f"{server.url}/{name}"]}
             key = "a/c/0"
         with check_peak(8 * MIB), pytest.raises((ManifestError, ReferenceNotReachable)) as refused:
-            opened(refs).cat_file(key)
+            open_fs(refs).cat_file(key)
         assert f"max_manifest_bytes={MOST}" in str(refused.value)
         assert f"{server.url}/{name}" in str(refused.value)
         assert server.sent < MOST + len(server.gets) * SLACK
 
 
 def test_long_range_of_a_document_is_bounded() -> None:
-    """A length that the references tell is one that a server may lie about as well."""
+    """The limit applies also if a reference states the length."""
     with EndlessServer({"/zarr.json": b"{"}) as server:
         refs = {"a/zarr.json": [f"{server.url}/zarr.json", 0, 10**12]}
         with check_peak(8 * MIB), pytest.raises(ManifestError, match=f"max_manifest_bytes={MOST}"):
-            opened(refs).cat_file("a/zarr.json")
+            open_fs(refs).cat_file("a/zarr.json")
         assert server.gets == []
 
 
-def test_object_store_documents_have_the_same_bound() -> None:
+def test_documents_on_s3_are_read_up_to_the_limit() -> None:
     s3 = {"anon": True, "config_kwargs": {"retries": {"total_max_attempts": 1}}}
     with EndlessServer({"/bucket/a/.zattrs": b"{", "/bucket/a/zarr.json": b"{"}) as server:
         options = {**s3, "endpoint_url": server.url}
         for key in ("a/.zattrs", "a/zarr.json"):
             with check_peak(40 * MIB), pytest.raises((ManifestError, ReferenceNotReachable)) as refused:
-                opened({key: [f"s3://bucket/{key}"]}, remote_options=options).cat_file(key)
+                open_fs({key: [f"s3://bucket/{key}"]}, remote_options=options).cat_file(key)
             assert f"max_manifest_bytes={MOST}" in str(refused.value)
             assert f"s3://bucket/{key}" in str(refused.value)
         assert server.sent < MOST + len(server.gets) * SLACK
 
 
 class Odd(AbstractFileSystem):
-    """Files of another kind: of 16 MiB each, of which it tells the size, or not."""
+    """A filesystem of files of 16 MiB, whose `info` has the size ``told``."""
 
     protocol = "odd"
     told: int | None = 16 * MIB
@@ -124,7 +124,7 @@ class Odd(AbstractFileSystem):
                 return self
 
             def __exit__(self, *error: object) -> None:
-                """Nothing is held."""
+                """Do nothing, since nothing is open."""
 
             def read(self, size: int) -> bytes:
                 outer.given += size
@@ -132,15 +132,15 @@ class Odd(AbstractFileSystem):
 
         return File()
 
-    def open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:  # theirs wraps what is no file
+    def open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:  # fsspec's wraps its files
         return self._open(path, mode)
 
 
 @pytest.mark.parametrize("told", [None, 16 * MIB, 10], ids=["unknown", "right", "wrong"])
-def test_documents_of_any_filesystem_have_the_same_bound(told: int | None) -> None:
+def test_documents_of_any_filesystem_obey_max_manifest_bytes(told: int | None) -> None:
     fs = Odd(told)
     with pytest.raises(ReferenceNotReachable, match=f"odd://a/.zattrs .*max_manifest_bytes={MOST}"):
-        opened({"a/.zattrs": ["odd://a/.zattrs"]}, fs={"odd": fs}).cat_file("a/.zattrs")
+        open_fs({"a/.zattrs": ["odd://a/.zattrs"]}, fs={"odd": fs}).cat_file("a/.zattrs")
     assert fs.given == {None: MOST + 1, 16 * MIB: 0, 10: 16 * MIB}[told]
 
 
@@ -150,14 +150,14 @@ def test_local_and_memory_documents_obey_max_manifest_bytes(tmp_path: Path) -> N
     for url in (str(tmp_path / ".zattrs"), "memory://endless/.zattrs"):
         for name in (".zattrs", "zarr.json"):
             with pytest.raises((ManifestError, ReferenceNotReachable), match=f"max_manifest_bytes={MOST}"):
-                opened({f"a/{name}": [url]}).cat_file(f"a/{name}")
+                open_fs({f"a/{name}": [url]}).cat_file(f"a/{name}")
 
 
 def test_chunks_are_exempt_from_the_limit_of_documents(tmp_path: Path) -> None:
     (tmp_path / "chunk").write_bytes(bytes(2 * MIB))
     with EndlessServer({}, files={"/chunk": bytes(2 * MIB)}) as server:
         for url in (str(tmp_path / "chunk"), f"{server.url}/chunk"):
-            assert opened({"a/0": [url]}).cat_file("a/0") == bytes(2 * MIB)
+            assert open_fs({"a/0": [url]}).cat_file("a/0") == bytes(2 * MIB)
 
 
 def test_endless_chunk_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_endless_chunk_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer, "MOST_UNSIZED", 4 * MIB)
     with EndlessServer({"/chunk": b"x"}) as server:
         with check_peak(20 * MIB), pytest.raises(ReferenceNotReachable, match="at most 4194304 bytes"):
-            opened({"a/0": [f"{server.url}/chunk"]}).cat_file("a/0")
+            open_fs({"a/0": [f"{server.url}/chunk"]}).cat_file("a/0")
         assert server.sent < 4 * MIB + SLACK
 
 
@@ -173,4 +173,4 @@ def test_document_at_the_limit_is_read() -> None:
     text = json.dumps({"x": "y" * (MOST - 9)}).encode()
     assert len(text) == MOST
     with EndlessServer({}, files={"/.zattrs": text}) as server:
-        assert opened({"a/.zattrs": [f"{server.url}/.zattrs"]}).cat_file("a/.zattrs") == text
+        assert open_fs({"a/.zattrs": [f"{server.url}/.zattrs"]}).cat_file("a/.zattrs") == text

@@ -1,6 +1,6 @@
 """The fault matrix, fault × filesystem × operation: the right bytes, or an error that is not a missing chunk.
 
-Each cell is one test. The end of pytest's report says what came of all of them, and with ``-v`` of each.
+Each cell of the matrix is one test. pytest's report ends with the counts of results, with ``-v`` with each result.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ DATA = VALUES.tobytes()
 SIZE = EACH * 8
 KEYS = [f"a/{i}" for i in range(CHUNKS)]
 
-# Merged into one request, and each chunk by itself.
+# Options by which all chunks are merged into one request, or each chunk has a request of its own.
 LIMITS: dict[str, dict[str, Any]] = {"merged": {}, "single": {"max_gap": -1, "max_block": 1}}
 
 
-def references(url: str) -> dict[str, Any]:
+def make_references(url: str) -> dict[str, Any]:
     array = {
         "zarr_format": 2,
         "shape": [CHUNKS * EACH],
@@ -55,8 +55,8 @@ def references(url: str) -> dict[str, Any]:
     return refs | {key: [url, i * SIZE, SIZE] for i, key in enumerate(KEYS)}
 
 
-def open_(url: str, limits: str = "merged", **options: Any) -> RefShardFileSystem:
-    return RefShardFileSystem(references(url), **{"retries": 0, "timeout": 20, **LIMITS[limits], **options})
+def open_fs(url: str, limits: str = "merged", **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(make_references(url), **{"retries": 0, "timeout": 20, **LIMITS[limits], **options})
 
 
 def _cat_file(fs: RefShardFileSystem) -> None:
@@ -78,7 +78,7 @@ def _cat(fs: RefShardFileSystem) -> None:
 
 
 def _cat_omitting(fs: RefShardFileSystem) -> None:
-    """Only missing keys may be left out, and none is missing."""
+    """Assert that no key is omitted, since none is missing."""
     assert fs.cat(KEYS, on_error="omit") == {key: DATA[i * SIZE : (i + 1) * SIZE] for i, key in enumerate(KEYS)}
 
 
@@ -95,7 +95,7 @@ def _mapper(fs: RefShardFileSystem) -> None:
 
 
 def _zarr(fs: RefShardFileSystem) -> None:
-    """Zarr fills what it takes for missing with NaN."""
+    """Assert that no chunk is NaN, with which zarr fills missing chunks."""
     if zarr.__version__.startswith("2."):
         array = zarr.open(fs.get_mapper(""), mode="r")["a"]
     else:
@@ -117,11 +117,11 @@ def _get(fs: RefShardFileSystem) -> None:
 
 
 OPERATIONS = [_cat_file, _cat_ranges, _cat, _cat_omitting, _open, _get, _mapper, _zarr]
-MAIN = [_cat_file, _cat_ranges, _open, _get, _zarr]  # by which the others read
+MAIN = [_cat_file, _cat_ranges, _open, _get, _zarr]  # the other operations call these
 
 
 class Outcomes:
-    """What comes of the cells of one filesystem, noted in the matrix of the whole run."""
+    """Stores the results of one filesystem in the matrix of the whole run."""
 
     def __init__(self, filesystem: str, cells: Matrix) -> None:
         self._filesystem = filesystem
@@ -143,7 +143,7 @@ def url(http_server: RangeServer) -> str:
 
 
 def judge(operation: Callable[[Any], None], fs: RefShardFileSystem) -> str:
-    """Run ``operation``: its own assertions hold if it returns; else its error is one that says what it is."""
+    """Return "right" if ``operation`` returns, which has assertions of its own; else check its error, and name it."""
     try:
         operation(fs)
     except ReferenceNotReachable as e:
@@ -157,7 +157,7 @@ def judge(operation: Callable[[Any], None], fs: RefShardFileSystem) -> str:
     return type(error).__name__.replace("ReferenceNotReachable", "error")
 
 
-# What a server does to every request, and what comes of it without further tries.
+# Faults of a server in every answer, and the results without retries.
 ALWAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "body cut short": ("short_body", {}, "error"),
     "body cut short, no length": ("unframed_body", {}, "error"),
@@ -194,7 +194,7 @@ def test_http_fault_is_an_error_or_harmless(
 ) -> None:
     kind, options, expected = ALWAYS[fault]
     http_server.fault(kind, **options)
-    outcome = judge(operation, open_(url, limits))
+    outcome = judge(operation, open_fs(url, limits))
     outcomes[fault, operation.__name__.strip("_")] = outcome
     assert outcome == expected
 
@@ -217,7 +217,7 @@ def test_temporary_http_fault_is_retried(
 ) -> None:
     kind, options = ONCE[fault]
     http_server.fault(kind, times=2, **options)
-    outcome = judge(operation, open_(url, retries=4))
+    outcome = judge(operation, open_fs(url, retries=4))
     outcomes[fault, operation.__name__.strip("_")] = outcome
     assert outcome == "right"
 
@@ -227,7 +227,7 @@ def test_replaced_remote_file_is_never_mixed(
     http_server: RangeServer, url: str, outcomes: Outcomes, operation: Callable[[Any], None]
 ) -> None:
     http_server.fault("replaced", after=1, times=1)
-    outcome = judge(operation, open_(url, "single"))
+    outcome = judge(operation, open_fs(url, "single"))
     outcomes["replaced between reads", operation.__name__.strip("_")] = outcome
     assert outcome == "TargetChanged"
 
@@ -238,7 +238,7 @@ def test_endless_answer_times_out(
     http_server: RangeServer, url: str, outcomes: Outcomes, kind: Any, operation: Callable[[Any], None]
 ) -> None:
     http_server.fault(kind, pause=0.5)
-    outcome = judge(operation, open_(url, timeout=0.3, retries=3))
+    outcome = judge(operation, open_fs(url, timeout=0.3, retries=3))
     outcomes[f"{kind} for ever", operation.__name__.strip("_")] = outcome
     assert outcome == "error"
 
@@ -247,7 +247,7 @@ def test_endless_answer_times_out(
 def test_unreachable_server_is_an_error(outcomes: Outcomes, operation: Callable[[Any], None]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    outcome = judge(operation, open_(f"http://127.0.0.1:{port}/x.bin"))
+    outcome = judge(operation, open_fs(f"http://127.0.0.1:{port}/x.bin"))
     outcomes["connection refused", operation.__name__.strip("_")] = outcome
     assert outcome == "error"
 
@@ -260,12 +260,12 @@ def test_unresolved_host_name_is_an_error(
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolve)
-    outcome = judge(operation, open_("http://nowhere.invalid/x.bin"))
+    outcome = judge(operation, open_fs("http://nowhere.invalid/x.bin"))
     outcomes["name not resolved", operation.__name__.strip("_")] = outcome
     assert outcome == "error"
 
 
-# Of what a server does, all that can be done to the answers of another.
+# Those of these faults that a proxy can make.
 THROUGH = {fault: case for fault, case in ALWAYS.items() if case[0] not in CountingProxy.cannot | {"redirect"}}
 
 
@@ -278,10 +278,10 @@ def stored(s3_server: SeaweedServer) -> str:
 
 @pytest.fixture
 def s3(stored: str, s3_proxy: CountingProxy) -> Callable[..., Any]:
-    """Call it with options: a filesystem whose target lies in an object store, behind the proxy that harms it."""
+    """A function that opens a filesystem with options; its target is in an object store behind the proxy."""
     options = {"key": "ak", "secret": SeaweedServer.secret, "endpoint_url": s3_proxy.url}
     patient = {"timeout": 20}
-    return lambda **more: open_(stored, remote_protocol="s3", remote_options=options, **patient, **more)
+    return lambda **more: open_fs(stored, remote_protocol="s3", remote_options=options, **patient, **more)
 
 
 @pytest.fixture
@@ -368,19 +368,19 @@ def test_local_file_fault_is_an_error_or_harmless(
 ) -> None:
     url, fs, path = file
     harm(fs, path)
-    outcome = judge(operation, open_(url))
+    outcome = judge(operation, open_fs(url))
     name = harm.__name__.strip("_").replace("_", " ")
     outcomes = Outcomes("memory" if url.startswith("memory") else "local", request.config.stash[MATRIX])
     outcomes[name, operation.__name__.strip("_")] = outcome
     assert outcome == HARM[harm]
 
 
-@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o is not _zarr])  # which opens it anew
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o is not _zarr])  # which opens a new filesystem
 def test_replaced_local_file_is_never_mixed(
     file: Any, operation: Callable[[Any], None], request: pytest.FixtureRequest
 ) -> None:
     url, fs, path = file
-    reader = open_(url)
+    reader = open_fs(url)
     reader.cat_file(KEYS[0])
     fs.rm(path)
     fs.pipe_file(path, DATA[::-1])
@@ -407,8 +407,8 @@ def test_open_range_of_an_object_of_unknown_size_is_an_error(http_server: RangeS
 
 @pytest.mark.parametrize("window", [(8, -8), (-80, -8)])
 def test_window_of_a_chunk_of_unknown_size_is_right(http_server: RangeServer, window: Any) -> None:
-    """A key of a hierarchy exists whether or not its size is known."""
-    for name, text in references("").items():
+    """The server tells no sizes; keys of a hierarchy can be read all the same."""
+    for name, text in make_references("").items():
         if isinstance(text, str):
             http_server.put(f"/set/{name}", text.encode())
     http_server.put("/set/a/0", DATA[:SIZE])
@@ -419,7 +419,7 @@ def test_window_of_a_chunk_of_unknown_size_is_right(http_server: RangeServer, wi
 
 
 def test_new_filesystem_reads_the_replaced_file(http_server: RangeServer, url: str) -> None:
-    fs = open_(url)
+    fs = open_fs(url)
     _cat(fs)
     http_server.put("/x.bin", DATA[::-1])
     with pytest.raises(TargetChanged, match="invalidate_cache"):
@@ -430,13 +430,13 @@ def test_new_filesystem_reads_the_replaced_file(http_server: RangeServer, url: s
 
 def test_retries_are_counted(http_server: RangeServer, url: str) -> None:
     http_server.fault(503, times=2)
-    fs = open_(url, retries=3)
+    fs = open_fs(url, retries=3)
     fs.cat_file(KEYS[0])
     assert fs.stats()["retries"] == 2
 
 
-def test_fault_of_one_key_leaves_the_others(http_server: RangeServer, url: str) -> None:
-    refs = references(url) | {"b": [http_server.put("/other", DATA), 0, 8]}
+def test_keys_beside_a_failed_one_are_read(http_server: RangeServer, url: str) -> None:
+    refs = make_references(url) | {"b": [http_server.put("/other", DATA), 0, 8]}
     fs = RefShardFileSystem(refs, retries=0)
     http_server.fault(500, "/other")
     found = fs.cat_ranges(["a/0", "b", "a/1"], [0] * 3, [8] * 3)
@@ -444,8 +444,8 @@ def test_fault_of_one_key_leaves_the_others(http_server: RangeServer, url: str) 
     assert isinstance(found[1], ReferenceNotReachable)
 
 
-def test_failed_source_is_not_an_empty_one(http_server: RangeServer, url: str) -> None:
-    source = http_server.put("/refs.json", json.dumps({"version": 1, "refs": references(url)}).encode())
+def test_error_of_a_failed_source_is_not_a_missing_key(http_server: RangeServer, url: str) -> None:
+    source = http_server.put("/refs.json", json.dumps({"version": 1, "refs": make_references(url)}).encode())
     for fault in (403, 416, 500, "short_body", "hang_up"):
         http_server.heal()
         http_server.fault(fault, "/refs.json")  # type: ignore[arg-type]  # a list of both kinds
@@ -459,7 +459,7 @@ def test_failed_source_is_not_an_empty_one(http_server: RangeServer, url: str) -
 
 @pytest.mark.parametrize("reads", [1_000, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_reads_under_random_faults_are_right_or_an_error(http_server: RangeServer, reads: int) -> None:
-    """Every byte right, or an error; nothing hangs, and the loop is left without tasks."""
+    """Also, no read hangs, and no task is left in the loop."""
     data = random.Random(0).randbytes(1 << 20)
     url = http_server.put("/x.bin", data)
     for i, kind in enumerate(

@@ -41,15 +41,15 @@ def refs(http_server: RangeServer) -> dict[str, Any]:
     return {f"k/{i}": [url, i * SIZE, SIZE] for i in range(KEYS)}
 
 
-def seen(server: RangeServer, count: int, path: str = "/x.bin") -> None:
-    """Wait until so many requests have arrived."""
+def wait_for_requests(server: RangeServer, count: int, path: str = "/x.bin") -> None:
+    """Wait until ``count`` requests have arrived."""
     end = time.monotonic() + 60
     while len(server.requests(path)) < count:
         assert time.monotonic() < end, "no request arrives"
         time.sleep(0.005)
 
 
-# Reads until it is interrupted, as often as asked for; then, with the same instance, whole and without interruption.
+# Reads until it is interrupted, ``times`` times; then reads all keys once with the same instance.
 READER = """
 import faulthandler, json, signal, sys
 from refshard_fs import RefShardFileSystem  # noqa: E402
@@ -86,8 +86,10 @@ print(json.dumps({k: v.hex() for k, v in read(keys).items()}), flush=True)
 """
 
 
-def interrupted(server: RangeServer, fo: Any, how: str, path: str, pauses: list[float]) -> tuple[dict[str, bytes], str]:
-    """Return what a process reads in the end that was sent SIGINTs in the middle of reads, and its errors."""
+def run_interrupted(
+    server: RangeServer, fo: Any, how: str, path: str, pauses: list[float]
+) -> tuple[dict[str, bytes], str]:
+    """Run `READER`, and interrupt its reads after each of ``pauses``; return what it reads last, and its errors."""
     command = [sys.executable, "-c", READER, json.dumps(fo), how, str(len(pauses))]
     lost = False
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -97,7 +99,7 @@ def interrupted(server: RangeServer, fo: Any, how: str, path: str, pauses: list[
             for pause in pauses:
                 assert process.stdout.readline().strip() == "reading", process.stderr.read()
                 server.clear()
-                seen(server, 1, path)
+                wait_for_requests(server, 1, path)
                 time.sleep(pause)
                 process.send_signal(signal.SIGINT)
                 if not select.select([process.stdout], [], [], LOST)[0]:
@@ -122,7 +124,7 @@ def test_interrupted_filesystem_reads_right_bytes_again(
     http_server.latency = 0.1
     chance = random.Random(how)
     pauses = [chance.uniform(0, 0.15) for _ in range(2)]
-    found, errors = interrupted(http_server, refs, how, "/x.bin", pauses)
+    found, errors = run_interrupted(http_server, refs, how, "/x.bin", pauses)
     assert found == WANT
     assert "Traceback" not in errors
 
@@ -132,7 +134,7 @@ def test_interrupted_opening_can_be_repeated(refs: dict[str, Any], http_server: 
     pad = {"pad": "x" * 10_000}  # more than is read to recognise the source
     url = http_server.put("/refs.json", json.dumps({"version": 1, "refs": {**refs, **pad}}).encode())
     http_server.latency = 0.3
-    found, errors = interrupted(http_server, url, "cat", "/refs.json", [0.1])
+    found, errors = run_interrupted(http_server, url, "cat", "/refs.json", [0.1])
     assert found == WANT
     assert "Traceback" not in errors
 
@@ -151,7 +153,7 @@ def test_fork_during_reads_is_safe(readers: int, refs: dict[str, Any], http_serv
     threads = [threading.Thread(target=read, args=(place,)) for place in range(readers)]
     for thread in threads:
         thread.start()
-    seen(http_server, 8)
+    wait_for_requests(http_server, 8)
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -176,7 +178,7 @@ def test_fork_during_reads_is_safe(readers: int, refs: dict[str, Any], http_serv
 
 
 def test_threads_of_a_forked_child_share_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that asks while another one makes the loop of the child does not get the loop of the parent."""
+    """While one thread makes the child's loop, another one that needs it must not get the parent's."""
     fs = RefShardFileSystem({"a": "x"})
     dead, found = fs.loop, []
 
@@ -196,8 +198,8 @@ def test_threads_of_a_forked_child_share_its_loop(monkeypatch: pytest.MonkeyPatc
 SHARD = {i: bytes([65 + i]) * 10 for i in range(8)}
 
 
-def sharded(server: RangeServer) -> dict[str, Any]:
-    """References to two shards of an array, whose chunks are found by way of an index."""
+def make_sharded_references(server: RangeServer) -> dict[str, Any]:
+    """Return references to two shards of an array."""
     meta = {"zarr_format": 2, "shape": [80], "chunks": [10], "shards": [4], "dtype": "|u1", "fill_value": 0}
     found: dict[str, Any] = {"s/.zarray": json.dumps(meta)}
     for number in range(2):
@@ -219,7 +221,7 @@ OPERATIONS: dict[str, Read] = {
 }
 
 
-def others() -> list[asyncio.Task[Any]]:
+def list_other_tasks() -> list[asyncio.Task[Any]]:
     return [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and not task.done()]
 
 
@@ -229,7 +231,7 @@ def test_cancelled_task_leaves_nothing_running(
     how: str, after: float, refs: dict[str, Any], http_server: RangeServer
 ) -> None:
     http_server.latency = 0.1
-    more = {"whole": [http_server.put("/whole", b"all of it")], **sharded(http_server)}
+    more = {"whole": [http_server.put("/whole", b"all of it")], **make_sharded_references(http_server)}
 
     async def run() -> None:
         fs = RefShardFileSystem(
@@ -243,21 +245,21 @@ def test_cancelled_task_leaves_nothing_running(
         task = asyncio.ensure_future(OPERATIONS[how](fs))
         await asyncio.sleep(after)
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):  # unless it was faster
+        with contextlib.suppress(asyncio.CancelledError):  # unless it ended before
             await task
         await asyncio.sleep(0.03)
-        assert others() == []
+        assert list_other_tasks() == []
         http_server.latency = 0
         assert await fs._cat(list(WANT)) == WANT
         assert await fs._cat_file("whole", -5) == b"of it"
         assert await fs._cat([f"s/{i}" for i in SHARD]) == {f"s/{i}": data for i, data in SHARD.items()}
         await asyncio.sleep(0.03)
-        assert others() == []
+        assert list_other_tasks() == []
 
     asyncio.run(run())
 
 
-def test_reader_cancelled_at_opening_leaves_the_others(refs: dict[str, Any], http_server: RangeServer) -> None:
+def test_cancelling_a_reader_at_opening_spares_other_readers(refs: dict[str, Any], http_server: RangeServer) -> None:
     pad = {"pad": "x" * 10_000}
     url = http_server.put("/refs.json", json.dumps({"version": 1, "refs": {**refs, **pad}}).encode())
     http_server.latency = 0.1
@@ -278,12 +280,12 @@ def test_reader_cancelled_at_opening_leaves_the_others(refs: dict[str, Any], htt
             await task
         assert await lonely._cat_file("k/4") == WANT["k/4"]
         await asyncio.sleep(0.05)
-        assert others() == []
+        assert list_other_tasks() == []
 
     asyncio.run(run())
 
 
-def test_timeout_of_the_caller_is_harmless(refs: dict[str, Any], http_server: RangeServer) -> None:
+def test_filesystem_reads_after_a_timeout_of_the_caller(refs: dict[str, Any], http_server: RangeServer) -> None:
     http_server.latency = 0.3
 
     async def run() -> None:
@@ -293,6 +295,6 @@ def test_timeout_of_the_caller_is_harmless(refs: dict[str, Any], http_server: Ra
                 async with asyncio.timeout(0.05):
                     await fs._cat(list(WANT))
         assert await fs._cat(list(WANT)) == WANT
-        assert others() == []
+        assert list_other_tasks() == []
 
     asyncio.run(run())

@@ -48,18 +48,17 @@ def test_manifest_and_targets_on_s3_are_read(who: str, s3_server: Any, bucket: s
 
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_changes_by_other_processes_are_seen_by_new_readers(mode: str, s3_server: Any, bucket: str) -> None:
-    """Before it was mended: `info` and `exists` of a new filesystem, and after `discard()`, told sizes of a
-    hierarchy's objects on S3 or HTTP that others had replaced or removed since this process asked for them;
-    reading one was then a `TargetChanged` until `invalidate_cache()`.
+    """`info` and `exists` of a new filesystem, or after `discard()`, returned sizes that this process had asked for
+    before another one replaced or removed the objects; reads then raised `TargetChanged`.
     """
     for name in ("h/zarr.json", "h/x", "h/y"):
         s3_server.put(f"{bucket}/{name}", b'{"zarr_format": 3, "node_type": "group"}')
 
-    def opened() -> RefShardFileSystem:
+    def open_fs() -> RefShardFileSystem:
         options = s3_server.storage_options
         return RefShardFileSystem(f"s3://{bucket}/h", mode=mode, target_options=options, skip_instance_cache=True)
 
-    fs = opened()
+    fs = open_fs()
     assert fs.exists("x")
     assert fs.exists("y")
     s3_server.put(f"{bucket}/h/x", b"new")
@@ -67,13 +66,13 @@ def test_changes_by_other_processes_are_seen_by_new_readers(mode: str, s3_server
     if mode == "a":
         fs.discard()
     else:
-        fs = opened()
+        fs = open_fs()
     assert fs.info("x")["size"] == 3
     assert fs.cat_file("x") == b"new"  # no TargetChanged
     assert not fs.exists("y")
 
 
-def test_remote_options_open_the_manifest_too(s3_server: Any, bucket: str) -> None:
+def test_remote_options_also_open_the_manifest(s3_server: Any, bucket: str) -> None:
     fs = RefShardFileSystem(
         fo=f"s3://{bucket}/refs.json.zst", remote_protocol="s3", remote_options=s3_server.anonymous_options
     )
@@ -97,7 +96,7 @@ def test_instance_of_s3fs_serves_the_references(asynchronous: bool, s3_server: A
 @pytest.mark.parametrize("who", ["keys", "anonymous"])
 @pytest.mark.case(id="P5")
 def test_plain_arguments_apply_to_the_source_and_its_bucket(who: str, s3_server: Any, bucket: str) -> None:
-    """What ``storage_options={"anon": True}`` comes to, in xarray too."""
+    """xarray passes ``storage_options={"anon": True}`` as such arguments."""
     options = s3_server.storage_options if who == "keys" else s3_server.anonymous_options
     fs = RefShardFileSystem(f"s3://{bucket}/refs.json.zst", **options)
     assert fs.cat_file("a/0.0") == VALUES[:2, :3].tobytes()
@@ -112,7 +111,7 @@ def test_plain_arguments_apply_to_the_source_and_its_bucket(who: str, s3_server:
 def test_saved_set_of_the_own_bucket_is_read(
     how: str, s3_server: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although it says that its references came from there."""
+    """The saved set records that its references came from the bucket; options of the user permit it."""
     options, out = s3_server.storage_options, str(tmp_path / "out.json")
     RefShardFileSystem(f"s3://{bucket}/refs.json.zst", **options).save(out)
     given: dict[str, Any] = {
@@ -174,13 +173,13 @@ def image(stored_image: str, s3_server: Any, s3_proxy: CountingProxy) -> RefShar
     return fs
 
 
-def listings(proxy: CountingProxy) -> list[str]:
+def list_listings(proxy: CountingProxy) -> list[str]:
     return [request.path for request in proxy.requests() if "list-type" in request.query]
 
 
 def test_all_keys_on_s3_are_one_flat_listing(image: RefShardFileSystem, s3_proxy: CountingProxy) -> None:
     every = image.find("")
-    assert len(listings(s3_proxy)) == 1
+    assert len(list_listings(s3_proxy)) == 1
     assert len(every) == 2 + 24
     assert {".zgroup", "p/a/.zarray", "p/a/0/0/0", "p/a/1/2/3"} <= set(every)
     walked = {f"{root}/{name}".strip("/") for root, _, files in image.walk("") for name in files}
@@ -203,7 +202,7 @@ def test_recursive_s3_listings_are_flat(
     ask: Callable[[RefShardFileSystem], bool], image: RefShardFileSystem, s3_proxy: CountingProxy
 ) -> None:
     assert ask(image)
-    assert len(listings(s3_proxy)) <= 3
+    assert len(list_listings(s3_proxy)) <= 3
 
 
 @pytest.mark.parametrize("ask", [lambda fs: fs.find(""), summarise, lambda fs: collect_references(fs)])
@@ -224,7 +223,7 @@ def test_each_request_to_s3_is_logged(
         image.ls("p")
         image.cat(["p/a/0/0/0", "p/a/1/2/3"])
     logged = [record.getMessage() for record in caplog.records if record.name == "refshard_fs.targets"]
-    assert sum("list-type=2" in text for text in logged) == len(listings(s3_proxy)) > 0
+    assert sum("list-type=2" in text for text in logged) == len(list_listings(s3_proxy)) > 0
     chunks = [request.path.rpartition("/p/")[2] for request in s3_proxy.requests() if "/p/" in request.path]
     assert len(chunks) == 2
     assert all(any(f"/p/{chunk}:" in text for text in logged) for chunk in chunks)
