@@ -261,7 +261,7 @@ def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, mo
 
 
 def test_values_of_an_absurd_shape_are_an_error(tmp_path: Path) -> None:
-    """Before it was mended: all chunks were listed first, which took hours."""
+    """All chunks used to be listed first, which took hours."""
     meta = {"zarr_format": 2, "shape": [1 << 62], "chunks": [2], "dtype": "<f8", "order": "C", "fill_value": 0}
     refs = {".zgroup": {"zarr_format": 2}, "a/.zarray": {**meta, "compressor": None, "filters": None}}
     refs["a/.zattrs"] = {"_ARRAY_DIMENSIONS": ["x"]}

@@ -88,7 +88,7 @@ def find_missing(text: str, *facts: str) -> list[str]:
 
 
 class Saying(RangeServer):
-    """A server that answers everything with one status and one text."""
+    """A server that answers all requests with the same status and text."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ def test_daily_set_grows_or_its_error_has_a_remedy(working_copy: Path, capsys: p
         assert ds["time"].values[-1] == np.datetime64(datetime(2024, 1, 1) + timedelta(hours=7))
 
 
-def test_moved_data_are_followed_and_wrong_prefixes_named(
+def test_rebase_follows_moved_data_and_names_wrong_prefixes(
     working_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["rebase", "refs.json", "moved.json", "--from", "s3://old/", "--to", "s3://new/"]) == 2
@@ -322,7 +322,7 @@ def test_convert_replaces_only_on_request(working_copy: Path, capsys: pytest.Cap
     assert main(["convert", "air.nc", "air.zarr", "--overwrite"]) == 0
 
 
-def test_usual_questions_read_nothing(working_copy: Path) -> None:
+def test_plan_reads_little_and_resolve_returns_a_range(working_copy: Path) -> None:
     fs = RefShardFileSystem("refs.json")
     keys = [key for key in fs.find("air") if key[-1].isdigit()]
     assert sum(len(request.keys) for request in fs.plan(keys)) == len(keys) == 4

@@ -98,7 +98,7 @@ def test_prefix_ends_at_a_slash(fs: RefShardFileSystem) -> None:
     assert fs.find("ab/0") == ["ab/0/0", "ab/0/2"]
 
 
-def test_find_takes_depth_directories_and_detail(fs: RefShardFileSystem) -> None:
+def test_find_takes_maxdepth_withdirs_and_detail(fs: RefShardFileSystem) -> None:
     assert fs.find("", maxdepth=1) == [".zgroup", "whole"]
     assert fs.find("", maxdepth=1, withdirs=True) == [".zgroup", "a", "ab", "g", "whole"]
     assert fs.find("g", maxdepth=2, withdirs=True) == [
@@ -113,7 +113,7 @@ def test_find_takes_depth_directories_and_detail(fs: RefShardFileSystem) -> None
         fs.find("", maxdepth=0)
 
 
-def test_walk_glob_and_du_follow_fsspec(fs: RefShardFileSystem) -> None:
+def test_walk_glob_and_du_list_keys_and_sizes(fs: RefShardFileSystem) -> None:
     walked = {path: (sorted(dirs), sorted(files)) for path, dirs, files in fs.walk("ab")}
     assert walked == {
         "ab": (["0", "1"], [".zarray"]), "ab/0": ([], ["0", "2"]), "ab/1": ([], ["1"])
@@ -173,8 +173,8 @@ def test_cat_takes_lists_globs_and_trees(fs: RefShardFileSystem) -> None:
 
 
 def test_key_that_looks_like_a_pattern_is_a_key() -> None:
-    """Before it was mended: Keys with `[`, `]`, `*` or `?` (a variable `T [K]`) were missing from `cat`, `getitems`
-    and `dict(fs.get_mapper(""))`; a missing one was answered with another key that matched.
+    """Keys with `[`, `]`, `*` or `?` (a variable `T [K]`) used to be expanded as patterns: they were missing from
+    `cat`, `getitems` and `dict(fs.get_mapper(""))`, or had the value of another key that matched.
     """
     fs = RefShardFileSystem(fo={"T [K]/0": "of T [K]", "T K/0": "a", "T K/1": "b", "a*": "star", "ab": "c"})
     assert fs.cat("T [K]/0") == b"of T [K]"
@@ -269,7 +269,7 @@ def test_synchronous_directory_filesystem_opens_targets(tmp_path: Path) -> None:
     assert RefShardFileSystem({"k": [f"dir://x.bin::file://{tmp_path}", 2, 3]}).cat_file("k") == b"234"
 
 
-def test_options_for_a_protocol_are_for_its_other_names_too() -> None:
+def test_options_for_s3_apply_to_s3a() -> None:
     fs = RefShardFileSystem({"k": ["s3a://bucket/x", 0, 1]}, remote_protocol="s3", remote_options={"anon": True})
     assert fs.fss["s3a"].storage_options == fs.fss["s3"].storage_options == {"anon": True}
 

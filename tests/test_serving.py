@@ -256,7 +256,7 @@ def test_no_answer_names_the_targets_of_the_source(tmp_path: Path, caplog: pytes
         for path in ("/", "/?map=a", "/?slice=a", "/a/1.0", "/.zmetadata"):
             assert "private" not in HTTP.get(server.url + path).text
         assert HTTP.get(f"{server.url}/a/1.0").status_code == 502
-    assert str(private / "gone") in caplog.text, "the log does"
+    assert str(private / "gone") in caplog.text, "the log names the target"
 
 
 @pytest.mark.parametrize("shape", [(3,), (), (0, 4), (1, 2, 3, 4)])
@@ -309,7 +309,7 @@ def test_unreadable_chunk_is_answered_with_502(tmp_path: Path) -> None:
                 assert HTTP.get(f"{server.url}/{key}").status_code == 502
             assert HTTP.get(f"{server.url}/a/1").status_code == 404
     with Server(refshard_fs.asgi(refs, allow=[])) as server:
-        assert HTTP.get(f"{server.url}/a/2").status_code == 502, "what it may not read is no missing key either"
+        assert HTTP.get(f"{server.url}/a/2").status_code == 502, "a key with a forbidden target is not missing"
 
 
 def test_whole_objects_of_public_servers_are_redirected_to(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_registered_store_reads_the_source(tmp_path: Path, http_server: RangeSer
     assert [request.method for request in http_server.requests()] == ["GET"], "the file is small"
 
 
-def test_registry_does_not_open_this_machine_to_a_set(tmp_path: Path) -> None:
+def test_set_in_a_registry_may_not_read_local_files(tmp_path: Path) -> None:
     memory = stores.MemoryStore()
     document = json.loads(Path(save_set(tmp_path, "refs.json")).read_text())
     assert document["refs"]["air/0.0.0"][0] == str(tmp_path / "a.nc")

@@ -611,12 +611,12 @@ def test_arrays_with_different_codecs_do_not_share_them(monkeypatch: pytest.Monk
     assert [group[name][:].tolist() for name in "ab"] == [[66, 66], [75, 75]]
 
 
-def test_pickled_array_of_another_store_does_not_need_us(tmp_path: Path) -> None:
+def test_pickled_array_of_another_store_needs_no_refshard(tmp_path: Path) -> None:
     array = zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     assert b"refshard" not in pickle.dumps(array).replace(str(tmp_path).encode(), b"")
 
 
-def test_pickled_array_of_ours_reads_elsewhere(tmp_path: Path) -> None:
+def test_pickled_array_is_read_in_another_process(tmp_path: Path) -> None:
     zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     code = "import pickle, sys; print(int(pickle.load(sys.stdin.buffer)[:].sum()))"
     found = subprocess.run(

@@ -24,7 +24,7 @@ FAR: Final = 1 << 12  # bytes of a gap over which requests are not merged
 
 
 class Sample(NamedTuple):
-    """The result of some reads: right ones and errors; then the process's bytes of memory and file descriptors."""
+    """Numbers of right reads and of errors in a process, and its memory in bytes and open descriptors afterwards."""
 
     pid: int
     right: int

@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 
 def soak(folder: Path, keys: int, reads: int, threads: int, processes: int, patience: float, each: int) -> Outcome:
-    """Read ``reads`` times a random one of ``keys`` keys, ``each`` reads in a task or call.
+    """Read ``reads`` random keys of a set of ``keys``; each task or call reads ``each`` of them.
 
     Raise TimeoutError if the reads take longer than ``patience`` seconds.
     """

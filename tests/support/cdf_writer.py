@@ -59,7 +59,7 @@ class Writer:
         magic = b"\xcd\xf3\0\1" if version == 3 else b"\xcd\xf2\x60\2" if release > 5 else b"\0\0\xff\xff"
         self.data = bytearray(magic + b"\0\0\xff\xff")
 
-    def record(self, kind: int, fields: str, *values: Any, tail: bytes = b"") -> int:
+    def add_record(self, kind: int, fields: str, *values: Any, tail: bytes = b"") -> int:
         """Add a record of ``kind``; return its offset."""
         layout = struct.Struct(">" + ("Oi" + fields).replace("O", self.word))
         at = len(self.data)
@@ -71,10 +71,10 @@ class Writer:
         skipped = struct.calcsize(">" + ("Oi" + fields).replace("O", self.word))
         struct.pack_into(">" + ("i" if is_count else self.word), self.data, record + skipped, value)
 
-    def named(self, name: str) -> bytes:
+    def pad_name(self, name: str) -> bytes:
         return name.encode().ljust(self.name, b"\0")
 
-    def entry(self, value: Any, dtype: int | None = None) -> tuple[int, int, int, bytes]:
+    def encode_entry(self, value: Any, dtype: int | None = None) -> tuple[int, int, int, bytes]:
         """Return type, number of elements, number of texts and bytes of an attribute's value."""
         if isinstance(value, str):
             return 51, len(value), 1, value.encode()
@@ -89,44 +89,44 @@ class Writer:
             found.astype(found.dtype.newbyteorder(self.order)).tobytes(),
         )
 
-    def values(self, variable: Variable, first: int, last: int) -> bytes:
+    def encode_values(self, variable: Variable, first: int, last: int) -> bytes:
         """Return the bytes of the records ``first`` to ``last`` (included)."""
         found = variable.values[first : last + 1] if variable.varies else variable.values[None]
         if not self.is_row_major:
             found = found.transpose(0, *range(found.ndim - 1, 0, -1))
         return np.ascontiguousarray(found).astype(found.dtype.newbyteorder(self.order)).tobytes()
 
-    def index(self, rows: list[tuple[int, int, int]], size: int) -> int:
+    def add_index(self, rows: list[tuple[int, int, int]], size: int) -> int:
         """Add an index of ``rows`` (first and last record, offset) with at most ``size`` entries; 0 means no limit."""
         while size and len(rows) > size:
             parts = [rows[at : at + size] for at in range(0, len(rows), size)]
-            rows = [(part[0][0], part[-1][1], self.index(part, 0)) for part in parts]
+            rows = [(part[0][0], part[-1][1], self.add_index(part, 0)) for part in parts]
         count = len(rows) + 2  # two entries are not used
         columns = [[*(row[column] for row in rows), -1, -1] for column in range(3)]
-        return self.record(
+        return self.add_record(
             6, f"Oii{count}i{count}i" + "O" * count, 0, count, len(rows), *columns[0], *columns[1], *columns[2]
         )
 
-    def store(self, variable: Variable) -> int:
+    def add_values(self, variable: Variable) -> int:
         """Add the values of a variable, and their index; return its offset."""
         runs = variable.runs
         if runs is None:
             runs = [(0, len(variable.values) - 1 if variable.varies else 0)]
         rows = []
         for first, last in runs:
-            data = self.values(variable, first, last)
+            data = self.encode_values(variable, first, last)
             if variable.compression:
                 packed = encode_runs(data) if variable.compression == RLE else zlib.compress(data, 6, wbits=31)
-                rows.append((first, last, self.record(13, "iO", 0, len(packed), tail=packed)))
+                rows.append((first, last, self.add_record(13, "iO", 0, len(packed), tail=packed)))
             else:
-                rows.append((first, last, self.record(7, "", tail=data)))
-        return self.index(rows, variable.tree) if rows else 0
+                rows.append((first, last, self.add_record(7, "", tail=data)))
+        return self.add_index(rows, variable.tree) if rows else 0
 
-    def describe(self, name: str, number: int, variable: Variable, gap: int) -> int:
+    def add_variable(self, name: str, number: int, variable: Variable, gap: int) -> int:
         """Add a variable's values and descriptor; return the offset of the descriptor."""
         values = variable.values
-        index = self.store(variable)
-        compression = self.record(11, "iiii", variable.compression, 0, 1, 6) if variable.compression else -1
+        index = self.add_values(variable)
+        compression = self.add_record(11, "iiii", variable.compression, 0, 1, 6) if variable.compression else -1
         self.data += bytes(gap)
         lengths = values.shape[1:] if variable.varies else values.shape
         elements = values.dtype.itemsize if values.dtype.kind == "S" else 1
@@ -138,11 +138,11 @@ class Writer:
         if variable.is_z:
             dimensions = struct.pack(f">{1 + len(sizes)}i", len(sizes), *sizes) + dimensions
         last = len(values) - 1 if variable.varies else 0
-        return self.record(
+        return self.add_record(
             8 if variable.is_z else 3,
             f"OiiOOiiiii{128 * ((self.version, self.release) < (2, 5))}xiiOi",
             *(0, dtype, last, index, index, flags, variable.sparse, 0, -1, -1, elements, number, compression, 0),
-            tail=self.named(name) + dimensions + variable.pad,
+            tail=self.pad_name(name) + dimensions + variable.pad,
         )
 
     def write(
@@ -155,12 +155,12 @@ class Writer:
         """Return a file: ``rank`` are the lengths of rVariables, ``gap`` the bytes before a variable's descriptor."""
         copyright = b"Common Data Format (CDF)".ljust(256, b"\0")
         flags = 2 + self.is_row_major
-        cdr = self.record(
+        cdr = self.add_record(
             1, "Oiiiiiiiii", 0, self.version, self.release, self.encoding, flags, 0, 0, 0, 0, -1, tail=copyright
         )
         lengths = struct.pack(f">{len(rank)}i", *rank)
         numbers = 0, 0, 0, len(rank), 0
-        gdr = self.record(2, "OOOOiiiiiOiii", 0, 0, 0, 0, *numbers, 0, 0, 20170101, -1, tail=lengths)
+        gdr = self.add_record(2, "OOOOiiiiiOiii", 0, 0, 0, 0, *numbers, 0, 0, 20170101, -1, tail=lengths)
         self.patch(cdr, "", gdr)
         lists: dict[str, tuple[int, str]] = {"r": (gdr, ""), "z": (gdr, "O"), "a": (gdr, "OO")}
 
@@ -172,11 +172,11 @@ class Writer:
         for name, variable in variables.items():
             number = sum(is_z == variable.is_z for is_z, _ in numbered.values())
             numbered[name] = variable.is_z, number
-            append("z" if variable.is_z else "r", self.describe(name, number, variable, gap))
+            append("z" if variable.is_z else "r", self.add_variable(name, number, variable, gap))
             self.patch(gdr, "OOOOiiii" if variable.is_z else "OOOO", number + 1, is_count=True)
         names = dict.fromkeys([*attributes, *(each for variable in variables.values() for each in variable.attributes)])
         for position, name in enumerate(names):
-            adr = self.record(
+            adr = self.add_record(
                 4,
                 "OOiiiiiOiii",
                 0,
@@ -188,7 +188,7 @@ class Writer:
                 0,
                 0,
                 -1,
-                tail=self.named(name),
+                tail=self.pad_name(name),
             )
             append("a", adr)
             self.patch(gdr, "OOOOi", position + 1, is_count=True)
@@ -201,8 +201,8 @@ class Writer:
             ]
             for is_z, number, value, dtype in entries:
                 is_time = dtype in (EPOCH, TT2000) and not isinstance(value, str)
-                kind, elements, texts, data = self.entry(value, dtype if is_time else None)
-                at = self.record(
+                kind, elements, texts, data = self.encode_entry(value, dtype if is_time else None)
+                at = self.add_record(
                     9 if is_z else 5, "Oiiiiiiiii", 0, position, kind, number, elements, texts, 0, 0, -1, -1, tail=data
                 )
                 self.patch(*last[is_z], at)

@@ -1,8 +1,8 @@
 """HDF4 files that the library wrote (4.2, through pyhdf 0.11): compressed, as texts.
 
-Values of each data set are ``values_of`` its type and shape. ``layouts`` has an array for each way in which they are
-kept. ``grid`` is a file of HDF-EOS2 with a grid, ``grids`` with two, ``swath`` with a swath and a field in a Vdata.
-The interface of version 3.2 (DFSD) wrote ``old``.
+`make_values` returns the values of each data set for its type and shape. ``layouts`` has an array in each layout of
+the library. ``grid`` is a file of HDF-EOS2 with a grid, ``grids`` with two, ``swath`` with a swath and a field in a
+Vdata. The interface of version 3.2 (DFSD) wrote ``old``.
 """
 
 from __future__ import annotations

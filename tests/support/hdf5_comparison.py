@@ -1,4 +1,4 @@
-"""Compare an HDF5 file as this package shows it with h5py and h5netcdf."""
+"""Compare what this package, h5py and h5netcdf read from an HDF5 file."""
 
 from __future__ import annotations
 

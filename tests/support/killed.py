@@ -46,7 +46,7 @@ class DeadlyProxy(CountingProxy):
             await super().answer(head, body, request)
         if number == self.last // 2:
             os.kill(victim, signal.SIGKILL)
-        return failure(503)  # nothing that was under way beside it arrives
+        return failure(503)  # concurrent requests of the killed process must not arrive
 
 
 class Jobs:
@@ -86,13 +86,13 @@ class Jobs:
 
 
 def serve(job: Callable[..., int]) -> None:
-    """Run ``job`` in a forked process for each line of standard input, a JSON list of its arguments; be a script.
+    """Be a script: for each line of standard input, a JSON list of arguments, call ``job`` with them in a fork.
 
-    Of each it says the number of the process, and at the end "done" and its status, or "dead" if it was killed.
+    Each fork prints its process id. At its end, this process prints "done" and its status, or "dead" if it was killed.
     """
     warnings.simplefilter("ignore")
     share_models(pytest.MonkeyPatch())
-    asyncio.run(_make_a_client())  # so that each process finds the models
+    asyncio.run(_make_a_client())  # so that forks have botocore's service models in memory
     while line := sys.stdin.readline():
         child = os.fork()
         if not child:
@@ -106,7 +106,7 @@ def serve(job: Callable[..., int]) -> None:
 
 
 def wait_to_begin() -> None:
-    """Say which process this job runs in, and return when it is to begin."""
+    """Print the process id, and wait for a line of standard input."""
     print(os.getpid(), flush=True)
     os.read(sys.stdin.fileno(), 100)
 

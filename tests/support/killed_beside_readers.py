@@ -1,7 +1,7 @@
 """A writer that commits to a local source again and again until it is killed; each commit replaces all chunks.
 
-A script: ``python killed_beside_readers.py PATH FORMAT`` forks a writer for each line of its input, says which process
-that is, and in the end whether it was killed. A writer goes on with the number behind the one that is stored.
+A script: ``python killed_beside_readers.py PATH FORMAT`` forks a writer for each line of its input, prints its process
+id, and at its end whether it was killed. A writer continues with the number after the stored one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.hierarchy_model import make_array_document, make_group_docume
 WIDTH = 64  # bytes of a chunk
 
 
-def count_of(number: int) -> int:
+def count_chunks(number: int) -> int:
     """Return the number of chunks in the state ``number``."""
     return number % 5 + 20
 
@@ -31,22 +31,22 @@ def make_chunk(number: int) -> bytes:
     return str(number).encode().ljust(WIDTH, b".")
 
 
-def open_for(path: str, format: str, mode: str = "a") -> RefShardFileSystem:
+def open_source(path: str, format: str, mode: str = "a") -> RefShardFileSystem:
     settings = {} if mode == "r" else {"format": format, "inline_threshold": 16}
     return RefShardFileSystem(path, mode=mode, skip_instance_cache=True, index_cache=False, **settings)
 
 
 def write(path: str, format: str, number: int) -> None:
-    fs = open_for(path, format)
+    fs = open_source(path, format)
     if fs.exists("a/c"):
         fs.rm("a/c", recursive=True)
-    documents = {"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count_of(number),))}
-    fs.pipe({**documents, **{f"a/c/{i}": make_chunk(number) for i in range(count_of(number))}})
+    documents = {"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count_chunks(number),))}
+    fs.pipe({**documents, **{f"a/c/{i}": make_chunk(number) for i in range(count_chunks(number))}})
     fs.commit()
 
 
 def write_for_ever(path: str, format: str) -> None:
-    number = int(open_for(path, format, "r").cat_file("a/c/0").rstrip(b"."))
+    number = int(open_source(path, format, "r").cat_file("a/c/0").rstrip(b"."))
     while True:
         number += 1
         write(path, format, number)

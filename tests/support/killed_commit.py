@@ -1,8 +1,8 @@
 """A script that forks a process for each line it reads; the process commits, and kills itself at a step.
 
 A line is JSON: path, format, number of the step (from 0), and the value that all chunks are to have. Each call that
-changes something in the file system is a step; the process ends before it, as by ``kill -9``. The answer is the number
-of steps there were, or null of one that was killed.
+changes something in the file system is a step; the process kills itself before it. The answer is the number of steps
+in all, or null if the process was killed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A script that forks a process for each line it reads; the process overwrites a hierarchy, and kills itself at a step.
 
-A line is JSON: path, number of the step (from 0), and the state to write (`overwriting`). Each
-call that changes something in the file system is a step, before which the process ends, as by ``kill -9``. The answer
-is the number of steps there were, or null of one that was killed.
+A line is JSON: path, number of the step (from 0), and number of the state to write (see `overwriting`). Each call that
+changes something in the file system is a step; the process kills itself before it. The answer is the number of steps
+in all, or null if the process was killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A script of `tests.support.killed` whose jobs commit to S3.
 
-The arguments of a job are URL, format, endpoint and value; of a hierarchy that is to be overwritten, the number of the
-state. All is written when it says that it waits.
+The arguments of a job are URL, format, endpoint and value; for the format "overwritten", the value is the number of
+the hierarchy's state. A job waits after its writes, before it commits or saves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_source(url: str, format: str, endpoint: str, mode: str = "a") -> RefSha
     return RefShardFileSystem(url, mode=mode, **options, **settings)
 
 
-def count_of(value: str) -> int:
+def count_chunks(value: str) -> int:
     """Return the number of chunks of a set after ``value`` is written to it."""
     return len(value) % 7 + 3
 
@@ -67,8 +67,8 @@ def write(fs: RefShardFileSystem, format: str, value: str, before: int = 0) -> N
                 fs.pipe_file(f"a/c/{row}/1", make_row(value, row))
         return
     fs.rm("a/c", recursive=True)
-    fs.pipe_file("a/zarr.json", make_array_document((count_of(value),)))
-    fs.pipe({f"a/c/{i}": value.encode() for i in range(count_of(value))})
+    fs.pipe_file("a/zarr.json", make_array_document((count_chunks(value),)))
+    fs.pipe({f"a/c/{i}": value.encode() for i in range(count_chunks(value))})
 
 
 def make_source(fs: RefShardFileSystem, format: str, value: str) -> None:
@@ -78,14 +78,14 @@ def make_source(fs: RefShardFileSystem, format: str, value: str) -> None:
         doc = make_version_3((0, WIDTH), (1, WIDTH), [make_sharding([1, WIDTH // 2])])
         fs.pipe_file("a/zarr.json", json.dumps(doc).encode())
     else:
-        fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count_of(value),))})
-        fs.pipe({f"a/c/{i}": value.encode() for i in range(count_of(value))})
+        fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count_chunks(value),))})
+        fs.pipe({f"a/c/{i}": value.encode() for i in range(count_chunks(value))})
     fs.commit()
 
 
 def make_saved_content(value: str) -> dict[str, bytes]:
     """Return the content of the saved set for ``value``; values differ in arrays, chunks and partitions."""
-    count = count_of(value)
+    count = count_chunks(value)
     arrays = {"a": count, f"n{count % 3}": 2 * count}
     keys = {"zarr.json": make_group_document()} | {
         f"{a}/zarr.json": make_array_document((n,)) for a, n in arrays.items()

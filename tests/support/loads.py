@@ -1,4 +1,4 @@
-"""A document that look-ups load, and an engine that drives the steps."""
+"""A document for tests of loads, and a function in place of the engine's `run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_document(count: int = 5000) -> bytes:
 
 
 async def run_steps(steps: Steps[Any]) -> Any:
-    raise AssertionError("expected an index of one read")
+    raise AssertionError("the index must be complete after one read")
 
 
 def make_load(data: bytes, url: str = "/refs.json") -> Load:

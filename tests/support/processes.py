@@ -8,7 +8,7 @@ import warnings
 
 from refshard_fs import RefShardFileSystem
 
-# If forks are possible, each new process is a fork of a process that has only imported large packages.
+# Where forks are possible, each new process is forked from a server that has imported large packages.
 FRESH = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 multiprocessing.get_context(FRESH).set_forkserver_preload([__name__, "pytest", "numpy", "refshard_fs.writing.commit"])
 

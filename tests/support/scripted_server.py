@@ -46,7 +46,7 @@ class Script:
 
 
 class Forgetful(CountingProxy):
-    """A proxy that passes the first PUT on, and answers it with an error."""
+    """A proxy that passes all requests on, and answers the first PUT with an error."""
 
     puts = 0
 

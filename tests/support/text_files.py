@@ -1,4 +1,4 @@
-"""Write files of texts along a dimension, in the ways of several writers."""
+"""Write files of texts along a dimension, by several writers."""
 
 from __future__ import annotations
 

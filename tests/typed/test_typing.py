@@ -26,7 +26,7 @@ def test_package_has_py_typed() -> None:
 
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed: the extra lint brings it")
 def test_program_of_a_user_is_checked_strictly(tmp_path: Path) -> None:
-    # As where the package is installed: nothing of our configuration, and only the program's own errors.
+    # As in a user's project: without this package's configuration, and only with the program's own errors.
     options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={CACHE}"]
     command = [sys.executable, "-m", "mypy", *options, str(HERE / "program.py")]
     environment = os.environ | {"MYPYPATH": str(PACKAGE.parent)}

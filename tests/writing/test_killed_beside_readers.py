@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from refshard_fs import TargetChanged
-from tests.support.killed_beside_readers import count_of, make_chunk, open_for, write
+from tests.support.killed_beside_readers import count_chunks, make_chunk, open_source, write
 
 SCRIPT = Path(__file__).parents[1] / "support/killed_beside_readers.py"
 KILLS = 25
@@ -59,7 +59,7 @@ def test_readers_beside_killed_writers_see_whole_states(format: str, tmp_path: P
 
 def read(path: str, format: str) -> set[int]:
     """Return the numbers of the commits whose chunks a new filesystem reads, and check that the chunks are whole."""
-    fs = open_for(path, format, "r")
+    fs = open_source(path, format, "r")
     try:
         length = json.loads(fs.cat_file("a/zarr.json"))["shape"][0]
         chunks = fs.cat("a/c", recursive=True, on_error="omit" if format == "zarr-hierarchy" else "raise")
@@ -70,5 +70,5 @@ def read(path: str, format: str) -> set[int]:
     assert set(chunks.values()) == set(map(make_chunk, numbers))
     if format != "zarr-hierarchy":  # in a hierarchy each object is replaced at once, but a commit is not
         assert len(numbers) == 1
-        assert len(chunks) == length == count_of(*numbers)
+        assert len(chunks) == length == count_chunks(*numbers)
     return numbers

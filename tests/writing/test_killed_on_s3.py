@@ -26,7 +26,7 @@ from tests.support.hierarchy_model import (
     read_keys,
 )
 from tests.support.killed import NEVER, DeadlyProxy, Jobs
-from tests.support.killed_on_s3 import count_of, count_rows, make_row, make_saved_content, make_source, open_source
+from tests.support.killed_on_s3 import count_chunks, count_rows, make_row, make_saved_content, make_source, open_source
 
 SCRIPT = Path(__file__).parents[1] / "support/killed_on_s3.py"
 pytestmark = [
@@ -62,7 +62,7 @@ def commits(proxy: DeadlyProxy) -> Iterator[Callable[..., int | None]]:
 
 def content(value: str) -> dict[str, Any]:
     """Return the keys and values that a set has after a commit of ``value``."""
-    count = count_of(value)
+    count = count_chunks(value)
     model = {"zarr.json": make_group_document(), "a/zarr.json": make_array_document((count,))}
     return parse_model(model | {f"a/c/{i}": value.encode() for i in range(count)})
 
