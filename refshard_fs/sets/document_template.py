@@ -29,7 +29,6 @@ from refshard_fs.source.in_memory_source import parse_references
 from refshard_fs.source.recognition import names_manifests
 from refshard_fs.writing.save import make_speller
 
-DIFFERING: Final = 1024  # the most differing bytes of two files at which inline values are looked for
 SMALL: Final = 1 << 18  # bytes of a document: parsing a larger document takes no longer than comparing it
 
 

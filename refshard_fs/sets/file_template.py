@@ -23,9 +23,9 @@ from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps,
 from refshard_fs.references.binary import pack_compressed
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
-from refshard_fs.sets.document_template import DIFFERING
 
 SIZES: Final = 16  # templates that are remembered, one for each file size, of about 64 KiB each
+DIFFERING: Final = 1024  # differing bytes of two files that are tried as places of inline values: no more than these
 FLIPPED: Final = (0xFF, 0x55)  # bits that are flipped in chunks, to see whether the references depend on them
 T = TypeVar("T")
 

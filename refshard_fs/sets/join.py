@@ -104,7 +104,7 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
             rules = msgspec.structs.replace(rules, union={dim: np.unique(np.concatenate(values))})
     if dim is not None:
         kept = arrange(read, dim, sort=rules.sort, overlap=rules.overlap)
-        if lazy and kept is None and all(part.axes_along(dim) for part in read):  # a line of a document has a length
+        if lazy and kept is None and all(part.axes_along(dim) for part in read):  # documents cannot name empty sets
             every = [SetSlice(number, 0, part.length(dim)) for number, part in enumerate(read)]
             filled = [whole for whole in every if whole.stop]
             kept = filled if 0 < len(filled) < len(every) else None

@@ -214,7 +214,7 @@ def _get_lazy_set(fs: RefShardFileSystem) -> LazySet | None:
 
 
 def _normalize(url: str) -> str:
-    """Return ``url``; for a file of this machine, which has a URL and a path, the path."""
+    """Return the path of a local file, and any other URL unchanged."""
     return "/" + url.partition("://")[2].lstrip("/") if protocol_of(url) in LOCAL and "::" not in url else url
 
 

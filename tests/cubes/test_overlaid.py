@@ -69,7 +69,7 @@ def test_stacked_metadata_have_a_first_dimension_of_one() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_consolidated_metadata_are_those_that_are_shown(version: int) -> None:
+def test_consolidated_metadata_equal_the_shown_documents(version: int) -> None:
     name = ".zarray" if version == 2 else "zarr.json"
     own, shown = (make_array([10], [dim], version)[name] for dim in ("x", "y"))
     own = {**own, "fill_value": 1}

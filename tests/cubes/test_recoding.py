@@ -341,7 +341,7 @@ def test_only_selected_elements_are_converted(
         converted.clear()
         np.testing.assert_array_equal(ds["v"][:, 1, 1].values, expected[:, 1, 1])
         assert converted == [1] * 12
-        np.testing.assert_array_equal(ds["v"][5, ::2].values, expected[5, ::2])  # of a chunk that is remembered
+        np.testing.assert_array_equal(ds["v"][5, ::2].values, expected[5, ::2])  # this chunk is kept decoded
         assert ds["v"][5, 2, 3].item() == expected[5, 2, 3]
         assert converted[12:] == [8, 1]
         np.testing.assert_array_equal(ds["v"].values, expected)

@@ -61,17 +61,17 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
         yield started
 
 
-def engine(url: str, **options: Any) -> Any:
+def open_by_engine(url: str, **options: Any) -> Any:
     options["skip_instance_cache"] = True
     return xr.open_dataset(url, engine=RefShardBackend, mask_and_scale=False, storage_options=options)["v"]
 
 
-def filesystem(url: str, **options: Any) -> Any:
+def open_by_filesystem(url: str, **options: Any) -> Any:
     options |= {"fo": url, "skip_instance_cache": True}
     return xr.open_zarr("refshard://", storage_options=options, chunks=None, mask_and_scale=False)["v"]
 
 
-def mapper(url: str, **options: Any) -> Any:
+def open_by_mapper(url: str, **options: Any) -> Any:
     fs = RefShardFileSystem(url, skip_instance_cache=True, **options)
     return zarr.open_group(fs.get_mapper(), mode="r")["v"]
 
@@ -82,18 +82,18 @@ def read(found: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("open_", [engine, filesystem, mapper])
+@pytest.mark.parametrize("open_", [open_by_engine, open_by_filesystem, open_by_mapper])
 def test_cold_store_costs_at_most_one_request_more_than_zarr(
     open_: Callable[[str], Any], kind: str, tmp_path: Path, server: RangeServer
 ) -> None:
     """xarray's zarr engine requests four documents of the root, three coordinates, and a chunk or a shard."""
     write(tmp_path / "s.zarr", kind)
     read(open_(f"{server.url}/s.zarr"), kind)
-    assert len(server.requests()) <= (4 + 3 if open_ is not mapper else 4) + 1 + 1
+    assert len(server.requests()) <= (4 + 3 if open_ is not open_by_mapper else 4) + 1 + 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("open_", [engine, mapper])
+@pytest.mark.parametrize("open_", [open_by_engine, open_by_mapper])
 def test_cold_store_on_s3_costs_no_listing(
     open_: Callable[..., Any], kind: str, tmp_path: Path, s3_server: Any, s3_proxy: CountingProxy
 ) -> None:
@@ -110,7 +110,7 @@ def test_cold_store_on_s3_costs_no_listing(
 
 def test_array_metadata_are_requested_beside_the_first_chunk(tmp_path: Path, server: RangeServer) -> None:
     write(tmp_path / "s.zarr", "v3")
-    found = engine(f"{server.url}/s.zarr")
+    found = open_by_engine(f"{server.url}/s.zarr")
     server.clear()
     server.latency = 0.05
     read(found, "v3")
@@ -148,7 +148,7 @@ def test_array_unlike_its_consolidated_metadata_is_an_error(
 
 
 @pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("open_", [engine, filesystem, mapper])
+@pytest.mark.parametrize("open_", [open_by_engine, open_by_filesystem, open_by_mapper])
 def test_reopened_store_shows_appended_values(
     open_: Callable[[str], Any], version: int, tmp_path: Path, server: RangeServer
 ) -> None:
@@ -181,7 +181,7 @@ def test_directory_pages_are_not_taken_for_documents(url: str, tmp_path: Path) -
     path.mkdir()
     write(path, "v2")
     with RangeServer(directory=tmp_path, listing=True) as server:
-        np.testing.assert_array_equal(engine(server.url + url).values, VALUES)
+        np.testing.assert_array_equal(open_by_engine(server.url + url).values, VALUES)
 
 
 def write_image(path: Path, version: int) -> None:

@@ -154,7 +154,7 @@ def test_times_and_members_of_names_alone_are_a_lazy_cube(tmp_path: Path) -> Non
     xr.testing.assert_identical(lazy, eager)
 
 
-def test_command_makes_a_lazy_cube_along_both(tmp_path: Path) -> None:
+def test_command_makes_a_lazy_cube_along_two_dimensions(tmp_path: Path) -> None:
     expected = open_members(tmp_path).assign_coords(member=list(MEMBERS))
     url = str(tmp_path / "cube.refshard")
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"

@@ -23,8 +23,8 @@ from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray m
 DATA = np.array([[0.0, 0.5, 1.0], [2.0, 4.0, 8.0]])
 PACKED = {"dtype": "i4", "scale_factor": 0.5, "_FillValue": -9}
 
-# By the property that differs: keywords of `write_file` for both files; whether a cube of references, and a lazy cube
-# of them, is "equal" to xarray's or "refused".
+# For each difference of two files: keywords of `write_file` for the first and the second file, and results of `concat`
+# without and with ``lazy=True``: "equal" to xarray's dataset, or "refused".
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "nothing": ({}, {}, "equal", "equal"),
     "a wider type first": ({"dtype": "f8"}, {"dtype": "f4"}, "refused", "equal"),

@@ -39,7 +39,7 @@ def count_rounds_to_open(path: Path) -> int:
 
 
 def read_all_bytes(data: bytes, most: int = 1 << 20) -> dict[str, bytes | None]:
-    """Return the bytes of the keys of chunks of a file in memory; ``b"an error"`` for a chunk that raises one.
+    """Return the bytes of all chunks of a file in memory, by key; ``b"an error"`` for a chunk that cannot be read.
 
     Assert that no chunk has more than ``most`` bytes.
     """

@@ -23,7 +23,7 @@ def answer(steps: Any) -> Any:
         return list(stopped.value) if isinstance(stopped.value, Sequence) else stopped.value
     except ManifestError as error:  # for a key with half a surrogate pair
         return str(error)
-    raise AssertionError("a step asked for data, and none must be needed")
+    raise AssertionError("a step asked for data that it should not need")
 
 
 Rows = list[Any]
