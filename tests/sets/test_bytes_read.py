@@ -196,7 +196,7 @@ def test_masks_are_compared_unless_in_same(http_server: RangeServer, tmp_path: P
         refshard_fs.concat(urls, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
-def test_overviews_in_same_are_not_read(http_server: RangeServer) -> None:
+def test_overviews_named_by_same_are_not_read(http_server: RangeServer) -> None:
     urls = [http_server.put(f"{number}.tif", _make_scene(2, "u2", number)) for number in range(FILES)]
     http_server.clear()
     names = [*"12", *(f"{axis}_{level}" for axis in "xy" for level in "12"), "spatial_ref"]
