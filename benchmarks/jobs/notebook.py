@@ -69,9 +69,9 @@ class Notebook(Job):
 
 
 class NotebookOfOneEngine(Notebook):
-    """The same where no package with another engine is installed."""
+    """The same without other packages that have engines for xarray."""
 
-    title = "a notebook's first cell, without other engines installed"
+    title = "a notebook's first cell, without other engines"
 
     def run_ours(self, site: Site) -> Any:
         return run_cell(site, "refshard", before=HIDE_OTHERS)
