@@ -22,7 +22,7 @@ from benchmarks.record import Case
 
 __all__ = ["draw"]
 
-WIDTH, MARGIN, TOP, ROW, BAR = 800, 14, 66, 20, 12  # units of the picture, which is shown as wide as a README
+WIDTH, MARGIN, TOP, ROW, BAR = 800, 14, 66, 20, 12  # units of the picture, which is as wide as a README
 PEER, LEFT, RIGHT = 370, 510, 748  # x of the names of other tools, and of the left and right end of the scale
 FASTER, SLOWER = "#0b7a75", "#b4532a"  # colours that colour-blind people can distinguish
 TICKS = tuple(step * 10**power for power in range(-3, 4) for step in (1, 2, 5))

@@ -1,4 +1,4 @@
-"""HDF4 files that the library wrote (4.2, through pyhdf 0.11): compressed, as texts.
+"""HDF4 files that the library wrote (4.2, through pyhdf 0.11), stored here as compressed texts.
 
 `make_values` returns the values of each data set for its type and shape. ``layouts`` has an array in each layout of
 the library. ``grid`` is a file of HDF-EOS2 with a grid, ``grids`` with two, ``swath`` with a swath and a field in a
