@@ -1,8 +1,8 @@
 """An array of xarray that looks up, reads and decodes whole selections without zarr.
 
 For each selection, zarr takes several turns of an event loop and hands work to a thread, which costs more than decoding
-the chunks of a task. zarr reads only selections of scattered points, and codecs and data types that numpy and numcodecs
-cannot decode. Source: xarray's "How to add a new backend", on ``BackendArray``.
+the chunks of a task. zarr reads only chunks whose codecs or data types numpy and numcodecs do not decode. Source:
+xarray's "How to add a new backend", on ``BackendArray``.
 """
 
 from __future__ import annotations
@@ -93,11 +93,10 @@ class DirectArray(BackendArray):
         return DirectArray.of, (self._fs, self._node)
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, VectorizedIndexer):
-            box = _Box.of(key.tuple)
-            return self._open_by_zarr()[key] if box is None else box.arrange(self[OuterIndexer(box.along)])
-        selection = self._select(key)
+        if isinstance(key, VectorizedIndexer) and (box := _Box.of(key.tuple)) is not None:
+            return box.arrange(self[OuterIndexer(box.along)])
         with contextlib.suppress(_NotDecoded):
+            selection = self._select(key)
             if self._is_small(selection):
                 return self._read_small(selection)
             return self._fs.source.wait(self._read, selection)
@@ -105,13 +104,10 @@ class DirectArray(BackendArray):
 
     async def async_getitem(self, key: Any) -> Any:
         """Return the values of a selection, for callers on an event loop."""
-        if isinstance(key, VectorizedIndexer):
-            box = _Box.of(key.tuple)
-            if box is None:
-                return await self._open_by_zarr().async_getitem(key)
+        if isinstance(key, VectorizedIndexer) and (box := _Box.of(key.tuple)) is not None:
             return box.arrange(await self.async_getitem(OuterIndexer(box.along)))
-        selection = self._select(key)
         with contextlib.suppress(_NotDecoded):
+            selection = self._select(key)
             return await self._read(selection)
         return await self._open_by_zarr().async_getitem(key)
 
@@ -120,11 +116,15 @@ class DirectArray(BackendArray):
             self._by_zarr = ZarrArrayWrapper(open_by_zarr(self._fs, self._node))
         return self._by_zarr
 
-    def _select(self, key: Any) -> _Selection:
+    def _select(self, key: Any) -> _Selection | _Points:
         """Return the chunks of a selection."""
+        if isinstance(key, VectorizedIndexer):
+            if not key.tuple or any(isinstance(at, slice) for at in key.tuple):
+                raise _NotDecoded("zarr reads points with slices")
+            return _Points(self.meta, key.tuple, self._node.path, self.dtype)
         return _Selection(self.meta, key.tuple, self._node.path, self.dtype)
 
-    def _is_small(self, selection: _Selection) -> bool:
+    def _is_small(self, selection: _Selection | _Points) -> bool:
         """Return whether to read a selection in the calling thread; never while `GUARD` limits an opening."""
         size = len(selection.keys) * self._chunk_size
         return size <= min(LARGE, self._fs.source.memory // 8) and GUARD.get() is None
@@ -138,7 +138,7 @@ class DirectArray(BackendArray):
     def _chunk_size(self) -> int:
         return math.prod(self.meta.chunks or ()) * self.dtype.itemsize
 
-    async def _read(self, selection: _Selection) -> npt.NDArray[Any]:
+    async def _read(self, selection: _Selection | _Points) -> npt.NDArray[Any]:
         """Read a selection on the running event loop; decode chunks as they arrive."""
         source, out = self._fs.source, selection.out
 
@@ -157,7 +157,7 @@ class DirectArray(BackendArray):
             await read()
         return out
 
-    def _read_small(self, selection: _Selection) -> npt.NDArray[Any]:
+    def _read_small(self, selection: _Selection | _Points) -> npt.NDArray[Any]:
         """Read and decode a selection in this thread; an event loop is used only for bytes that need it."""
         source, keys = self._fs.source, selection.keys
         keyspace = source.open_now()
@@ -307,6 +307,56 @@ class _Selection:
         targets = [at.target for at in self._chunks[0]]
         is_ordered = not any(isinstance(target, np.ndarray) for target in targets)
         return is_ordered and part.shape == self.out.shape and part.dtype == self.out.dtype and part.flags.writeable
+
+
+class _Points:
+    """The chunks of a selection of points, with the same methods as `_Selection`.
+
+    ``key`` has an array of positions for each dimension of the array; together, they have the shape of the result.
+    """
+
+    def __init__(self, meta: ArrayMeta, key: Sequence[Any], path: str, dtype: np.dtype[Any]) -> None:
+        assert meta.grid is not None, "`DirectArray.of` leaves such arrays to zarr"
+        assert meta.chunks is not None, "`ChunkDecoder.of` leaves such arrays to zarr"
+        positions = np.broadcast_arrays(*key)
+        self.out: npt.NDArray[Any] = np.empty(positions[0].shape, dtype)
+        counts = [-(-extent // size) for size, extent in zip(meta.chunks, meta.shape, strict=True)]
+        numbers = np.zeros(self.out.size, np.intp)  # of the chunk of each point, in C order
+        within: list[npt.NDArray[Any]] = []
+        for at, size, extent, count in zip(positions, meta.chunks, meta.shape, counts, strict=True):
+            if at.size and not -extent <= at.min() <= at.max() < extent:
+                raise IndexError(
+                    f"expected positions of a dimension of {extent} elements, got {at.min()} to {at.max()}"
+                )
+            chunks, rest = np.divmod(at.ravel() % max(extent, 1), size)
+            numbers = numbers * count + chunks
+            within.append(rest)
+        order = np.argsort(numbers, kind="stable")
+        firsts = np.flatnonzero(np.diff(numbers[order])) + 1
+        self._targets = np.split(order, firsts) if order.size else []  # the points in each chunk
+        self._within = within
+        chosen = [int(numbers[target[0]]) for target in self._targets]
+        encode = meta.grid.encoding.encode
+        self.keys = [join(path, encode([int(at) for at in np.unravel_index(number, counts)])) for number in chosen]
+
+    def part(self, number: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the selected elements of the ``values`` of a chunk; one value stands for all elements."""
+        if not values.ndim:
+            return values
+        target = self._targets[number]
+        return np.asarray(values[tuple(at[target] for at in self._within)], values.dtype)
+
+    def put(self, number: int, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Copy the selected elements of the ``values`` of a chunk to the result."""
+        self.put_part(number, self.part(number, values), out)
+
+    def put_part(self, number: int, part: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Copy the elements that `part` returned to the result."""
+        out.reshape(-1)[self._targets[number]] = part  # `out` is contiguous
+
+    def fills(self, part: npt.NDArray[Any]) -> bool:
+        """Return whether the elements ``part`` of the only chunk can be returned as the result: never."""
+        return False
 
 
 def _count_positions(at: Any, extent: int) -> int | None:

@@ -23,7 +23,7 @@ from xarray.backends.zarr import ZarrArrayWrapper
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, tuning
 from refshard_fs.core.model import Inline
 from refshard_fs.direct_array import DirectArray
-from refshard_fs.xarray_backend import RefShardBackend
+from refshard_fs.xarray_backend import RefShardBackend, load
 from tests.servers.http import RangeServer
 from tests.support.chunked import CHUNK, Chunked
 
@@ -292,3 +292,52 @@ def test_part_of_a_transposed_array_is_read_without_zarr(
     monkeypatch.setattr(DirectArray, "_open_by_zarr", lambda self: pytest.fail("zarr is used"))
     with xr.open_dataset(tmp_path / "a.nc", engine="refshard") as ds:
         xr.testing.assert_equal(select(ds["v"]).variable, select(xr.DataArray(values, dims=("a", "b", "c"))).variable)
+
+
+@pytest.fixture
+def no_zarr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each selection that zarr would read an error."""
+
+    def refuse(self: ZarrArrayWrapper, key: Any) -> Any:
+        raise AssertionError(f"zarr reads {key}")
+
+    monkeypatch.setattr(ZarrArrayWrapper, "__getitem__", refuse)
+
+
+def open_cube(folder: Path) -> tuple[xr.DataArray, xr.DataArray]:
+    """Write an array of three dimensions; return it as it is in the file, and in memory."""
+    values = np.arange(9 * 10 * 11).reshape(9, 10, 11)
+    dims = {"attributes": {"_ARRAY_DIMENSIONS": ["t", "y", "x"]}}
+    group = zarr.open_group(folder, mode="w", zarr_format=2)
+    group.create_array("a", shape=values.shape, chunks=(2, 3, 4), dtype=values.dtype, **dims)[...] = values
+    lazy = xr.open_dataset(folder, engine=RefShardBackend, consolidated=False, mask_and_scale=False)["a"]
+    return lazy, xr.DataArray(values, dims=["t", "y", "x"])
+
+
+@pytest.mark.usefixtures("no_zarr")
+def test_points_are_read_without_zarr(tmp_path: Path) -> None:
+    lazy, loaded = open_cube(tmp_path)
+    rng = np.random.default_rng(0)
+    for shape in [(1,), (40,), (5, 6), (0,)]:
+        names = [f"p{axis}" for axis in range(len(shape))]
+        t, y, x = (xr.DataArray(rng.integers(-size, size, shape), dims=names) for size in (9, 10, 11))
+        for key in [
+            {"t": t, "y": y, "x": x},
+            {"y": y, "x": x},
+            {"t": t, "x": x, "y": slice(1, 8, 2)},
+            {"x": x, "y": 3},
+        ]:
+            xr.testing.assert_equal(lazy.isel(key).load(), loaded.isel(key))
+            xr.testing.assert_equal(
+                lazy.transpose("x", "t", "y").isel(key).load(), loaded.transpose("x", "t", "y").isel(key)
+            )
+    with pytest.raises(IndexError):
+        lazy.isel(t=xr.DataArray([0, 9], dims="p"), x=xr.DataArray([0, 1], dims="p")).load()
+
+
+def test_points_of_a_cube_are_read_asynchronously(tmp_path: Path) -> None:
+    lazy, loaded = open_cube(tmp_path)
+    points = {name: xr.DataArray([7, 0, 3], dims="p") for name in "tx"}
+    assert (load(lazy.isel(points)).values == loaded.isel(points).values).all()
+    part = {"t": slice(1, 4)}
+    assert (load(lazy.transpose("x", "y", "t").isel(part)).values == loaded.transpose("x", "y", "t").isel(part)).all()
