@@ -21,7 +21,7 @@ from xarray.backends import BackendArray
 from xarray.backends.zarr import ZarrArrayWrapper
 from xarray.core.indexing import OuterIndexer, VectorizedIndexer
 
-from refshard_fs.core.dtypes import fill_of
+from refshard_fs.core.dtypes import parse_fill_value
 from refshard_fs.core.keys import join
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, list_codec_documents, requires_extension
 from refshard_fs.cubes.chunk_codec import ChunkDecoder
@@ -68,7 +68,7 @@ class DirectArray(BackendArray):
         self.shape = meta.shape
         self.meta = meta
         self._fs, self._node, self._decoder = fs, node, decoder
-        self._fill_value = np.asarray(fill_of(meta, self.dtype), self.dtype)
+        self._fill_value = np.asarray(parse_fill_value(meta, self.dtype), self.dtype)
         self._token = object()  # part of the keys of cached chunks: an array that is opened later may have grown
         self._by_zarr: ZarrArrayWrapper | None = None  # made when zarr has to read a selection
 

@@ -38,7 +38,7 @@ _SECRET: Final = re.compile(
 
 
 _MAX_DECODINGS: Final = 4  # how often a name is percent-decoded at most
-_CHECKED: Final = 256  # only so many characters of a name are checked
+_CHECKED: Final = 256  # characters: a longer name is cut before it is checked, which bounds the time
 
 
 def redact(text: str) -> str:
@@ -57,10 +57,10 @@ def contains_credentials(urls: bytes) -> bool:
     return has_secret or _USERINFO.search(text) is not None
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Escape control characters in ``text``, so that a key cannot control a terminal.
 
-    >>> printable("a\x1b[31mb")
+    >>> escape_controls("a\x1b[31mb")
     'a\\x1b[31mb'
     """
     return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
@@ -68,7 +68,7 @@ def printable(text: str) -> str:
 
 def sanitize(text: str) -> str:
     """Make ``text`` safe to show: escape control characters, and redact credentials."""
-    return printable(redact(text))
+    return escape_controls(redact(text))
 
 
 def sanitize_cause(error: E) -> E | OSError:
@@ -84,7 +84,7 @@ def _redact_parameter(match: re.Match[str]) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a parameter or option of this name holds a credential: ``token``, ``auth[key]``, ``to%6ben``."""
+    """Return whether a parameter or option ``name`` holds a credential: ``token``, ``auth[key]``, ``to%6ben``."""
     for _ in range(_MAX_DECODINGS):
         before, name = name, unquote(name[:_CHECKED], errors="replace")
         if name == before:
@@ -146,11 +146,11 @@ class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
     def __str__(self) -> str:
         if not self.key:  # the error concerns the whole source
             return f"{self.target} cannot be read: {self.reason}"
-        return f"{printable(repr(self.key))} exists, but its bytes at {self.target} cannot be read: {self.reason}"
+        return f"{escape_controls(repr(self.key))} exists, but its bytes at {self.target} cannot be read: {self.reason}"
 
 
 class DamagedIndex(ReferenceNotReachable):
-    """An index that locates chunks is damaged: of a shard, of an archive, or of a partition of a manifest."""
+    """An index that locates chunks is damaged: the index of a shard or an archive, or a partition of a manifest."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}. Write or copy this object again; `refshard check` finds all damaged ones"
@@ -161,7 +161,10 @@ class NotYetThere(ReferenceNotReachable):
 
 
 class TargetChanged(ReferenceNotReachable):
-    """A target was replaced between two reads: reading on would mix the bytes of its two versions."""
+    """A target was replaced since its first read, or since a manifest pinned its version.
+
+    Reading on would mix the bytes of two versions.
+    """
 
 
 class TargetNotAllowed(RefShardError, PermissionError):
@@ -178,7 +181,7 @@ class TargetNotAllowed(RefShardError, PermissionError):
         return type(self), (self.url, self.rule, self.remedy, self.key)
 
     def __str__(self) -> str:
-        subject = f"{printable(repr(self.key))} points to" if self.key else "not allowed:"
+        subject = f"{escape_controls(repr(self.key))} points to" if self.key else "not allowed:"
         return f"{subject} {self.url!r}: {self.rule}. {self.remedy}."
 
 
@@ -187,9 +190,10 @@ class ReadOnlyError(RefShardError, PermissionError):
 
 
 class ConflictError(RefShardError):
-    """The source has been changed since it was opened; nothing was written.
+    """A write was refused, since another writer has changed the object or the source since it was read.
 
-    If ``is_certain`` is False, the write may have succeeded before that change: the store's first answer was lost.
+    A commit of several objects may have put some of them before: a note on the error names these. If ``is_certain`` is
+    False, the store's first answer was lost, so the refused write may have succeeded before the other change.
     """
 
     is_certain = True

@@ -28,7 +28,15 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.choice import Choice
-from refshard_fs.errors import LONGEST, ManifestError, ReadOnlyError, is_secret, printable, redact, sanitize
+from refshard_fs.errors import (
+    LONGEST,
+    ManifestError,
+    ReadOnlyError,
+    escape_controls,
+    is_secret,
+    redact,
+    sanitize,
+)
 from refshard_fs.reading.plan import Request
 from refshard_fs.references.values import decode
 from refshard_fs.source import files
@@ -766,7 +774,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def tree(self, *args: Any, **kwargs: Any) -> str:
         """Draw the keys as a tree, as fsspec does, with control characters escaped."""
-        return "\n".join(map(printable, super().tree(*args, **kwargs).split("\n")))
+        return "\n".join(map(escape_controls, super().tree(*args, **kwargs).split("\n")))
 
     def visualize(self, array: str | None = None, select: Any = None) -> Picture:
         """Draw where the bytes of ``array`` lie; without ``array``, the files of all arrays.

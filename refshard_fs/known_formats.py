@@ -54,6 +54,6 @@ BUILT_IN = (
 
 
 @cache
-def all_formats() -> dict[str, Format]:
+def load_formats() -> dict[str, Format]:
     """Return all formats by name: the built-in formats, and those of plug-ins."""
     return {format.name: format for format in (*BUILT_IN, *load_plugins("refshard.formats", Format))}

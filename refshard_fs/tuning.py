@@ -9,18 +9,18 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 PIPELINE = "refshard_fs.zarr_pipeline"
-VARIABLE = "REFSHARD_ZARR_PIPELINE"  # 0 in the environment leaves zarr's own pipeline
+VARIABLE = "REFSHARD_ZARR_PIPELINE"  # an environment variable: 0 keeps zarr's own pipeline
 
-_hooked = False  # zarr's pipeline is set once in a process, so that a later setting by the user stays
+_hooked = False  # whether zarr's pipeline was set: only once in a process, so that a later setting by the user stays
 _problem: str | None = None
 
 
 def hook_zarr(*, wait: bool = True) -> None:
     """Make zarr 3, if it is imported, pass whole selections of our arrays to `refshard_fs.zarr_pipeline`.
 
-    Without this, zarr reads one chunk at a time. Methods that zarr calls for reading call this function; the
-    constructor of the filesystem does not, since this changes a setting of zarr. If a thread is trying whether this
-    version of zarr works with the pipeline, ``wait`` waits for its end.
+    Without this setting, zarr reads one chunk at a time. Methods that zarr calls for reading call this function; the
+    constructor of the filesystem does not, since making a filesystem must not change settings of zarr. If a thread is
+    trying whether this version of zarr works with the pipeline, ``wait=True`` waits for the end of the thread.
     """
     global _hooked, _problem
     if _hooked or "zarr.core.array" not in sys.modules:
@@ -62,8 +62,8 @@ def tune_zarr(concurrency: int | None = 128, *, pipeline: bool | None = None) ->
 
     ``concurrency`` is the number of chunks that zarr requests at a time (its ``async.concurrency``, 10 by default;
     None does not change it). Arrays in a `RefShardFileSystem` do not need it, since their selections are read as a
-    whole. ``pipeline=False`` turns the reading of whole selections off for arrays that are opened from now on, and
-    ``pipeline=True`` turns it on. Raise NotImplementedError with zarr 2, which requests all chunks at once.
+    whole. ``pipeline=False`` turns off the reading of whole selections for arrays that are opened from now on, and
+    ``pipeline=True`` turns it on. Raises NotImplementedError with zarr 2, which requests all chunks at once.
 
     >>> import refshard_fs, zarr
     >>> with refshard_fs.tune_zarr(64):

@@ -39,7 +39,7 @@ from zarr.storage import FsspecStore, StorePath
 
 from refshard_fs.core.columns import Texts
 from refshard_fs.core.keys import join
-from refshard_fs.core.libdeflate import fast_codec
+from refshard_fs.core.libdeflate import accelerate_codec
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.memory import Share, SharedMemory
@@ -109,10 +109,10 @@ def _compute_chunk_size(metadata: ArrayMetadata) -> int:
 def _use_libdeflate(codec: Any, chunk_size: int) -> Any:
     """Return zarr's ``codec`` with libdeflate in place of zlib; ``codec`` itself if it does not use zlib."""
     if isinstance(codec, V2Codec):
-        return replace(codec, compressor=fast_codec(codec.compressor, chunk_size))
+        return replace(codec, compressor=accelerate_codec(codec.compressor, chunk_size))
     for name in ("_codec", "_gzip_codec"):  # cached properties of zarr's codecs that hold a codec of numcodecs
         original = getattr(codec, name, None) if isinstance(getattr(type(codec), name, None), cached_property) else None
-        fast = fast_codec(original, chunk_size)
+        fast = accelerate_codec(original, chunk_size)
         if fast is not original:
             changed = replace(codec) if name == "_gzip_codec" else type(codec)(**codec.codec_config)
             changed.__dict__[name] = fast

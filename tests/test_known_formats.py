@@ -8,7 +8,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem, UnknownSource
-from refshard_fs.known_formats import BUILT_IN, all_formats
+from refshard_fs.known_formats import BUILT_IN, load_formats
 
 
 def test_every_module_that_opens_a_source_is_registered() -> None:
@@ -17,10 +17,10 @@ def test_every_module_that_opens_a_source_is_registered() -> None:
     modules = {f"refshard_fs.{'.'.join(path.with_suffix('').parts)}" for path in readers}
     assert modules == {known.module for known in BUILT_IN}
     assert len(readers) == len(BUILT_IN)
-    assert "kerchunk-json" in all_formats()
+    assert "kerchunk-json" in load_formats()
 
 
-def test_unknown_content_names_the_candidates(tmp_path: Path) -> None:
+def test_error_for_unknown_content_names_candidates(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\x7fELF")
     with pytest.raises(UnknownSource, match=r"ELF.*kerchunk-json"):
         RefShardFileSystem(fo=tmp_path / "x").ls("")
@@ -28,5 +28,5 @@ def test_unknown_content_names_the_candidates(tmp_path: Path) -> None:
         RefShardFileSystem(fo=tmp_path / "x", format="nope").ls("")
 
 
-def test_package_has_its_version() -> None:
+def test_package_has_a_version() -> None:
     assert refshard_fs.__version__

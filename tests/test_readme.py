@@ -22,7 +22,7 @@ import refshard_fs.sets.concat
 import refshard_fs.sets.rebase
 from refshard_fs import RefShardFileSystem, errors
 from refshard_fs.cli.program import make_parser
-from refshard_fs.known_formats import all_formats
+from refshard_fs.known_formats import load_formats
 from refshard_fs.source.options import keywords
 
 ROOT = Path(__file__).parents[1]
@@ -183,7 +183,7 @@ def test_search_finds_every_name_and_command_by_a_title() -> None:
 def test_each_format_has_a_page_of_the_site() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "formats.py"))
     pages = made["make_pages"]()
-    assert set(made["OF"]) == set(all_formats())
+    assert set(made["OF"]) == set(load_formats())
     assert [name for name in made["OF"].values() if name not in pages] == []
     assert [name for name, (_, text) in pages.items() if len(text) < 200] == []
     linked = [anchor for text in DOCUMENTED for anchor in re.findall(r"FORMATS\.md#([\w-]+)", text)]

@@ -67,7 +67,7 @@ def test_pipeline_is_set_unless_turned_off(before: str, environment: dict[str, s
     assert run.stdout.split()[1:] == ["45", str(name != "SelectionPipeline")]
 
 
-def test_only_a_read_by_zarr_changes_its_settings() -> None:
+def test_only_a_read_by_zarr_changes_zarr_settings() -> None:
     code = """
 import logging, signal, sys, warnings
 import fsspec, numcodecs.registry, zarr
@@ -152,7 +152,7 @@ is_fused = pytest.mark.skipif(zarr_pipeline._Fused is None, reason="this zarr de
         pytest.param(NO_DECODING, "SelectionPipeline", marks=is_fused),
     ],
 )
-def test_changed_zarr_disables_the_pipeline_in_stats(change: str, name: str, tmp_path: Path) -> None:
+def test_stats_say_whether_a_changed_zarr_disables_the_pipeline(change: str, name: str, tmp_path: Path) -> None:
     zarr.create_array(zarr.storage.LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     code = SCRIPT.format(before=f"import zarr; zarr.__version__ = '4.0'\n{change}")
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], capture_output=True, text=True)

@@ -20,7 +20,7 @@ import msgspec
 import refshard_fs
 from refshard_fs.core.stats import bytes_text
 from refshard_fs.core.zarrmeta import object_in
-from refshard_fs.errors import ManifestError, printable
+from refshard_fs.errors import ManifestError, escape_controls
 
 
 class Argument(NamedTuple):
@@ -207,7 +207,7 @@ _CODES: Final = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
 
 def print_line(text: str = "", style: Style = "") -> None:
     """Print one line, in colour on a terminal that shows it."""
-    text = printable(text)
+    text = escape_controls(text)
     has_colours = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
     print(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and has_colours else text)
 
@@ -218,7 +218,7 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Se
     The table is as wide as the terminal, or 80 columns. Long cells are wrapped at spaces. A longer first cell gets a
     line of its own. Nothing is cut off.
     """
-    table = [heading, *([printable(cell) for cell in row] for row in rows)]
+    table = [heading, *([escape_controls(cell) for cell in row] for row in rows)]
     widths = _measure_widths(table, shutil.get_terminal_size().columns)
     for row in table:
         style: Style = "bold" if row is heading else ""

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.chunks import ArrayChunks, ChunksBuilder, Contents, Numbers, column_of
+from refshard_fs.core.chunks import ArrayChunks, ChunksBuilder, Contents, Numbers, make_column
 from refshard_fs.core.chunks import Chunks as ChunkColumns
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.dtypes import replace_array_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, is_within, join, parent
-from refshard_fs.core.keyspace import Chooser, KeySpace, find_chunk, tails
+from refshard_fs.core.keyspace import Chooser, KeySpace, find_chunk, make_tails
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps, run_together
 from refshard_fs.core.version_3 import convert_document, convert_group, encode_for_xarray
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
@@ -54,9 +54,9 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     decoded before zarr sees them.
 
     ``fill_value`` is a JSON value of version 2 (see `encode_fill_value`). It is None unless the file has a missing
-    value, or lacks chunks: in version 2 xarray masks every element with the fill value, and 0 would mask zeros. Version
-    3 requires a fill value, so None becomes zero there, and xarray does not mask it. With ``is_masked``, the fill value
-    of version 3 is repeated as the attribute ``_FillValue``, so that xarray masks it as well.
+    value, or lacks chunks: in version 2 xarray masks all elements that equal the fill value, so 0 would mask zeros.
+    Version 3 requires a fill value, so None becomes zero there, and xarray does not mask it. With ``is_masked``, the
+    fill value of version 3 is repeated as the attribute ``_FillValue``, so that xarray masks it as well.
     """
 
     where: str
@@ -77,7 +77,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
     def metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield name and content of the metadata documents."""
-        attributes = {**_name_objects(self.attributes), _DIMENSIONS: self._dimensions()}
+        attributes = {**_name_objects(self.attributes), _DIMENSIONS: self._choose_dimensions()}
         try:
             dtype = replace_array_fields(self.dtype, zarr_format)
         except ValueError as e:
@@ -101,11 +101,11 @@ class ArrayDescription(msgspec.Struct, frozen=True):
             yield "zarr.json", convert_document(document, dtype, ENCODINGS[3], attributes, self.where)
             return
         if compressor is not None:
-            compressor.pop("typesize", None)  # only version 3 has it
+            compressor.pop("typesize", None)  # a member of blosc's configuration in version 3 only
         yield ".zarray", document
         yield ".zattrs", attributes
 
-    def _dimensions(self) -> list[str]:
+    def _choose_dimensions(self) -> list[str]:
         """Return the names of the dimensions: from the attributes, if they have distinct names for all of them."""
         match self.attributes.get(_DIMENSIONS):
             case [*names] if len(set(map(str, names))) == len(self.shape) and all(type(n) is str for n in names):
@@ -116,7 +116,8 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 class Chunks:
     """Locate the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source.
 
-    ``are_many``: listing the chunks takes long, and no other file has the same chunks, so a join does not list them.
+    ``are_many`` is true if listing the chunks takes long, and no other file has equal chunks: a join does not list
+    them.
     """
 
     are_many: bool = False
@@ -125,8 +126,8 @@ class Chunks:
         """Return the entry of chunk ``number`` of the grid; None if the chunk does not exist.
 
         Chunks are numbered in C order: the last dimension runs fastest. zarr expects all chunks to have the same size:
-        if a file cuts chunks at the edge of the array, `Padded` fills them. This is a generator: one that reads nothing
-        begins with ``yield from ()``.
+        if a file cuts chunks at the edge of the array, `Padded` fills them. The method is a generator: if it needs no
+        reads, it begins with ``yield from ()``.
         """
         raise NotImplementedError
 
@@ -137,7 +138,7 @@ class Chunks:
     def list_existing(self) -> Steps[list[Listed] | None]:
         """Return the chunks that exist, by their keys relative to the array; None if all chunks of the grid exist.
 
-        Raises NotListable if there are too many.
+        Raises NotListable if there are too many chunks.
         """
         yield from ()
         return None
@@ -165,7 +166,7 @@ class FilledChunks(Chunks):
         """Return the encoded bytes of an unwritten chunk."""
         raise NotImplementedError
 
-    def unwritten_entry(self) -> Entry | None:
+    def make_unwritten_entry(self) -> Entry | None:
         """Return the entry of an unwritten chunk; None if zarr fills it."""
         if self._unwritten is None and not self.fills_itself:
             self.check_size()
@@ -176,14 +177,15 @@ class FilledChunks(Chunks):
         """Raise ValueError if an unwritten chunk is too large to be made here."""
         if self._size > MOST_FILL:
             raise ValueError(
-                f"the chunk was never written, and has {self._size} bytes: expected at most {MOST_FILL} bytes to fill"
+                f"the chunk was never written, and filling it takes {self._size} bytes: expected at most {MOST_FILL}"
             )
 
     def list_written(self, written: UInt64s, sizes: Sequence[int] | None = None) -> list[Listed] | None:
         """Return the result of `list_existing`, given the numbers and, if known, sizes of the ``written`` chunks."""
         if self.fills_itself:
             return [
-                Listed(tail, size) for tail, size in zip(tails(self.grid, written), sizes or repeat(None), strict=False)
+                Listed(tail, size)
+                for tail, size in zip(make_tails(self.grid, written), sizes or repeat(None), strict=False)
             ]
         if self.grid.size > UNWRITTEN + 16 * len(written):
             raise NotListable(
@@ -304,21 +306,22 @@ class ArrayGroup(KeySpace):
         self.reports = dict(reports or {})
         for path in [path for path in (*arrays, *(groups or ())) if not _is_path(path)]:
             self.reports[path[:_SHOWN]] = (
-                "its path cannot be a key: it is too long, or has '..', a backslash, '::' or the name of a document"
+                "its path cannot be a key: it is too long, or has an empty name, '..', a backslash, '::' or the name "
+                "of a metadata document"
             )
         arrays = {path: array for path, array in arrays.items() if _is_path(path)}
         groups = {path: attributes for path, attributes in (groups or {}).items() if _is_path(path)}
         self.grids = {path: array.grid(zarr_format) for path, array in arrays.items()}
         self.file_codecs = {path: array.file_codecs for path, array in arrays.items() if array.file_codecs}
         self.chunks_by_path = chunks
-        above = dict.fromkeys(name for path in (*self.grids, *groups) for name in _prefixes(path))
+        above = dict.fromkeys(name for path in (*self.grids, *groups) for name in _list_ancestors(path))
         shown = {"": attributes, **{path: groups.get(path, {}) for path in above if path not in self.grids}}
-        self.group_attributes = {path: _name_objects(each) for path, each in shown.items()}
+        self.group_attributes = {path: _name_objects(members) for path, members in shown.items()}
         self._documents = _Documents(arrays, self.group_attributes, zarr_format)
 
     @cached_property
     def _tree(self) -> dict[str, dict[str, bool]]:
-        """Directory → name → whether it is a directory, too; few readers list."""
+        """For each directory, its names, and whether each name is a directory; made at the first listing."""
         tree: dict[str, dict[str, bool]] = {path: {} for path in (*self.group_attributes, *self.grids)}
         for path in tree:
             add_to_tree(tree, path, is_directory=True)
@@ -357,7 +360,8 @@ class ArrayGroup(KeySpace):
             return
         path = above = parent(key)[0]
         while above and above not in self.grids:
-            if above in self.reports and (above != path or above not in self._tree):  # a group's documents are shown
+            # A reported group that is shown has all of its own documents: another key directly in it is missing.
+            if above in self.reports and (above != path or above not in self._tree):
                 raise ManifestError(f"{key!r} cannot be read: {above!r} is not shown: {self.reports[above]}")
             above = parent(above)[0]
 
@@ -380,14 +384,14 @@ class ArrayGroup(KeySpace):
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         if errors is not None:  # the base class lists directories one by one, and knows which one fails
             return (yield from super().contents(prefix, errors))
-        return (yield from self._contents(prefix))
+        return (yield from self._collect_contents(prefix))
 
     def contents_to_join(self, choose: Chooser) -> Steps[Contents]:
         many = [path for path in self.grids if self.chunks_by_path[path].are_many]
         chosen = choose(self._documents, self.grids) if many else ()
-        return (yield from self._contents("", frozenset(path for path in many if path in chosen)))
+        return (yield from self._collect_contents("", frozenset(path for path in many if path in chosen)))
 
-    def _contents(self, prefix: str, shortened: Collection[str] = ()) -> Steps[Contents]:
+    def _collect_contents(self, prefix: str, shortened: Collection[str] = ()) -> Steps[Contents]:
         """Return the contents below ``prefix``, with only the first chunk of the arrays ``shortened``."""
         members: dict[str, bytes] = {}
         arrays: dict[str, ArrayChunks] = {}
@@ -410,7 +414,9 @@ class ArrayGroup(KeySpace):
         if array not in self.chunks_by_path or (grid is not None and grid != self.grids[array]):
             return (yield from super().chunks(array, numbers, grid))
         builder = ChunksBuilder(len(numbers))
-        for row, entry in enumerate((yield from self.chunks_by_path[array].find_entries(column_of(numbers).tolist()))):
+        for row, entry in enumerate(
+            (yield from self.chunks_by_path[array].find_entries(make_column(numbers).tolist()))
+        ):
             builder.put_entry(row, entry)
         return builder.finish()
 
@@ -471,11 +477,11 @@ class _Documents(Mapping[str, bytes]):
                 nodes[path] = [(".zgroup", {"zarr_format": 2}), (".zattrs", dict(attributes))]
         places: dict[str, int] = {}
         for path in nodes:
-            for above in _prefixes(path):
+            for above in _list_ancestors(path):
                 places.setdefault(above, len(places))
         # Nodes keep the order of the file, but each group comes before its members: zarr 3.1 loses members that come
         # before their group.
-        in_order = sorted(nodes, key=lambda path: [places[above] for above in _prefixes(path)])
+        in_order = sorted(nodes, key=lambda path: [places[above] for above in _list_ancestors(path)])
         self._plain = {join(path, name): found for path in in_order for name, found in nodes[path]}
         self._consolidated = "zarr.json" if zarr_format == 3 else zarrmeta.CONSOLIDATED
         self._keys = dict.fromkeys([*self._plain, self._consolidated])
@@ -487,7 +493,7 @@ class _Documents(Mapping[str, bytes]):
             data = self._encoded[key] = self._consolidate() if key == self._consolidated else self._encode(key)
         return data
 
-    def get(self, key: str, default: Any = None) -> Any:  # most keys are chunks
+    def get(self, key: str, default: Any = None) -> Any:  # most keys are chunks: a KeyError for each would be slow
         return self[key] if key in self._keys else default
 
     def __contains__(self, key: object) -> bool:
@@ -512,7 +518,7 @@ class _Documents(Mapping[str, bytes]):
         return _join_members({**root, "consolidated_metadata": _join_members(consolidated)})
 
 
-def _prefixes(path: str) -> list[str]:
+def _list_ancestors(path: str) -> list[str]:
     """Return the groups that contain ``path``, the outermost first, and then ``path``; an empty list for the root."""
     return list(accumulate(path.split("/"), join)) if path else []
 
@@ -535,7 +541,7 @@ def encode_fill_value(raw: bytes, dtype: np.dtype[Any]) -> Any:
     return _encode_number(np.frombuffer(raw, dtype)[0].item())
 
 
-def fill_of(value: Any, dtype: np.dtype[Any]) -> Any:
+def convert_fill_value(value: Any, dtype: np.dtype[Any]) -> Any:
     """Convert a number to a fill value in metadata of version 2; None if ``dtype`` cannot hold it."""
     if type(value) not in (int, float) or dtype.kind not in "iufc":
         return None
@@ -584,7 +590,7 @@ def choose_chunks(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tup
 
 
 class Padded(msgspec.Struct, frozen=True):
-    """A recipe that pads the last chunk of an array with zeros to the size that zarr expects."""
+    """A recipe that pads a chunk at the edge of an array with zeros to ``size`` bytes, which zarr expects."""
 
     size: int
 
@@ -620,10 +626,13 @@ class Contiguous(Chunks):
         strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         last = math.prod(shape[1:]) * itemsize
         if stride is not None and shape:
-            if stride < last or (stride > last and chunks[0] != 1):
+            if stride < last:
                 raise ManifestError(
-                    f"{where}: its records of {last} bytes begin every {stride} bytes: expected at least {last}, and "
-                    "chunks of one record if more"
+                    f"{where}: its records overlap: they have {last} bytes, and begin every {stride} bytes"
+                )
+            if stride > last and chunks[0] != 1:
+                raise ManifestError(
+                    f"{where}: its chunks have {chunks[0]} records, which have gaps: expected chunks of one record"
                 )
             strides[0] = stride
         self._strides = tuple(strides)
@@ -631,7 +640,7 @@ class Contiguous(Chunks):
         end = offset + (strides[0] * (shape[0] - 1) + last if shape else itemsize)
         if source.size is not None and end > source.size and all(shape):
             raise ManifestError(
-                f"{where}: the file ends at byte {source.size}: expected its values up to byte {end}. Fetch it again"
+                f"{where}: the file ends at byte {source.size}: expected values up to byte {end}. Fetch the file again"
             )
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
@@ -651,7 +660,10 @@ class Contiguous(Chunks):
 
 
 class EvenlySpaced(Chunks):
-    """A coordinate ``first + step * number`` of 64-bit floats, computed when it is read, in chunks of 512 KiB."""
+    """Chunks of a coordinate of 64-bit floats, computed when they are read: element ``i`` is ``first + step * i``.
+
+    A chunk has at most 512 KiB.
+    """
 
     def __init__(self, first: float, step: float, count: int) -> None:
         self._first = first

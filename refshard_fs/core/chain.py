@@ -15,9 +15,9 @@ LAST_BLOCK: Final = 16 << 20  # bytes: whole reads do not grow beyond this
 
 
 def foresee(lengths: Sequence[int]) -> Sequence[int]:
-    """Return the last ``lengths`` that repeat the ones before them, as one period; a single length repeats itself.
+    """Return the fewest last ``lengths`` that equal the ones before them: the next records probably repeat them.
 
-    Return an empty sequence if lengths do not repeat.
+    A single length repeats itself. Return an empty sequence if lengths do not repeat.
     """
     if len(lengths) == 1:
         return lengths

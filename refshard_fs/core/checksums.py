@@ -56,8 +56,9 @@ def add_checksum(entry: Entry, checksum: str | None, where: str, key: str) -> En
     recipe = Checked(checksum)
     try:
         name, digits = _split_checksum(checksum)
-        if len(digits) != (8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2):
-            raise ValueError(f"its checksum is {checksum!r}: expected another number of digits for {name}")
+        expected = 8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2
+        if len(digits) != expected:
+            raise ValueError(f"its checksum is {checksum[:300]!r}: expected {expected} digits for {name}")
         match entry:
             case Inline(data):
                 return Inline(recipe.make(data))

@@ -14,12 +14,12 @@ _COMPARED: Final = 1 << 20  # pairs of a chunk and a box that are compared at on
 
 
 def strides_of(counts: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Return, for each dimension of a grid of ``counts``, the difference of the numbers of neighbouring chunks."""
+    """Return, for each dimension of a grid of ``counts``, the difference between the numbers of neighbouring chunks."""
     return np.array([math.prod(counts[axis + 1 :]) for axis in range(len(counts))], np.int64)
 
 
 class ChunkBoxes:
-    """Boxes in a grid of ``counts`` chunks: ``bounds`` has the first and the last (exclusive) index in each dimension.
+    """Boxes in a grid of ``counts`` chunks: ``bounds`` has their first and last (exclusive) indexes of chunks.
 
     The shape of ``bounds`` is (boxes, dimensions, 2). Indexes beyond the grid are ignored.
     """
@@ -36,7 +36,7 @@ class ChunkBoxes:
         self._starts, self._stops = np.where(is_empty, 0, starts), np.where(is_empty, 0, stops)
 
     def find(self, numbers: UInt64s) -> npt.NDArray[np.int64]:
-        """Return, for each of the chunks ``numbers``, the first box that contains it; -1 if no box does."""
+        """Return, for each chunk in ``numbers``, the position of the first box that contains it; -1 if no box does."""
         if self._is_whole:
             return np.zeros(len(numbers), np.int64)
         found = np.full(len(numbers), -1)
@@ -47,12 +47,12 @@ class ChunkBoxes:
             found[start : start + step] = np.where(inside.any(axis=1), inside.argmax(axis=1), -1)
         return found
 
-    def within(self, start: int, stop: int) -> list[int]:
-        """Return the boxes that may have chunks ``[start, stop)``."""
+    def find_boxes(self, start: int, stop: int) -> list[int]:
+        """Return the positions of the boxes that may have chunks ``[start, stop)``."""
         boxes: list[int] = np.flatnonzero((self._starts < stop) & (self._stops > start)).tolist()
         return boxes
 
-    def ranges(self) -> list[range]:
+    def list_ranges(self) -> list[range]:
         """Return ascending ranges of numbers that contain the chunks of all boxes."""
         found: list[range] = []
         for start, stop in sorted(zip(self._starts.tolist(), self._stops.tolist(), strict=True)):

@@ -18,7 +18,7 @@ from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, add
 Numbers = range | UInt64s
 
 
-def column_of(numbers: Numbers) -> UInt64s:
+def make_column(numbers: Numbers) -> UInt64s:
     """Return chunk numbers as a column."""
     return np.arange(numbers.start, numbers.stop, dtype=np.uint64) if isinstance(numbers, range) else numbers
 
@@ -76,7 +76,7 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         packed = {row: add_origin(entry, origin) for row, entry in self.packed.items()}
         return msgspec.structs.replace(self, origins=joined, packed=packed)
 
-    def part(self, start: int) -> Part:
+    def make_part(self, start: int) -> Part:
         """Return the numbers and sizes of the chunks that exist, where row 0 is chunk ``start``."""
         lengths = self.ranges.lengths.copy()
         for row, data in self.inline.items():
@@ -96,7 +96,7 @@ class ChunksBuilder:
         self.packed: dict[int, Entry] = {}
         self._codes: dict[tuple[str | None, Pin | None, Origin], int] = {}
 
-    def code(self, url: str | None, pin: Pin | None = None, origin: Origin = ()) -> int:
+    def encode_target(self, url: str | None, pin: Pin | None = None, origin: Origin = ()) -> int:
         """Return the number that the column of targets has for ``url`` in the version ``pin``."""
         target = url, pin, origin
         return self._codes.setdefault(target, len(self._codes))
@@ -113,7 +113,7 @@ class ChunksBuilder:
         has_target = ranges.targets != NO_TARGET
         used, places = distinct_codes(ranges.targets[has_target], len(urls))
         codes = [
-            self.code(urls[target], pins[target] if pins else None, origins[target] if origins else ())
+            self.encode_target(urls[target], pins[target] if pins else None, origins[target] if origins else ())
             for target in used
         ]
         targets = np.full(ranges.rows, NO_TARGET, np.uint32)
@@ -142,7 +142,7 @@ class ChunksBuilder:
             self.packed[row] = entry
             return
         targets, offsets, lengths = self.ranges
-        targets[row] = self.code(entry.url, entry.pin, entry.origin)
+        targets[row] = self.encode_target(entry.url, entry.pin, entry.origin)
         offsets[row] = entry.start
         lengths[row] = WHOLE if entry.stop is None else entry.stop - entry.start
 
@@ -196,7 +196,7 @@ class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
             for start in range(numbers.start, numbers.stop, most):
                 yield range(start, min(start + most, numbers.stop)), None
 
-    def blocks(self, size: int) -> list[int]:
+    def list_blocks(self, size: int) -> list[int]:
         """Return the blocks that may hold chunks, ascending; block ``b`` has ``size`` numbers from ``b * size`` on."""
         if isinstance(self.numbers, np.ndarray):
             found: list[int] = np.unique(self.numbers // np.uint64(size)).tolist()

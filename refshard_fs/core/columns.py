@@ -19,7 +19,7 @@ UInt64s = npt.NDArray[np.uint64]
 Index = Any  # an index of numpy: a slice, positions or a mask
 
 NO_TARGET = 2**32 - 1  # in the column of targets: the row has no reference
-DENSE, SPARSE = 20, 28  # bytes per chunk of the grid in a dense table, and per existing chunk in a sparse one
+DENSE, SPARSE = 20, 28  # bytes for each chunk of the grid in a dense table, and for each existing chunk in a sparse one
 WHOLE = 2**64 - 1  # in the column of lengths: to the end of the target
 
 
@@ -76,15 +76,15 @@ class Ranges(NamedTuple):
         return sum(column.nbytes for column in self)
 
     def take(self, index: Index) -> Ranges:
-        """Return some of the rows."""
+        """Return the rows at ``index``."""
         return Ranges(self.targets[index], self.offsets[index], self.lengths[index])
 
     def put(self, index: Index, rows: Ranges) -> None:
-        """Replace some of the rows."""
+        """Replace the rows at ``index``."""
         self.targets[index], self.offsets[index], self.lengths[index] = rows
 
     def row(self, place: int) -> Row | None:
-        """Return one row; None if it has no reference."""
+        """Return the row at ``place``; None if it has no reference."""
         target = int(self.targets[place])
         if target == NO_TARGET:
             return None
@@ -93,7 +93,7 @@ class Ranges(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some rows of a table, in any order."""
+    """The references of some chunks of one array, and the numbers of these chunks, in any order."""
 
     numbers: npt.NDArray[np.unsignedinteger[Any]]
     ranges: Ranges
@@ -113,10 +113,10 @@ class PartsBuilder:
         self._size = grid.size
         numbers = np.empty(0, np.uint32 if grid.size < 2**32 else np.uint64)
         self._columns: list[npt.NDArray[Any]] = [numbers, *Ranges.absent(0)]
-        self._ends: list[tuple[int, int]] = []  # the order of each added part, and the row behind its last one
+        self._ends: list[tuple[int, int]] = []  # the order of each added part, and the row after its last row
 
     def add(self, order: int, part: Part) -> None:
-        """Add rows, which replace those of a lower ``order``."""
+        """Add the rows of ``part``. They replace rows of the same chunks with a lower ``order``."""
         start = self._ends[-1][1] if self._ends else 0
         stop = start + len(part.numbers)
         if stop > len(self._columns[0]):
@@ -130,18 +130,23 @@ class PartsBuilder:
         self._ends.append((order, stop))
 
     def list_parts(self) -> list[tuple[int, Part]]:
-        """Return each order with its rows, ascending. The rows are views, which are invalid after the next `add`."""
+        """Return the (order, rows) of each added part, by ascending order.
+
+        The rows are views of the columns, and invalid after the next `add`.
+        """
         starts = [0, *(stop for _, stop in self._ends)]
-        parts = [(order, self._rows(start, stop)) for start, (order, stop) in zip(starts, self._ends, strict=False)]
+        parts = [
+            (order, self._make_part(start, stop)) for start, (order, stop) in zip(starts, self._ends, strict=False)
+        ]
         return sorted(parts, key=itemgetter(0))
 
     def finish(self) -> list[Part]:
-        """Return the rows in ascending order, as one part if they were added in this order."""
+        """Return the added parts by ascending order, as a single part if they were added in this order."""
         if any(first > second for (first, _), (second, _) in pairwise(self._ends)):
             return [part for _, part in self.list_parts()]
-        return [self._rows(0, self._ends[-1][1])]
+        return [self._make_part(0, self._ends[-1][1])]
 
-    def _rows(self, start: int, stop: int) -> Part:
+    def _make_part(self, start: int, stop: int) -> Part:
         numbers, *ranges = (column[start:stop] for column in self._columns)
         return Part(numbers, Ranges(*ranges))
 
@@ -165,15 +170,16 @@ class ChunkTable:
     def check(self) -> None:
         """Raise ValueError unless each column has a row for each chunk; a dense table has all chunks of its grid."""
         sizes = {len(column) for column in self.ranges}
-        if sizes != {self.grid.size if self.numbers is None else len(self.numbers)}:
-            raise ValueError(f"a table's columns have {sorted(sizes)} rows: expected a row for each chunk")
+        chunks = self.grid.size if self.numbers is None else len(self.numbers)
+        if sizes != {chunks}:
+            raise ValueError(f"a table's columns have {sorted(sizes)} rows: expected {chunks}, a row for each chunk")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.grid, self.ranges, self.numbers)
 
     @classmethod
     def from_parts(cls, grid: ChunkGrid, parts: Sequence[Part]) -> ChunkTable:
-        """Make a table of all ``parts``, dense if this takes less memory; the last row of a chunk wins."""
+        """Make a table of all ``parts``, dense if this takes less memory. The last row of a chunk is kept."""
         size = grid.size
         if len(parts) == 1 and len(parts[0].numbers) == size and is_ascending(parts[0].numbers):
             return cls(grid, parts[0].ranges)
@@ -202,7 +208,7 @@ class ChunkTable:
         """The size of the columns in bytes."""
         return len(self.ranges.targets) * (DENSE if self.numbers is None else SPARSE)
 
-    def row(self, number: int) -> Row | None:
+    def get_row(self, number: int) -> Row | None:
         """Return the reference of chunk ``number`` (within the grid), or None if the chunk does not exist."""
         numbers = self.numbers
         if numbers is not None:
@@ -216,10 +222,10 @@ class ChunkTable:
         length = self._lengths[number]
         return Row(target, self._offsets[number], None if length == WHOLE else length)
 
-    def part(self, numbers: UInt64s | None = None) -> Part:
+    def make_part(self, numbers: UInt64s | None = None) -> Part:
         """Return the rows of chunks ``numbers``, which must exist; by default, of all chunks that exist."""
         if numbers is None:
-            numbers = self.present()
+            numbers = self.list_present()
             if len(numbers) == self.ranges.rows:
                 return Part(numbers, self.ranges)
         return Part(numbers, self.ranges.take(self._find_rows(numbers)))
@@ -228,7 +234,7 @@ class ChunkTable:
         """Return the rows of chunks that exist."""
         return numbers if self.numbers is None else self.numbers.searchsorted(numbers)
 
-    def present(self, start: int = 0, stop: int | None = None) -> UInt64s:
+    def list_present(self, start: int = 0, stop: int | None = None) -> UInt64s:
         """Return the numbers of all chunks that exist in ``[start, stop)``, ascending."""
         numbers = self.numbers
         if numbers is not None:
@@ -239,13 +245,13 @@ class ChunkTable:
         found = np.flatnonzero(self.ranges.targets[start:stop] != NO_TARGET)
         return (found + start).astype(np.uint64) if start else found.view(np.uint64)
 
-    def existing(self, numbers: npt.NDArray[np.unsignedinteger[Any]]) -> list[int]:
-        """Return those ``numbers`` (within the grid) whose chunks exist."""
+    def select_present(self, numbers: npt.NDArray[np.unsignedinteger[Any]]) -> list[int]:
+        """Return the ``numbers`` (within the grid) whose chunks exist."""
         known = self.numbers
         exists = self.ranges.targets[numbers] != NO_TARGET if known is None else np.isin(numbers, known)
         return [int(number) for number in numbers[exists]]
 
-    def sizes(self, numbers: UInt64s) -> list[int | None]:
+    def get_sizes(self, numbers: UInt64s) -> list[int | None]:
         """Return the lengths in bytes of chunks ``numbers``, which must exist; None for whole targets."""
         lengths = self.ranges.lengths[self._find_rows(numbers)]
         out: list[int | None] = lengths.tolist()
@@ -253,10 +259,10 @@ class ChunkTable:
             out[i] = None
         return out
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
+    def iterate_rows(self) -> Iterator[tuple[int, Row]]:
         """Yield (number, reference) of each chunk that exists, ascending."""
-        for number in self.present().tolist():
-            row = self.row(number)
+        for number in self.list_present().tolist():
+            row = self.get_row(number)
             if row is not None:
                 yield number, row
 
@@ -277,7 +283,7 @@ def distinct_codes(codes: UInt32s, count: int) -> tuple[list[int], npt.NDArray[n
 
 
 def renumber(numbers: UInt64s, before: ChunkGrid, after: ChunkGrid) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
-    """Convert chunk numbers in the grid ``before`` to numbers in the grid ``after``; return also which lie in it."""
+    """Convert chunk numbers in the grid ``before`` to the grid ``after``, and return a mask of those inside it."""
     if before.counts[1:] == after.counts[1:]:
         return numbers, numbers < after.size
     new, inside = np.zeros(len(numbers), np.uint64), np.ones(len(numbers), np.bool_)
@@ -296,7 +302,7 @@ _NO_TEXT = b"\xff"  # the bytes of None, which are not valid UTF-8
 
 
 @lru_cache(1024)
-def _end_of_one(length: int) -> npt.NDArray[np.uint64]:
+def _make_single_end(length: int) -> npt.NDArray[np.uint64]:
     """Return the column of ends of a single text; cached, because 100,000 files have URLs of few different lengths."""
     ends = np.array([length], np.uint64)
     ends.flags.writeable = False
@@ -318,7 +324,7 @@ class Texts(Sequence[str | None]):
         not_none = (_NO_TEXT if text is None else text for text in texts)
         encoded = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in not_none]
         if len(encoded) == 1 and encoded[0] != _NO_TEXT:
-            return cls(np.frombuffer(encoded[0], np.uint8), _end_of_one(len(encoded[0])))
+            return cls(np.frombuffer(encoded[0], np.uint8), _make_single_end(len(encoded[0])))
         ends = np.fromiter(accumulate(map(len, encoded)), np.uint64, len(encoded))
         if _NO_TEXT in encoded:
             ends[[text == _NO_TEXT for text in encoded]] |= _NONE
@@ -334,16 +340,16 @@ class Texts(Sequence[str | None]):
             shift += len(part.data)
         return cls(np.concatenate([np.zeros(0, np.uint8), *(part.data for part in parts)]), np.concatenate(ends))
 
-    def spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return where each text begins and ends in ``data``."""
+    def find_spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the offsets in ``data`` at which the texts begin, and at which they end."""
         stops = (self.ends & ~_NONE).view(np.int64)
         return np.concatenate(([0], stops))[:-1], stops
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> Texts:
+    def select(self, mask: npt.NDArray[np.bool_]) -> Texts:
         """Return the texts for which ``mask`` is true."""
         if mask.all():
             return self
-        starts, stops = self.spans()
+        starts, stops = self.find_spans()
         sizes = stops - starts
         ends = sizes[mask].cumsum().view(np.uint64) | self.ends[mask] & _NONE
         return Texts(self.data[mask.repeat(sizes)], ends)

@@ -24,14 +24,14 @@ from refshard_fs.core.zarrmeta import ArrayMeta, list_codec_documents
 from refshard_fs.errors import ManifestError
 
 
-def zstd() -> Any:
+def import_zstd() -> Any:
     """Import the module for zstd: Python's own from 3.14 on, a backport before. Few sources need it."""
     return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
 def list_errors() -> tuple[type[Exception], ...]:
     """Return the errors that decompressors raise for damaged input."""
-    return (zlib.error, OSError, EOFError, lzma.LZMAError, zstd().ZstdError)
+    return (zlib.error, OSError, EOFError, lzma.LZMAError, import_zstd().ZstdError)
 
 
 _PART: Final = 1 << 20  # bytes that are decompressed at a time; more if a large result would have more than 16 parts
@@ -76,7 +76,7 @@ _STREAMS: Final[Mapping[bytes, Callable[[], Any]]] = {
     b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),
     b"BZh": bz2.BZ2Decompressor,
     b"\xfd7zXZ\x00": lzma.LZMADecompressor,
-    b"\x28\xb5\x2f\xfd": lambda: zstd().ZstdDecompressor(),
+    b"\x28\xb5\x2f\xfd": lambda: import_zstd().ZstdDecompressor(),
 }
 
 
@@ -149,13 +149,13 @@ def decompress_file(data: bytes, where: str) -> bytes:
         for part in Inflate(data, checks_ratio=False).feed(data, is_last=True):
             out += part
             if len(out) > MOST_DECOMPRESSED:
-                raise too_large_to_decompress(where)
+                raise make_size_error(where)
     except DamagedStream as e:
         raise ManifestError(f"{where} is compressed as a whole, and is damaged: {e}. Fetch it again") from e
     return bytes(out)
 
 
-def too_large_to_decompress(where: str) -> ManifestError:
+def make_size_error(where: str) -> ManifestError:
     """Return the error for a file that is compressed as a whole and too large."""
     return ManifestError(
         f"{where} is compressed as a whole: no part of it can be read alone, and it has more than "
@@ -192,7 +192,7 @@ def decode_by_imagecodecs(function: str, data: bytes | memoryview, extra: str, *
     try:
         library = importlib.import_module("imagecodecs")
     except ImportError as e:
-        raise ValueError(f'decoding it needs imagecodecs: pip install "refshard_fs[{extra}]"') from e
+        raise ValueError(f'decoding needs imagecodecs: pip install "refshard_fs[{extra}]"') from e
     try:
         return getattr(library, function)(data, **options)
     except Exception as e:  # each decoder has its own errors for damaged bytes
@@ -204,7 +204,9 @@ def unpack_bits(data: bytes | memoryview, bits: int, count: int) -> npt.NDArray[
 
     Raises ValueError if ``data`` are too short.
     """
-    if len(data) * 8 < bits * count or not 0 < bits <= 64:
+    if not 0 < bits <= 64:
+        raise ValueError(f"its values have {bits} bits: expected 1 to 64")
+    if len(data) * 8 < bits * count:
         raise ValueError(f"expected {count} values of {bits} bits, found {len(data)} bytes")
     if bits in (8, 16, 32, 64):
         return np.frombuffer(data, f">u{bits // 8}", count)
@@ -224,7 +226,7 @@ def _find_unpacker(bits: int, dtype: str) -> Callable[..., npt.NDArray[Any]] | N
     try:
         unpack: Callable[..., npt.NDArray[Any]] = importlib.import_module("imagecodecs").packints_decode
         is_right = np.array_equal(unpack(sample, dtype, bits)[:16], _unpack_by_numpy(sample, bits, 16, dtype))
-    except Exception:  # noqa: BLE001  # it is not installed, or does not know this number of bits
+    except Exception:  # noqa: BLE001  # imagecodecs is not installed, or does not unpack this number of bits
         return None
     return unpack if is_right else None
 
@@ -276,7 +278,9 @@ SLACK: Final = 1 << 16  # bytes that filters may add to a chunk
 WIDEST: Final = 16  # bytes: the largest number; filters may store wider numbers than the array shows
 _MOST_STREAMS: Final = 64  # the most streams of a chunk: the rest of the chunk is copied for each of them
 
-_COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])  # their data begin with the number of elements
+# Codecs whose data begin with the number of elements.
+_COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])
+# Codecs that `check_chunk` skips: all but zfpy only convert numbers, or reorder bytes.
 _SAME_SIZE: Final = frozenset(
     ["bytes", "endian", "transpose", "shuffle", "bitround", "delta", "quantize", "zfpy", "astype", "fixedscaleoffset"]
 )
@@ -290,7 +294,7 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
     for place, (name, codec) in enumerate(codecs):
         is_last = all(later in _SAME_SIZE or later in _CHECKSUMS for later, _ in codecs[place + 1 :])
         if name in _COUNTED:
-            _check(int.from_bytes(data[:4], "little"), count, "texts")
+            _check_stated_size(int.from_bytes(data[:4], "little"), count, "texts")
         elif name in _CHECKSUMS:
             data = data[_CHECKSUMS[name]]
         elif name in _MAKERS:
@@ -300,12 +304,12 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
         elif name in _SIZES:
             size = _SIZES[name](data)
             if size is None:
-                data = _decompress_streams(zstd().ZstdDecompressor, data, most)
+                data = _decompress_streams(import_zstd().ZstdDecompressor, data, most)
             else:
-                _check(size, most, "bytes")
+                _check_stated_size(size, most, "bytes")
                 data = data if is_last else _decode(name, data)
         elif name not in _SAME_SIZE:
-            return  # an unknown codec
+            return  # the codec is unknown, and so is the size of its result
         if is_last and name not in _SAME_SIZE and name not in _CHECKSUMS:
             return
 
@@ -325,7 +329,7 @@ def _decompress_streams(make: Callable[[], Any], data: bytes, most: int) -> byte
 
 def is_bounded(meta: ArrayMeta) -> bool:
     """Return whether `check_chunk` knows all codecs of an array, so that a chunk that it accepts decodes in seconds."""
-    # Not zfpy: it decodes to the size that its own bytes state.
+    # zfpy is left out: the size of its result is stated in its own bytes, and `check_chunk` does not read it.
     bounded = (_SAME_SIZE - {"zfpy"}) | _COUNTED | {*_CHECKSUMS, *_MAKERS, *_SIZES}
     return all(name in bounded for name, _ in _list_codecs(meta))
 
@@ -355,7 +359,7 @@ def _list_codecs(meta: ArrayMeta) -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def _check(size: int, most: int, what: str) -> None:
+def _check_stated_size(size: int, most: int, what: str) -> None:
     if size > most:
         raise ValueError(f"its header states {size:,} {what}: expected at most {most:,} in a chunk")
 
@@ -374,8 +378,8 @@ def _parse_blosc_size(data: bytes) -> int:
 
 def _parse_zstd_size(data: bytes) -> int | None:
     try:
-        size: int | None = zstd().get_frame_info(data).decompressed_size
-    except zstd().ZstdError as e:
+        size: int | None = import_zstd().get_frame_info(data).decompressed_size
+    except import_zstd().ZstdError as e:
         raise ValueError(f"it is not a zstd frame: {e}") from e
     return size
 

@@ -31,8 +31,8 @@ def reconsolidate(
 ) -> Any:
     """Apply ``changes`` to the consolidated metadata in ``document``, the JSON object at ``key``.
 
-    Documents for which ``is_gone`` is true are left out. If nothing changes, or the document has no consolidated
-    metadata, ``document`` itself is returned. ``is_whole``: this is the document of a parquet set, which has all
+    Documents for which ``is_gone`` returns True are left out. If nothing changes, or the document has no consolidated
+    metadata, ``document`` itself is returned. ``is_whole`` is true for the document of a parquet set, which has all
     metadata of the set, also of zarr version 3.
     """
     path, name = parent(key)
@@ -62,8 +62,8 @@ def reconsolidate(
 def update_consolidated(documents: Documents) -> dict[str, Any]:
     """Return the new content of the documents whose consolidated metadata differ from the other ``documents``.
 
-    ``documents`` are all metadata of a set. A document that repeats no other one stays unchanged: readers have no
-    other copy of these metadata.
+    ``documents`` are all metadata of a set. If none of the documents that a consolidated one repeats is in the set, it
+    stays unchanged: readers have no other copy of these metadata.
     """
     found: dict[str, Any] = {}
     for key in [key for key, value in documents.items() if parent(key)[1] in DOCUMENTS and may_repeat(key, value)]:

@@ -33,7 +33,7 @@ _DOTTED = re.compile(r"c(?:\.\d+)+", re.ASCII)
 
 
 class NodeInfo(Protocol):
-    """Immutable facts about a node, which a view keeps."""
+    """Immutable facts about an array or a group, which a view keeps."""
 
     @property
     def grid(self) -> ChunkGrid | None:
@@ -50,7 +50,7 @@ NodeView = tuple[Mapping[str, Any], K | None]
 class Rewrite(Protocol[K_co], Hashable):
     """The rule by which a view rewrites metadata; frozen and hashable, because it is part of a cache key."""
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[K_co]]:
+    def make_rewriter(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[K_co]]:
         """Return a function of (metadata, path) that rewrites the metadata of one node in the document ``data``."""
 
 
@@ -79,8 +79,8 @@ class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
         try:
             doc = zarrmeta.object_in(data, self.name)
         except ValueError:
-            return NodeDocument(data, {}, {})  # readers see the bytes as they are
-        reader = _Reader(self.rewrite.over(data))
+            return NodeDocument(data, {}, {})  # readers get the damaged bytes, and raise their own error
+        reader = _Reader(self.rewrite.make_rewriter(data))
         shown = (
             reader.rewrite_consolidated(doc, self.path)
             if self.name == CONSOLIDATED
@@ -91,7 +91,7 @@ class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
 
 
 class _Reader(Generic[K]):
-    """Rewrite one document, and collect its nodes. If nothing changes in a part, the same object is returned."""
+    """Rewrite one document, and collect its nodes. Methods return their argument itself if nothing in it changes."""
 
     def __init__(self, rewrite: Callable[[Mapping[str, Any], str], NodeView[K]]) -> None:
         self.arrays: dict[str, K] = {}
@@ -206,10 +206,10 @@ class Documents(Generic[K]):
         """Return the entry of the document ``key`` as it is shown, or None if the key does not exist."""
         document = yield from self.read(key)
         if document is not None:
-            self._outdated.pop(parent(key)[0], None)  # the reader now has the array's own document, which is right
+            self._outdated.pop(parent(key)[0], None)  # the reader now has the array's own document, which is current
         return None if document is None else Inline(document.data)
 
-    def array_of(self, key: str) -> Steps[str | None]:
+    def discover_array(self, key: str) -> Steps[str | None]:
         """Return the path of the array that contains ``key``; read metadata to find it, if necessary."""
         path = self.find_array(key)
         if path is None:
@@ -239,7 +239,7 @@ class Documents(Generic[K]):
     def find_doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
         """Return the arrays whose consolidated metadata may be outdated, and the positions of their ``keys``.
 
-        Arrays of one chunk are left out: with outdated metadata, their chunk cannot be decoded.
+        Arrays of one chunk are left out: if their metadata are outdated, decoding the chunk raises an error.
         """
         found: dict[str, list[int]] = {}
         if self._unconfirmed or self._outdated:
@@ -300,15 +300,15 @@ class ArrayView(View, Generic[K]):
     confirms = True  # whether arrays that are known only from consolidated metadata are confirmed before look-ups
 
     @abstractmethod
-    def own_grid(self, path: str) -> ChunkGrid | None:
+    def find_own_grid(self, path: str) -> ChunkGrid | None:
         """Return the grid of the array ``path`` if this view finds its chunks; None if the base finds them."""
 
     @abstractmethod
-    def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
-        """Return the entry of ``key``, the chunk at ``coords`` in the `own_grid` of the array ``path``."""
+    def find_chunk_entry(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
+        """Return the entry of ``key``, the chunk at ``coords`` in the `find_own_grid` of the array ``path``."""
 
     @abstractmethod
-    def chunks_in(
+    def list_chunks_in(
         self, path: str, leading: tuple[int, ...] | None, names: Sequence[Listed] | None
     ) -> Steps[Sequence[Listed] | None]:
         """List the chunks of the array ``path``, and the directories of chunks, in one directory.
@@ -321,11 +321,11 @@ class ArrayView(View, Generic[K]):
     def has_chunks_in(self, path: str, leading: tuple[int, ...]) -> Steps[bool]:
         """Return whether the directory of the chunks that begin with ``leading`` exists."""
 
-    def array_of(self, key: str) -> Steps[str | None]:
+    def discover_array(self, key: str) -> Steps[str | None]:
         """Return the path of the array that contains ``key``; read metadata to find it, if necessary."""
-        return (yield from self._documents.array_of(key))
+        return (yield from self._documents.discover_array(key))
 
-    def chunk_of(self, key: str) -> Steps[tuple[str, tuple[int, ...], bool] | None]:
+    def locate_chunk(self, key: str) -> Steps[tuple[str, tuple[int, ...], bool] | None]:
         """Return the array and the coordinates of the chunk ``key``, and whether these lie in the array's grid.
 
         Return None if the base finds ``key``.
@@ -339,11 +339,11 @@ class ArrayView(View, Generic[K]):
             return (yield from self._documents.lookup(key))
         for path in self._separate_doubtful([key]):
             yield from self._documents.confirm(path)
-        at = yield from self.chunk_of(key)
+        at = yield from self.locate_chunk(key)
         if at is None:
             return (yield from self.base.lookup(key))
         path, coords, is_inside = at
-        return (yield from self.chunk(key, path, coords)) if is_inside else None
+        return (yield from self.find_chunk_entry(key, path, coords)) if is_inside else None
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         return self._look_all_up(keys, reads=False)
@@ -354,20 +354,20 @@ class ArrayView(View, Generic[K]):
     def _look_all_up(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
         doubtful = self._separate_doubtful(keys)
         if not doubtful:
-            return self.certain_lookups(keys, reads=reads)
+            return self.make_certain_lookups(keys, reads=reads)
         places = {number for numbers in doubtful.values() for number in numbers}
         rest = [number for number in range(len(keys)) if number not in places]
         found = [
             LookUp(numbers, self._confirm_then_find(path, [keys[n] for n in numbers]))
             for path, numbers in doubtful.items()
         ]
-        certain = self.certain_lookups([keys[number] for number in rest], reads=reads)
+        certain = self.make_certain_lookups([keys[number] for number in rest], reads=reads)
         return found + [LookUp([rest[number] for number in numbers], steps) for numbers, steps in certain]
 
-    def certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
+    def make_certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
         """Return look-ups for all ``keys``; none of them belongs to an array that has to be confirmed."""
         paths = [None if self._documents.is_document(key) else self._documents.find_array(key) for key in keys]
-        are_base = [path is not None and self.own_grid(path) is None for path in paths]
+        are_base = [path is not None and self.find_own_grid(path) is None for path in paths]
         found = [self.single_lookup(number, keys[number]) for number in compress(count(), map(not_, are_base))]
         return found + lookups_of(self.base, keys, [*compress(count(), are_base)])
 
@@ -389,7 +389,9 @@ class ArrayView(View, Generic[K]):
             return {}
         found, documents = self._documents.find_doubtful(keys), self._documents
         return {
-            p: numbers for p, numbers in found.items() if not documents.is_unconfirmed(p) or self.own_grid(p) is None
+            p: numbers
+            for p, numbers in found.items()
+            if not documents.is_unconfirmed(p) or self.find_own_grid(p) is None
         }
 
     def _is_doubtful(self, path: str) -> bool:
@@ -410,23 +412,23 @@ class ArrayView(View, Generic[K]):
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         at = yield from self._parse_chunk_directory(prefix)
         if at is not None:
-            return (yield from self.chunks_in(*at, None))
+            return (yield from self.list_chunks_in(*at, None))
         found = yield from self.base.children(prefix)
         if found is None:
             return None
         names = yield from self._documents.correct_sizes(prefix, found)
-        grid = self.own_grid(prefix)
+        grid = self.find_own_grid(prefix)
         if grid is None:
             return names
         others = [listed for listed in names if not grid.has_name(listed.name, is_directory=listed.is_directory)]
-        chunks = yield from self.chunks_in(prefix, grid.leading(""), names)
+        chunks = yield from self.list_chunks_in(prefix, grid.leading(""), names)
         return merge_listings(chunks or (), others)
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         if not self.base.holds_all_metadata:
             return (yield from super().contents(prefix, errors))
         found = yield from self.base.contents(prefix, errors)
-        own = [path for path in found.arrays if self.own_grid(path) is not None]
+        own = [path for path in found.arrays if self.find_own_grid(path) is not None]
         if not own:
             return found
         members, arrays, indexes = dict(found.members), dict(found.arrays), found.indexes
@@ -443,7 +445,7 @@ class ArrayView(View, Generic[K]):
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         is_known = self.base.is_reference_set or (array in self._documents.arrays and not self._is_doubtful(array))
-        if is_known and self.own_grid(array) is None:
+        if is_known and self.find_own_grid(array) is None:
             return (yield from self.base.chunks(array, numbers, self.grids[array] if grid is None else grid))
         return (yield from super().chunks(array, numbers, grid))
 
@@ -452,9 +454,9 @@ class ArrayView(View, Generic[K]):
         return (yield from (self.base.is_directory(prefix) if at is None else self.has_chunks_in(*at)))
 
     def _find_grid_above(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
-        """Return the array that contains ``key``, and its `own_grid`."""
-        path = yield from self._documents.array_of(key)
-        return ("", None) if path is None else (path, self.own_grid(path))
+        """Return the array that contains ``key``, and its `find_own_grid`."""
+        path = yield from self._documents.discover_array(key)
+        return ("", None) if path is None else (path, self.find_own_grid(path))
 
     def _parse_chunk_directory(self, prefix: str) -> Steps[tuple[str, tuple[int, ...]] | None]:
         """Return array and leading coordinates if ``prefix`` is a directory of chunks that this view finds."""

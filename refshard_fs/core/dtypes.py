@@ -29,8 +29,8 @@ _NATIVE = re.compile(r"[A-Za-z]")  # the first character of names without a byte
 def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
     """Parse the ``str`` or ``descr`` of a dtype; convert its fields to fields that ``zarr_format`` can hold.
 
-    A name without a byte order means little-endian. Raises ManifestError, which begins with ``where``, for an invalid
-    text.
+    A name without a byte order means little-endian. Raises ManifestError, which begins with ``where``, if ``text`` is
+    invalid.
     """
     if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
         raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: expected the name of a dtype")
@@ -50,7 +50,9 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
             f"{where}: its 'dtype' is {shorten(text)}: objects are stored as pickles, which are never read"
         )
     if not dtype.itemsize or dtype.subdtype is not None:
-        raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: expected a dtype of single elements, not empty")
+        raise ManifestError(
+            f"{where}: its 'dtype' is {shorten(text)}: expected elements of at least one byte, which are not arrays"
+        )
     return dtype
 
 
@@ -63,7 +65,7 @@ def _fill_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _drop_titles(descr: list[Any]) -> list[Any]:
-    """Remove titles, which are numpy's second names of fields, from ``descr``: zarr's metadata cannot have them."""
+    """Remove titles, which are numpy's second names of fields, from ``descr``: zarr's metadata have no titles."""
     return [
         (name[1] if isinstance(name, tuple) else name, _drop_titles(of) if isinstance(of, list) else of, *shape)
         for name, of, *shape in descr
@@ -77,9 +79,10 @@ def _holds_arrays(dtype: np.dtype[Any]) -> bool:
 
 
 def replace_array_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
-    """Return ``dtype`` as zarr can read it: if necessary, a field with an array becomes one field for each element.
+    """Return ``dtype`` as the installed zarr can read it.
 
-    Raises ValueError if there would be too many fields.
+    zarr-python 3 cannot read fields with arrays: each becomes a field for each of its elements. zarr-python 2 can read
+    them in metadata of version 2. Raises ValueError if there would be too many fields.
     """
     if dtype.names is not None and _holds_arrays(dtype) and (zarr_format == 3 or (zarr_major() or 2) > 2):
         return _spread(dtype)[0]
@@ -89,8 +92,7 @@ def replace_array_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any
 def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
     """Replace each field that is an array by a field for each element; return the dtype and the number of fields.
 
-    zarr-python 3 cannot read arrays in fields. zarr-python 2 can, so there the dtype stays. A field of more than
-    `MOST_ELEMENTS` elements stays, too: some readers of version 2 metadata accept it.
+    A field of more than `MOST_ELEMENTS` elements stays: some readers of version 2 metadata accept it.
     """
     fields: list[tuple[str, Any]] = []
     total = 0
@@ -228,7 +230,7 @@ def check_length(key: str, length: int | None, meta: ArrayMeta | None) -> None:
         )
 
 
-def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
+def parse_fill_value(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
     """Return the fill value of an array; ValueError if it is not a value of ``dtype``."""
     fill = meta.raw.get("fill_value")
     if dtype.kind == "O":
@@ -264,7 +266,7 @@ def _parse_number(fill: Any) -> Any:
     return fill
 
 
-def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:
+def make_plain_array(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:
     """Return the metadata of an array of ``values`` in one uncompressed chunk, and the bytes of the chunk."""
     doc = make_plain_document(meta, values.shape)
     if meta.zarr_format == 2:
@@ -286,9 +288,9 @@ def make_plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[
 
 
 def remove_padding(texts: npt.NDArray[Any], padding: Padding) -> npt.NDArray[Any]:
-    """Replace the padding of fixed-length strings by zeros, as numpy has it.
+    """Replace the padding of fixed-length strings by zeros, which numpy expects.
 
-    For space-padded strings, these are the spaces at the end; for other strings, all bytes after the first zero.
+    The padding of space-padded strings are the spaces at the end; of other strings, all bytes after the first zero.
     """
     size = texts.dtype.itemsize
     raw = np.ascontiguousarray(texts).view(np.uint8).reshape(*texts.shape, size)

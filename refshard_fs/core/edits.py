@@ -44,7 +44,7 @@ class _File:
         self.pid = os.getpid()
 
     def add(self, data: bytes) -> int:
-        """Append ``data``; return the offset at which it begins."""
+        """Append ``data``; return its offset."""
         start, view = self.end, memoryview(data)
         self._file.seek(start)
         while view:  # a call may write only a part
@@ -53,7 +53,7 @@ class _File:
         return start
 
     def view(self, start: int, stop: int) -> memoryview:
-        """Return bytes that are mapped from the file, without copying them to memory."""
+        """Return bytes ``[start, stop)``, mapped from the file without copying them to memory."""
         mapped = self._mapped
         if stop > len(mapped):
             mapped = memoryview(mmap.mmap(self._file.fileno(), self.end, access=mmap.ACCESS_READ))
@@ -80,13 +80,13 @@ class Spooled(msgspec.Struct, frozen=True, eq=False):
 class Spool:
     """Keep values until their commit: up to ``memory`` bytes in memory, the rest in temporary files. Thread-safe.
 
-    A file has no name, and is deleted when no value in it is used any more, and also if the process is killed. There
-    are several files, so that the space of replaced values is freed.
+    A file has no name, and is deleted when no value in it is used any more, and also if the process is killed. Large
+    edits have several files, so that the space of replaced values is freed.
     """
 
     def __init__(self) -> None:
         self.memory = MEMORY
-        self.in_memory = 0  # bytes
+        self.in_memory = 0  # bytes of values in memory
         self._lock = fork_safe(threading.Lock())
         self._file: _File | None = None
         self._files: weakref.WeakSet[_File] = weakref.WeakSet()  # all files in use
@@ -124,7 +124,7 @@ REMOVED: Final = Removed.REMOVED
 Edit: TypeAlias = Inline | Spooled | Span | Removed
 
 
-def entry_of(edit: Edit) -> Inline | Span | None:
+def make_entry(edit: Edit) -> Inline | Span | None:
     """Return the entry of a key whose edit is ``edit``; None if the key was removed."""
     if isinstance(edit, Spooled):
         return Inline(bytes(edit.data))
@@ -132,7 +132,7 @@ def entry_of(edit: Edit) -> Inline | Span | None:
 
 
 class Edits:
-    """Edits by key, and removed prefixes, each with the number of its change. Changes take a lock; look-ups do not."""
+    """Edits by key, and removed prefixes, each with the number of its change. Thread-safe; look-ups take no lock."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())
@@ -152,13 +152,13 @@ class Edits:
         edit = self._changes.get(key)
         return REMOVED if edit is None and self._prefixes and self.hides(key) else edit
 
-    def changes(self) -> dict[str, Edit]:
+    def list_changes(self) -> dict[str, Edit]:
         """Return all edits of keys, as they are now."""
         with self._lock:
             return dict(self._changes)
 
-    def prefixes(self) -> Mapping[str, int]:
-        """Return the removed prefixes and their numbers; edits below a prefix were made after its removal."""
+    def list_prefixes(self) -> Mapping[str, int]:
+        """Return the removed prefixes and the numbers of the removals; edits below a prefix were made later."""
         with self._lock:
             return dict(self._prefixes)
 
@@ -177,7 +177,8 @@ class Edits:
         with self._lock:
             self.number += 1
             others = {known: n for known, n in self._prefixes.items() if not is_within(known, prefix)}
-            # This comes before edits are dropped, so that other threads never see the source's keys in between.
+            # The prefix is added before the edits below it are dropped: otherwise other threads could see keys of the
+            # source in between.
             self._prefixes = {**others, prefix: self.number}
             for key in [key for key in self._changes if is_within(key, prefix)]:
                 self._count(key, self._changes.pop(key), -1)
@@ -199,7 +200,7 @@ class Edits:
         """Return whether a key below ``prefix`` was written."""
         return prefix in self._below
 
-    def touches(self, prefix: str) -> bool:
+    def has_removals(self, prefix: str) -> bool:
         """Return whether keys at or below ``prefix`` were removed, so that the source has more keys there."""
         return self._removed.get(prefix, 0) > 0 or any(is_within(p, prefix) for p in list(self._prefixes))
 
@@ -222,7 +223,7 @@ class Edits:
                 new._changes[key] = Inline(bytes(edit.data))
         return new
 
-    def since(self, earlier: int) -> Edits:
+    def select_since(self, earlier: int) -> Edits:
         """Return the edits that were made after change number ``earlier``."""
         new = Edits()
         with self._lock:
@@ -233,9 +234,9 @@ class Edits:
             new.number = self.number
         return new
 
-    def spans(self) -> Iterator[Span]:
+    def iterate_spans(self) -> Iterator[Span]:
         """Return every edit that is a span."""
-        return (edit for edit in self.changes().values() if isinstance(edit, Span))
+        return (edit for edit in self.list_changes().values() if isinstance(edit, Span))
 
     def _put(self, key: str, edit: Edit, number: int = 0) -> None:
         self.number = max(self.number + 1, number)
@@ -276,7 +277,7 @@ class EditedKeySpace(View):
     def lookup(self, key: str) -> Steps[Entry | None]:
         edit = self.edits.get(key)
         if edit is not None:
-            return self._update_consolidated(key, entry_of(edit))
+            return self._update_consolidated(key, make_entry(edit))
         entry = yield from self.base.lookup(key)
         if isinstance(entry, Span | Packed) and self._may_repeat_edits(key):
             data: bytes | None = yield Load(entry, Raw())
@@ -285,7 +286,7 @@ class EditedKeySpace(View):
 
     def find(self, key: str) -> Entry | None:
         edit = self.edits.get(key)
-        return self._update_consolidated(key, entry_of(edit) if edit is not None else self.base.find(key))
+        return self._update_consolidated(key, make_entry(edit) if edit is not None else self.base.find(key))
 
     def snapshot(self, threshold: int, on_progress: Callable[[int], object]) -> Steps[Any]:
         return None if len(self.edits) else (yield from self.base.snapshot(threshold, on_progress))
@@ -305,7 +306,7 @@ class EditedKeySpace(View):
 
     def _may_repeat_edits(self, key: str) -> bool:
         path, name = parent(key)
-        return name in DOCUMENTS and (self.edits.is_directory(path) or self.edits.touches(path))
+        return name in DOCUMENTS and (self.edits.is_directory(path) or self.edits.has_removals(path))
 
     def _update_consolidated(self, key: str, entry: Entry | None) -> Entry | None:
         """Return ``entry``, of ``key``; if it has consolidated metadata, make these agree with the edited documents."""
@@ -314,7 +315,7 @@ class EditedKeySpace(View):
         is_anew = key == self.consolidated_anew
         if not is_anew and not may_repeat(key, entry.data):
             return entry
-        before, changes = parse_json(entry.data), documents_in(self.edits)
+        before, changes = parse_json(entry.data), collect_documents(self.edits)
         after = reconsolidate(key, before, changes, self.edits.hides, is_whole=is_anew)
         with contextlib.suppress(TypeError):  # the commit refuses values that are not JSON
             return entry if after is before else Inline(zarrmeta.dumps(after))
@@ -339,7 +340,7 @@ class EditedKeySpace(View):
             below = yield from self.base.children(prefix)
         if below is None and not written:
             return [] if not prefix and edits.hides("") else None
-        if not written and not edits.touches(prefix):
+        if not written and not edits.has_removals(prefix):
             return below
         found: dict[str, Listed] = {}
         for listed in below or ():
@@ -364,7 +365,7 @@ class EditedKeySpace(View):
             return True
         if self.edits.hides(prefix):
             return False
-        if not self.edits.touches(prefix):
+        if not self.edits.has_removals(prefix):
             return (yield from self.base.is_directory(prefix))
         directory, name = parent(prefix)
         return (yield from self._still_exists(directory, Listed(name, None, True)))
@@ -376,7 +377,7 @@ class EditedKeySpace(View):
             return self.edits.get(key) is not REMOVED
         if self.edits.hides(key):
             return False
-        if not self.edits.touches(key):
+        if not self.edits.has_removals(key):
             return True
         for child in (yield from self.base.children(key)) or ():
             if (yield from self._still_exists(key, child)):
@@ -406,15 +407,15 @@ def _edit_grids(base: KeySpace, edits: Edits) -> Grids:
         return base.grids.get(path)
 
     def paths() -> Iterable[str]:
-        written = [parent(key)[0] for key in edits.changes() if is_array_document(key)]
+        written = [parent(key)[0] for key in edits.list_changes() if is_array_document(key)]
         return dict.fromkeys([*base.grids, *written])
 
     return Grids(find, paths)
 
 
-def documents_in(edits: Edits) -> dict[str, bytes | None]:
+def collect_documents(edits: Edits) -> dict[str, bytes | None]:
     """Return the metadata documents in ``edits``, by key; None for a removed document."""
-    changes = ((key, edit) for key, edit in edits.changes().items() if zarrmeta.is_metadata(key))
+    changes = ((key, edit) for key, edit in edits.list_changes().items() if zarrmeta.is_metadata(key))
     return {key: edit.data if isinstance(edit, Inline) else None for key, edit in changes}
 
 

@@ -18,7 +18,7 @@ def fork_safe(lock: L) -> L:
     return lock
 
 
-def in_child(reset: Callable[[], object]) -> None:
+def call_in_child(reset: Callable[[], object]) -> None:
     """Call ``reset`` in each forked child, after locks are free; functions are called in the order of registration."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=reset)
@@ -29,4 +29,4 @@ def _free_locks() -> None:
         lock._at_fork_reinit()  # `logging` and `threading` do the same with their locks
 
 
-in_child(_free_locks)
+call_in_child(_free_locks)

@@ -7,11 +7,10 @@ A format of another package is a `Format` that an entry point of the group ``ref
 
 ``recognises`` is called for every source, so the module of a `Format` should import little. If ``recognises`` raises an
 error, no source can be opened. A module that cannot be imported is left out, with a warning. The module with ``open_``
-is imported
-only when a source of the format is opened; it may be the same module (``Format("tiny", begins_with(b"TINY"),
-__name__)``). ``open_(probe, options)`` is a generator that does no I/O: it yields needs (`core.model.Load` and
-others), is sent the answers, and returns a `core.keyspace.KeySpace`. For a file with a header and chunks of arrays,
-this is enough:
+is imported only when a source of the format is opened; it may be the same module (``Format("tiny",
+begins_with(b"TINY"), __name__)``). ``open_(probe, options)`` is a generator that does no I/O: it yields needs
+(`core.model.Load` and others), is sent the answers, and returns a `core.keyspace.KeySpace`. For a file with a header
+and chunks of arrays, this is enough:
 
     def open_(probe, options):
         source, size = probe.file("Tiny file")
@@ -58,7 +57,7 @@ from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.security.admission import Admission
 
 LEAST_HEAD = 4096  # bytes at the beginning of a document that are enough to recognise any format
-HEAD = 64 << 10  # bytes of the first request, which often save the next one
+HEAD = 64 << 10  # bytes of the first request: with so many, opening often needs no second request
 IN_MEMORY = "<bytes>"  # stands for the URL of a document that the caller passed as bytes
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MANIFEST_BYTES = 8 << 30  # the most bytes of a manifest after decompression
@@ -72,12 +71,12 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Facts about a source that formats use to recognise it.
+    """Facts about a source, by which formats recognise it.
 
-    For a document: ``facts`` and its first bytes, ``head``. For a directory: ``names`` (everything in it or, if the
-    target cannot list, the existing ``markers`` of all formats) and, by name, the existing ``documents`` of all
-    formats. If nothing was listed, only the documents of a zarr hierarchy's root were requested: ``documents`` are the
-    existing ones, ``absent`` the others.
+    A file has ``facts`` and its first bytes, ``head``. A directory has ``names`` (all names in it or, if the target
+    cannot list, the existing ``markers`` of all formats) and, by name, the existing ``documents`` of all formats. If
+    the source is probably a zarr hierarchy, only the documents of its root were requested: ``documents`` are the
+    existing ones, ``absent`` the names of the others.
     """
 
     url: str
@@ -92,13 +91,13 @@ class Probe(msgspec.Struct, frozen=True):
         return self.facts is None
 
     def document(self, most: int) -> Inline | Span:
-        """Return the whole document, pinned to its probed version; ManifestError if it has more than ``most`` bytes."""
+        """Return the entry of the whole file, pinned to its version; ManifestError if it exceeds ``most`` bytes."""
         facts = self.facts or Facts(None)
         check_size(facts.size, most, self.url)
         return Inline(self.head) if facts.size == len(self.head) else Span(self.url, pin=facts.pin)
 
     def file(self, what: str) -> tuple[Span | Inline, int]:
-        """Return the entry of a file and its size; ManifestError, which calls it ``what``, if the size is unknown."""
+        """Return the file's entry and its size; ManifestError, which calls it ``what``, if the size is unknown."""
         if self.facts is None or self.facts.size is None:
             found = "a directory"
             if not self.is_directory:
@@ -142,8 +141,8 @@ class FileBytes:
     def load(self, ranges: Sequence[tuple[int, int]], window: int = 0, ahead: Sequence[int] = ()) -> Steps[list[bytes]]:
         """Return the bytes of (start, size) ``ranges``; all ranges that are not in memory are read in one round.
 
-        With a ``window``, so many bytes are read from each start, and from the offsets ``ahead``. They stay in memory
-        until the next call with a window.
+        With a ``window``, at least so many bytes are read at the start of each of these ranges, and at the offsets
+        ``ahead``. They stay in memory until the next call with a window.
         """
         found = {r: self.peek(*r) for r in ranges}
         missing = [r for r, data in found.items() if data is None]
@@ -227,7 +226,7 @@ class Format(msgspec.Struct, frozen=True):
     opens_unseen: bool = False  # if the user names the format, ``open_`` gets only the URL, and nothing is probed
 
     def open(self, probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-        """Return the steps that open a source."""
+        """Return the steps that open the probed source."""
         steps: Steps[KeySpace] = importlib.import_module(self.module).open_(probe, options)
         return steps
 
@@ -239,7 +238,7 @@ def begins_with(*magics: bytes) -> Callable[[Probe], bool]:
 
 def load_plugins(group: str, kind: type[Any]) -> Iterator[Any]:
     """Yield the objects of class ``kind`` that other packages registered in ``group``; warn if one fails to load."""
-    for entry in _entry_points():
+    for entry in _list_entry_points():
         if entry.group != group:
             continue
         try:
@@ -261,10 +260,10 @@ def load_plugins(group: str, kind: type[Any]) -> Iterator[Any]:
 def find_plugins() -> None:
     """Find the plug-ins of other packages in a thread, so that the first request for a source need not wait."""
     if not _find_entry_points.cache_info().currsize:
-        threading.Thread(target=_entry_points, name="refshard-plugins", daemon=True).start()
+        threading.Thread(target=_list_entry_points, name="refshard-plugins", daemon=True).start()
 
 
-def _entry_points() -> list[EntryPoint]:
+def _list_entry_points() -> list[EntryPoint]:
     with _finding:
         return _find_entry_points()
 
@@ -278,15 +277,15 @@ def _find_entry_points() -> list[EntryPoint]:
 
     `importlib.metadata.entry_points` takes four times as long, which would be most of the time of opening a source.
     """
-    names = dict.fromkeys(name for place in sys.path for name in packages_with_plugins(place or "."))
+    names = dict.fromkeys(name for place in sys.path for name in list_packages_with_plugins(place or "."))
     return [entry for name in names for entry in distribution(name).entry_points]  # uses the first of several versions
 
 
-def packages_with_plugins(place: str) -> list[str]:
+def list_packages_with_plugins(place: str) -> list[str]:
     """Return the names of packages in a directory of ``sys.path`` whose entry points name this package."""
     try:
         directories = [name for name in os.listdir(place) if name.endswith((".dist-info", ".egg-info"))]
-    except OSError:  # an archive, or nothing
+    except OSError:  # ``place`` is an archive, or does not exist
         found = distributions(path=[place])
         return [package.name for package in found if "refshard." in (package.read_text("entry_points.txt") or "")]
     names = []

@@ -56,7 +56,9 @@ class Hierarchy(KeySpace):
         self._listable = listable
         self.root_documents = documents or {}
         self.consolidates = any(map(_has_members, self.root_documents.items()))
-        self._is_bare = bool(documents) and not self.consolidates  # without consolidated metadata
+        self._is_bare = (
+            bool(documents) and not self.consolidates
+        )  # whether consolidated metadata are known to be absent
         self._named_arrays: set[str] = set()
         self._is_v3 = self.root_documents.get(ROOT) is not None  # then all nodes below have version 3, too
         self.url_of = locator(url)
@@ -142,9 +144,9 @@ class Hierarchy(KeySpace):
         return KnownNodes(frozenset(keys), frozenset(arrays))
 
     def _find_named(self, prefix: str) -> Steps[KnownNodes]:
-        """Find the nodes that the attributes of the group ``prefix``, or of a group above it, name (as in OME-Zarr).
+        """Find nodes that attributes name (as in OME-Zarr): attributes of the group ``prefix``, or of a group above it.
 
-        Only nodes that exist are returned.
+        Only nodes that exist are returned. If ``prefix`` is an array, only this array is.
         """
         if prefix in self._named_arrays:
             return KnownNodes(frozenset(), frozenset([prefix]))
@@ -201,7 +203,7 @@ def _has_members(document: tuple[str, bytes | None]) -> bool:
 
 
 class KnownNodes(msgspec.Struct, frozen=True):
-    """Nodes that are known without listings: the keys of their metadata, and the paths of those that are arrays."""
+    """Nodes that are known without listings: the keys of their metadata, and the paths of the arrays among them."""
 
     keys: frozenset[str] = frozenset()
     arrays: frozenset[str] = frozenset()

@@ -92,7 +92,7 @@ def is_within(key: str, prefix: str) -> bool:
 
 
 def add_to_tree(tree: dict[str, dict[str, bool]], path: str, *, is_directory: bool = False) -> None:
-    """Add ``path`` and its directories to ``tree``, which has by directory and name whether the name is a directory."""
+    """Add ``path`` and its directories to ``tree``: ``tree[directory][name]`` is whether the name is a directory."""
     while path:
         directory, name = parent(path)
         below = tree.setdefault(directory, {})
@@ -148,8 +148,8 @@ def _parse_large(parts: list[str]) -> tuple[int, ...] | None:
 class ChunkDirectory(msgspec.Struct, frozen=True):
     """A directory of the chunk keys of ``grid``, as if all chunks existed.
 
-    If it is a leaf, its children are the chunks ``numbers``. Otherwise its children are directories, each with
-    ``numbers.step`` chunks; ``numbers`` has the first chunk in each.
+    If it is a leaf, its children are the chunks ``numbers``. Otherwise its children are directories of ``numbers.step``
+    chunks each, and ``numbers`` has the first chunk of each child.
     """
 
     grid: ChunkGrid
@@ -184,7 +184,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Number of chunks."""
+        """The number of chunks."""
         return math.prod(self.counts)
 
     def number(self, tail: str) -> int | None:
@@ -210,7 +210,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return number
 
     def number_of(self, coords: Sequence[int]) -> int | None:
-        """Return the number of the chunk at ``coords``, or None if they lie outside."""
+        """Return the number of the chunk at ``coords``, or None if they lie outside of the grid."""
         number = 0
         if len(coords) != len(self.counts):
             raise ValueError(f"expected {len(self.counts)} coordinates, got {coords}")
@@ -232,7 +232,8 @@ class ChunkGrid(msgspec.Struct, frozen=True):
     def leading(self, path: str) -> tuple[int, ...] | None:
         """Return the leading coordinates that all chunks in the directory ``path`` of the array have in common.
 
-        They may lie outside of the grid. None if the directory cannot contain chunks, or has them in a directory ``c``.
+        They may lie outside of the grid. Return None if the directory cannot contain chunks, or contains them only in
+        a directory ``c``.
         """
         if not self.is_nested:
             return None if path else ()
@@ -289,5 +290,5 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return self.encoding.encode(self.coords(number))
 
     def tails(self) -> Iterator[str]:
-        """Yield the relative keys of all chunks in C order, making each when it is needed."""
+        """Yield the keys of all chunks, relative to the array, in C order; each key is made when it is needed."""
         return map(self.tail, range(self.size))

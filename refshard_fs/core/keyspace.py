@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers, column_of
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers, make_column
 from refshard_fs.core.chunks import Listing as ArrayListing
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, iterate_splits, join, make_relative
@@ -59,7 +59,7 @@ class ChunkPlace(NamedTuple):
 
 
 class Likeness(msgspec.Struct, frozen=True, eq=False):
-    """An object that key spaces of several files share if they differ only in the chunks of the arrays ``varying``."""
+    """A mark that key spaces of several files share if they differ only in the chunks of the arrays ``varying``."""
 
     varying: frozenset[str]
 
@@ -126,7 +126,7 @@ class KeySpace(ABC):
     root_documents: Mapping[str, bytes | None] = {}
     # The cube that this key space is or shows, if any: a key space with a ``document`` that lists its sets.
     cube: Any = None
-    # The common part of key spaces of files by the same writer, if it is known.
+    # A mark that key spaces of other files by the same writer share, if it is known.
     likeness: Likeness | None = None
     # This key space, if it is the view that shows shards as their inner chunks.
     shard_view: Any = None
@@ -155,7 +155,7 @@ class KeySpace(ABC):
 
     @property
     def strangers(self) -> frozenset[str]:
-        """The servers of other people's sets that were sources of this one, or whose metadata it shows, as recorded."""
+        """The servers of other people's sets that this source was made of, or whose metadata it shows, as recorded."""
         return frozenset()
 
     @abstractmethod
@@ -234,7 +234,7 @@ class KeySpace(ABC):
 
     def single_lookup(self, place: int, key: str) -> LookUp:
         """Return the look-up of one key, at position ``place`` of the requested sequence."""
-        return LookUp((place,), _as_sequence(self.lookup(key)))
+        return LookUp((place,), _wrap_entry(self.lookup(key)))
 
     def is_empty(self, key: str) -> Steps[bool]:
         """Return whether the source declares that ``key``, which has no entry, is empty; chunk manifests can do so."""
@@ -246,7 +246,7 @@ class KeySpace(ABC):
         return False
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        """Return the ranges of shards: reading these shards whole saves requests if ``keys`` are read in this order."""
+        """Return the ranges of shards that are better read whole, with fewer requests, for ``keys`` in this order."""
         yield from ()
         return []
 
@@ -258,7 +258,7 @@ class KeySpace(ABC):
         return iter(())
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs of some targets, as they are written in the set; a lazily read set has to read a part."""
+        """Return the URLs of some targets, as they are written in the set; a set in parts has to read a part."""
         yield from ()
         return self.urls
 
@@ -298,8 +298,8 @@ class KeySpace(ABC):
         builder = _ContentsBuilder(self, errors)
         known = yield from self.directories(prefix)
         root = prefix if self.url_of is None else self.url_of(prefix)
-        yield from answer_from_listing(builder.directory(prefix, None), root, known)
-        return builder.contents()
+        yield from answer_from_listing(builder.add_directory(prefix, None), root, known)
+        return builder.finish()
 
     def contents_to_join(self, choose: Chooser) -> Steps[Contents]:
         """Return `contents`, perhaps with only the first chunk of the arrays that ``choose`` returns.
@@ -320,9 +320,9 @@ class KeySpace(ABC):
         """
         if grid is None:
             grid = self.grids[array]
-        column = column_of(numbers)
+        column = make_column(numbers)
         builder = ChunksBuilder(len(column))
-        entries = yield from self.find_entries([join(array, tail) for tail in tails(grid, column)])
+        entries = yield from self.find_entries([join(array, tail) for tail in make_tails(grid, column)])
         for row, entry in enumerate(entries):
             builder.put_entry(row, entry)
         return builder.finish()
@@ -383,7 +383,7 @@ class Grids(Mapping[str, ChunkGrid]):
 
 
 class _ContentsBuilder:
-    """List all directories of a key space, and read the metadata in them."""
+    """Collect the `Contents` of a key space: list its directories, and read the metadata in them."""
 
     def __init__(self, keyspace: KeySpace, errors: dict[str, Exception] | None) -> None:
         self._keyspace = keyspace
@@ -391,12 +391,12 @@ class _ContentsBuilder:
         self._members: dict[str, Any] = {}
         self._others: dict[str, int | None] = {}
         self._arrays: dict[str, ArrayChunks] = {}
-        self._is_known: set[str] = set()  # arrays whose chunks `list_chunks` returned
+        self._listed_arrays: set[str] = set()  # arrays whose chunks `list_chunks` returned
         self._indexes: frozenset[str] = frozenset()
         self._sizes: dict[str, dict[int, int]] = {}  # sizes by array and number
 
     def _run_all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
-        """Run all ``parts`` together. After an error, run them in smaller and smaller groups: each stores its error."""
+        """Run all ``parts`` together. After an error, run smaller and smaller groups: each part stores its error."""
         if not parts:
             return
         try:
@@ -407,7 +407,7 @@ class _ContentsBuilder:
             yield from self._run_all(parts[: len(parts) // 2])
             yield from self._run_all(parts[len(parts) // 2 :])
 
-    def directory(self, prefix: str, array: str | None) -> Steps[None]:
+    def add_directory(self, prefix: str, array: str | None) -> Steps[None]:
         """Add everything below ``prefix``, which is a directory of chunks of ``array`` unless ``array`` is None."""
         keyspace = self._keyspace
         try:
@@ -418,7 +418,7 @@ class _ContentsBuilder:
             self._errors[prefix] = e
             names = [] if array is not None else [Listed(name, None) for name in (*ARRAY_DOCUMENTS, ".zattrs")]
         documents = {n.name for n in names if not n.is_directory and zarrmeta.is_metadata(n.name)}
-        yield from self._run_all([partial(self._document, prefix, n.name) for n in names if n.name in documents])
+        yield from self._run_all([partial(self._add_document, prefix, n.name) for n in names if n.name in documents])
         if prefix in self._arrays:
             array = prefix
             listing = None
@@ -430,23 +430,23 @@ class _ContentsBuilder:
                 self._errors[prefix] = e
             if listing is not None:
                 self._arrays[prefix] = listing.chunks
-                self._is_known.add(prefix)
+                self._listed_arrays.add(prefix)
                 self._indexes |= listing.indexes
                 self._others |= {k: size for k, size in listing.others.items() if not zarrmeta.is_metadata(k)}
-                yield from self._run_all([partial(self.directory, path, None) for path in listing.directories])
+                yield from self._run_all([partial(self.add_directory, path, None) for path in listing.directories])
                 return
-        self._files(prefix, [n for n in names if not n.is_directory and n.name not in documents], array)
+        self._add_files(prefix, [n for n in names if not n.is_directory and n.name not in documents], array)
         for paths in batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
-            yield from self._run_all([partial(self.directory, path, array) for path in paths])
+            yield from self._run_all([partial(self.add_directory, path, array) for path in paths])
 
-    def _document(self, prefix: str, name: str) -> Steps[None]:
+    def _add_document(self, prefix: str, name: str) -> Steps[None]:
         key = join(prefix, name)
         try:
             data = yield from self._keyspace.read(key)
             if data is None:
                 return
             self._members[key] = data
-            grid = _grid_of(data, key) if name in ARRAY_DOCUMENTS else None
+            grid = _parse_grid(data, key) if name in ARRAY_DOCUMENTS else None
         except (OSError, RefShardError) as e:
             if self._errors is None:
                 raise
@@ -459,7 +459,7 @@ class _ContentsBuilder:
         if grid is not None:
             self._arrays[prefix] = ArrayChunks(grid)
 
-    def _files(self, prefix: str, files: Sequence[Listed], array: str | None) -> None:
+    def _add_files(self, prefix: str, files: Sequence[Listed], array: str | None) -> None:
         grid = None if array is None else self._arrays[array].grid
         stem = "" if array is None else make_relative(prefix, array)
         sizes = self._sizes.setdefault(array or "", {})
@@ -470,11 +470,11 @@ class _ContentsBuilder:
             else:
                 sizes[number] = WHOLE if listed.size is None else listed.size
 
-    def contents(self) -> Contents:
-        """Return all that has been added."""
+    def finish(self) -> Contents:
+        """Return the contents that were added."""
         arrays = {
             path: array
-            if path in self._is_known
+            if path in self._listed_arrays
             else ArrayChunks(
                 array.grid,
                 np.array([*self._sizes.get(path, ())], np.uint64),
@@ -485,12 +485,12 @@ class _ContentsBuilder:
         return Contents(self._members, arrays, self._others, self._indexes)
 
 
-def _grid_of(data: bytes, key: str) -> ChunkGrid | None:
+def _parse_grid(data: bytes, key: str) -> ChunkGrid | None:
     """Return the grid of the array in the document ``key``; None if it does not describe an array with a grid."""
     try:
         document = zarrmeta.loads(data)
     except ValueError:
-        return None  # readers see the bytes as they are
+        return None  # readers get the damaged bytes, and raise their own error
     meta = zarrmeta.array_meta(document, repr(key)) if isinstance(document, dict) else None
     return None if meta is None else meta.grid
 
@@ -535,11 +535,11 @@ class View(KeySpace):
         return self.base.source
 
     @property
-    def cube(self) -> Any:  # if there are several sources, the cube of the first
+    def cube(self) -> Any:  # the base of a view over several sources is the first source
         return self.base.cube
 
     @property
-    def committed_as(self) -> str | None:  # type: ignore[override]  # a view that maps chunks takes no commits
+    def committed_as(self) -> str | None:  # type: ignore[override]  # a property, so that it follows the base
         return self.base.committed_as
 
     def resolve(self, url: str | None) -> str:
@@ -580,7 +580,7 @@ def lookups_of(base: KeySpace, keys: Sequence[str], places: Sequence[int]) -> li
 
 
 def find_chunk(grids: Mapping[str, ChunkGrid], key: str) -> ChunkPlace | None:
-    """Return the chunk with the key ``key`` in one of the arrays with ``grids``; None if it is not a chunk key."""
+    """Return the chunk of which ``key`` is the key, in one of the arrays with ``grids``; None if there is none."""
     for path, rest in iterate_splits(key):
         grid = grids.get(path)
         number = None if grid is None else grid.number(rest)
@@ -589,7 +589,7 @@ def find_chunk(grids: Mapping[str, ChunkGrid], key: str) -> ChunkPlace | None:
     return None
 
 
-def _as_sequence(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:
+def _wrap_entry(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:
     return ((yield from steps),)
 
 
@@ -639,9 +639,11 @@ class Listing(Sequence[Listed]):
 
 
 def merge_listings(*parts: Sequence[Listed]) -> Sequence[Listed]:
-    """Merge listings of one directory; the result is sorted. The last of several members with the same name wins.
+    """Merge listings of one directory; the result is sorted.
 
-    A long `Listing` and a few files become a `Listing`, and so do several long ones.
+    Of several members with the same name, the last one is kept; but members of short listings always replace those of
+    the longest one, if this is a `Listing`. The result is a `Listing` if only a few files are added to a `Listing`, or
+    if all ``parts`` are `Listing`s of the same directory.
     """
     most = max(parts, key=len)
     others = [listed for part in parts if part is not most for listed in part if len(part) <= FEW]
@@ -660,7 +662,7 @@ def merge_listings(*parts: Sequence[Listed]) -> Sequence[Listed]:
     return [found[name] for name in sorted(found)]
 
 
-def tails(grid: ChunkGrid, numbers: UInt64s) -> Iterable[str]:
+def make_tails(grid: ChunkGrid, numbers: UInt64s) -> Iterable[str]:
     """Return the keys of many chunks, relative to their array, as `ChunkGrid.tail` does for one."""
     if not grid.counts:
         return map(grid.tail, numbers.tolist())
@@ -683,7 +685,7 @@ def sort_chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple
     if grid.counts and grid.size <= 2 * len(numbers):
         head = "c" + grid.encoding.separator if grid.encoding.name == "default" else ""
         return _make_most_names(grid, numbers, stem + head)
-    names = [stem + tail for tail in tails(grid, numbers)]
+    names = [stem + tail for tail in make_tails(grid, numbers)]
     order = sorted(range(len(names)), key=names.__getitem__)
     return [names[i] for i in order], numbers[order]
 
@@ -715,19 +717,19 @@ def list_chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing |
     if directory is None:
         return []
     start, stop, step = directory.numbers.start, directory.numbers.stop, directory.numbers.step
-    present = table.present(start, stop)
+    present = table.list_present(start, stop)
     if not directory.is_leaf:
         children = (present - np.uint64(start)) // np.uint64(step)  # ascending, as the numbers are
         firsts = present[np.flatnonzero(np.diff(children, prepend=children[:1] + np.uint64(1)))]
         return [Listed(name, None, True) for name in sorted(map(directory.child, firsts.tolist()))]
     if not table.grid.is_nested:
         paths, numbers = sort_chunk_names(table.grid, present, stem)
-        return Listing(stem, paths, table.sizes(numbers))
+        return Listing(stem, paths, table.get_sizes(numbers))
     paths, places = sort_chunk_names(ChunkGrid((len(directory.numbers),), _BARE), present - np.uint64(start), stem)
-    return Listing(stem, paths, table.sizes(places + np.uint64(start)))
+    return Listing(stem, paths, table.get_sizes(places + np.uint64(start)))
 
 
 def has_chunks_below(table: ChunkTable, path: str) -> bool:
     """Return whether a table has chunks in the directory ``path``, relative to the array."""
     directory = table.grid.directory(path)
-    return directory is not None and len(table.present(directory.numbers.start, directory.numbers.stop)) > 0
+    return directory is not None and len(table.list_present(directory.numbers.start, directory.numbers.stop)) > 0

@@ -21,20 +21,22 @@ def _import_library() -> Any:
         return None
 
 
-def fast_zlib(data: Any, expected: int) -> bytearray | None:
+def try_zlib(data: Any, expected: int) -> bytearray | None:
     """Decompress the zlib stream in ``data`` if the result has at most ``expected`` bytes; else return None."""
     library = _import_library()
     if library is None or not 0 < expected <= _LARGEST:
         return None
     try:
         decoded: bytearray = library.zlib_decompress(data, expected)
-    except library.DeflateError:  # the stream is damaged, or only longer: zlib shows which
+    except (
+        library.DeflateError
+    ):  # the stream is damaged, or its result is longer than expected: zlib decodes the latter
         return None
     return decoded
 
 
-def fast_gzip(data: Any, expected: int) -> bytearray | None:
-    """Decompress the gzip member in ``data`` if it is the only one and has ``expected`` bytes; else return None."""
+def try_gzip(data: Any, expected: int) -> bytearray | None:
+    """Decompress ``data`` if it is a single gzip member of ``expected`` decompressed bytes; else return None."""
     library = _import_library()
     if library is None or not 0 < expected <= _LARGEST:
         return None
@@ -69,16 +71,16 @@ def _define_codecs() -> dict[str, Any]:
                 decoded = fast(data, self._expected)
                 if decoded is None:
                     decoded = super().decode(data)
-                    self._expected = len(decoded)  # filters may have changed the size of all chunks
+                    self._expected = len(decoded)  # filters may change the size of all chunks: expect this size next
                 return decoded if out is None else ndarray_copy(decoded, ensure_contiguous_ndarray(out))
 
         Fast.__name__ = Fast.__qualname__ = own.__name__
         return Fast
 
-    return {"zlib": define(Zlib, fast_zlib), "gzip": define(GZip, fast_gzip)}
+    return {"zlib": define(Zlib, try_zlib), "gzip": define(GZip, try_gzip)}
 
 
-def fast_codec(codec: Any, expected: int) -> Any:
+def accelerate_codec(codec: Any, expected: int) -> Any:
     """Return a codec that decodes like numcodecs' ``codec``, but with libdeflate if possible; else ``codec`` itself.
 
     ``expected`` is the size in bytes of most chunks after decoding.

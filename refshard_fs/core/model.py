@@ -33,7 +33,8 @@ def clamp(start: int | None, end: int | None, size: int) -> tuple[int, int]:
 def _check_within(offset: int, length: int, size: int | None) -> None:
     """Raise ValueError unless a range lies within ``size`` bytes (None: unknown)."""
     if offset < 0 or length < 0 or (size is not None and offset + length > size):
-        raise ValueError(f"expected a range within {size} bytes, got [{offset}, {offset + length})")
+        limit = "with an offset and a length of at least 0" if size is None else f"within {size} bytes"
+        raise ValueError(f"expected a range {limit}, got [{offset}, {offset + length})")
 
 
 class Pin(msgspec.Struct, frozen=True):
@@ -58,8 +59,8 @@ class Span(msgspec.Struct, frozen=True):
     """Bytes ``[start, stop)`` of the object at ``url``.
 
     - ``stop=None``: to the end of the object, of any length. A negative ``start`` counts from the end.
-    - ``exact=False``: the range may end early, since the object's size was unknown when it was computed. All other
-      ranges must be answered in full.
+    - ``exact=False``: the target may answer with fewer bytes, since the object's size was unknown when the range was
+      computed. All other ranges must be answered in full.
     - ``optional``: if the object does not exist, the key does not exist.
     - ``dense``: the range is one of many that lie close together and are usually read together, such as the chunks of
       a shard, so that fetching larger gaps between them pays.
@@ -201,8 +202,9 @@ class ArrayRecipe(Recipe, Protocol):
 class Packed(msgspec.Struct, frozen=True):
     """Bytes ``[start, stop)`` of the bytes that ``recipe`` decodes from ``source``.
 
-    ``made`` is the size of all decoded bytes, if it is known. With ``parts``, the recipe decodes the bytes of all
-    parts, joined, and ``source`` is only named in errors.
+    ``made`` is the size in bytes of the whole decoded result, if it is known. With ``parts``, the recipe decodes the
+    bytes of all parts, joined, and ``source`` is only named in errors. With ``exact``, ``stop`` must not lie beyond the
+    end of the decoded bytes.
     """
 
     source: Span
@@ -320,7 +322,10 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Need: the bytes of ``entry``, decoded by ``index``. Answer: the result; None if optional and absent."""
+    """Need: the bytes of ``entry``, decoded by ``index``.
+
+    Answer: the decoded index; None if the entry is optional and its object does not exist.
+    """
 
     entry: Entry
     index: Index
@@ -355,7 +360,10 @@ Version: TypeAlias = Facts | Absent
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """Need: `Facts` of the object at ``url``, not from a cache if ``fresh``. Answer: None if the object is absent."""
+    """Need: the `Facts` of the object at ``url``, not from a cache if ``fresh``.
+
+    Answer: the facts; None if the object does not exist.
+    """
 
     url: str
     fresh: bool = False
@@ -363,9 +371,9 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Need: `Facts` of the object at ``url`` and its first ``length`` bytes, from one answer of its target.
+    """Need: the `Facts` of the object at ``url`` and its first ``length`` bytes, from one answer of its target.
 
-    Answer: the facts and the bytes; None if the object does not exist. Only lazy sets keep them, for their pieces.
+    Answer: the facts and the bytes; None if the object does not exist.
     """
 
     url: str
@@ -431,7 +439,7 @@ Steps = Generator[Need | tuple[Need, ...], Any, T]
 
 
 def drive(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]]) -> Steps[T]:
-    """Run ``steps`` and return their result; ``meet`` answers each need, and its errors are raised in the steps."""
+    """Run ``steps`` and return their result; ``meet`` answers each need. Errors of ``meet`` are raised in the steps."""
     answer: Any = None
     error: Exception | None = None
     while True:
@@ -494,10 +502,10 @@ Directories = Mapping[str, tuple[Listed, ...]]
 
 
 def answer_from_listing(steps: Steps[T], root: str, directories: Directories | None) -> Steps[T]:
-    """Run ``steps`` and return their result; ``directories``, all at and below the URL ``root``, answer some needs.
+    """Run ``steps`` and return their result; answer some needs from ``directories``, all at and below the URL ``root``.
 
-    These are needs for names, and needs for optional metadata documents that are not listed, which count as absent.
-    Other objects are requested, because URLs may encode their names differently.
+    The directories answer needs for names, and needs for optional metadata documents that are not listed: these count
+    as absent. Other objects are requested, because URLs may encode their names differently.
     """
     if directories is None:
         return steps
@@ -527,7 +535,7 @@ def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def run_together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run ``many`` steps in rounds and return their results, in order; the first error ends all of them.
+    """Run ``many`` steps in rounds and return their results, in order. The first error ends all steps.
 
     Each round yields all needs together. Running steps may append further steps to ``many``, which begin in the same
     round.
@@ -536,7 +544,7 @@ def run_together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
     answers: list[Any] = []
     waiting: list[int] = []
 
-    def turn() -> Iterator[int]:
+    def iterate_running() -> Iterator[int]:
         yield from waiting
         while len(results) < len(many):
             results.append(None)
@@ -546,7 +554,7 @@ def run_together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
     while waiting or len(results) < len(many):
         needs: list[Need] = []
         places: list[tuple[int, int | slice]] = []  # the steps that wait, and the positions of their answers
-        for i in turn():
+        for i in iterate_running():
             try:
                 need = many[i].send(answers[i])
             except StopIteration as stop:
@@ -557,7 +565,7 @@ def run_together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
             places.append((i, slice(first, len(needs)) if isinstance(need, tuple) else first))
         waiting = [i for i, _ in places]
         if waiting:
-            met = yield tuple(needs)
+            all_answers = yield tuple(needs)
             for i, place in places:
-                answers[i] = met[place]
+                answers[i] = all_answers[place]
     return results

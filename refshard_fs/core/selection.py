@@ -23,8 +23,8 @@ def select_chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[
     """Return the numbers (positions in C order, ascending) of the chunks that ``selection`` touches.
 
     In the mode ``numpy``, several integer arrays are the coordinates of points. In the mode ``orthogonal`` (zarr's
-    ``oindex``), each selects along its own dimension. In the mode ``block``, integers and slices count chunks. A
-    boolean array may span several dimensions. IndexError if the selection does not fit ``shape``.
+    ``oindex``), each array selects along its own dimension. In the mode ``block``, integers and slices count chunks. A
+    boolean array may span several dimensions. Raises IndexError if the selection does not fit ``shape``.
 
     >>> select_chunk_numbers(np.s_[5:25, 3], (40, 4), (10, 2)).tolist()
     [1, 3, 5]
@@ -70,10 +70,10 @@ def _spread(selection: Any, ndim: int) -> list[slice | npt.NDArray[Any]]:
     parts: list[Any] = [_convert_item(item) for item in items if item is not None]
     places = [i for i, part in enumerate(parts) if part is Ellipsis]
     if len(places) > 1:
-        raise IndexError("an index can have only one Ellipsis")
+        raise IndexError(f"expected at most one Ellipsis in an index, got {len(places)}")
     missing = ndim - sum(_count_dimensions(part) for part in parts if part is not Ellipsis)
     if missing < 0:
-        raise IndexError(f"too many indices: the array has {ndim} dimensions")
+        raise IndexError(f"too many indices: the array has {ndim} dimensions, and the index spans {ndim - missing}")
     at = places[0] if places else len(parts)
     return parts[:at] + [slice(None)] * missing + parts[at + 1 :]
 

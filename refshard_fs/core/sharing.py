@@ -23,7 +23,7 @@ class _Shared(Generic[T]):
         self._turn = 0
         self._need: Need | tuple[Need, ...] | None = None
         self._result: T
-        self._error: Exception | None = None  # an error of the steps themselves, which every look-up would meet
+        self._error: Exception | None = None  # an error of the steps themselves, which each look-up raises
         self.is_over = False
 
     @property
@@ -32,7 +32,7 @@ class _Shared(Generic[T]):
         return self._process != os.getpid()
 
     def follow(self) -> Steps[tuple[T, ...]]:
-        """Return the result in a tuple. Return an empty tuple if another look-up's read failed: this one may retry."""
+        """Return the result in a tuple; an empty tuple if another look-up's read failed: the caller may retry."""
         with self._lock:
             if not self._turn and not self.is_over:
                 self._advance(None)
@@ -73,7 +73,7 @@ class _Shared(Generic[T]):
         except StopIteration as stop:
             self._result = stop.value
             self.is_over = True
-        except Exception as e:  # any error of the steps: other look-ups that wait for the result raise it, too
+        except Exception as e:  # other look-ups that wait for the result raise an error of the steps, too
             self.is_over = True
             if not isinstance(answer, Exception):
                 self._error = e

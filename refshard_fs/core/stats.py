@@ -49,9 +49,9 @@ NAMES = (
     "keys",
     "requests",  # for bytes of objects
     "listings",  # listings of directories, and of all objects below a prefix
-    "bytes_wanted",
+    "bytes_wanted",  # the bytes that readers requested
     "bytes_fetched",  # including bytes that were not requested, from servers that send whole objects
-    "cache_hits",
+    "cache_hits",  # reads and look-ups that memory answered
     "disk_hits",  # ranges that were read from cache_dir=
     "disk_bytes",  # the bytes of these ranges
     "retries",
@@ -59,11 +59,11 @@ NAMES = (
     "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped before any read
 )
 
-UNASKED: Final = 8 << 20  # after so many bytes that one server sent without request, a warning is due
+UNASKED: Final = 8 << 20  # bytes: a warning is due when one server has sent so many without request
 
 
 class Stats:
-    """Counters since the source was opened (or `clear`), shared by its event loops. Thread-safe."""
+    """Counters since the source was opened, or since `clear`, shared by its event loops. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())

@@ -1,8 +1,8 @@
 """Convert metadata of zarr version 2 to version 3, for the same bytes in the same chunks, by zarr-python's rules.
 
-Filters on bytes may follow filters on arrays, but not precede them. If version 3 has no equivalent, a ManifestError
-names the key. The names of dimensions, and the fill value as ``_FillValue``, are put where xarray looks for them in
-version 3. No I/O here.
+Filters on bytes may follow filters on arrays, but not precede them. If version 3 has no equivalent of a type or a
+codec, a ManifestError names the array. The names of dimensions, and the fill value as ``_FillValue``, are put where
+xarray looks for them in version 3. No I/O here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ ON_BYTES: Final = frozenset(
 _SHUFFLES: Final[dict[Any, str]] = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 _ENDIAN: Final = {">": "big", "<": "little", "=": "little"}
 
-_NOT_A_TIME: Final = -(1 << 63)
+_NOT_A_TIME: Final = -(1 << 63)  # numpy's NaT
+# Advice for users who open a source, and for those who save a set in a format of version 3.
+_KEEP_VERSION_2: Final = "open the source with zarr_format=2, or save the set as JSON or Parquet"
 
 Spec = dict[str, Any]  # a named configuration of version 3: a codec, a grid or the like
 
@@ -42,13 +44,12 @@ class DataType(NamedTuple):
     endian: str | None
 
 
-def data_type(dtype: np.dtype[Any], where: str) -> DataType:
+def convert_data_type(dtype: np.dtype[Any], where: str) -> DataType:
     """Convert ``dtype`` to version 3; ManifestError, which begins with ``where``, if version 3 has no such type."""
     endian = _ENDIAN.get(dtype.str[0])
     if dtype.kind == "V" and dtype.itemsize > _LONGEST_FILL:
         raise ManifestError(
-            f"{where}: zarr v3 would need a fill value of {dtype.itemsize} bytes in the metadata: open the source with "
-            "zarr_format=2"
+            f"{where}: zarr v3 would need a fill value of {dtype.itemsize} bytes in the metadata: {_KEEP_VERSION_2}"
         )
     match dtype.kind:
         case "b" | "i" | "u" | "f" | "c" if dtype.name not in _UNKNOWN:
@@ -58,18 +59,18 @@ def data_type(dtype: np.dtype[Any], where: str) -> DataType:
         case "U":
             return DataType(_make_spec("fixed_length_utf32", length_bytes=dtype.itemsize), "", endian)
         case "V" if dtype.names is None:
-            return DataType(_make_spec("raw_bytes", length_bytes=dtype.itemsize), _zeros(dtype.itemsize), None)
+            return DataType(_make_spec("raw_bytes", length_bytes=dtype.itemsize), _encode_zeros(dtype.itemsize), None)
         case "V":
             # zarr 3.1 calls this type "structured"; later versions call it "struct", and accept the old name.
             fields = list(_convert_fields(dtype, where))
-            return DataType(_make_spec("structured", fields=fields), _zeros(dtype.itemsize), "little")
+            return DataType(_make_spec("structured", fields=fields), _encode_zeros(dtype.itemsize), "little")
         case "M" | "m":
             unit, factor = np.datetime_data(dtype)
             name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
             return DataType(_make_spec(name, unit=unit, scale_factor=factor), _NOT_A_TIME, endian)
         case "O":  # text, encoded by the first filter
             return DataType("string", "", None)
-    raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}: open the source with zarr_format=2")
+    raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}: {_KEEP_VERSION_2}")
 
 
 def _convert_fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
@@ -77,18 +78,15 @@ def _convert_fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
         if dtype[name].subdtype is not None:
             shape = dtype[name].shape
             raise ManifestError(
-                f"{where}: zarr v3 has no fields with arrays, but {name!r} has shape {shape}: open the source with "
-                "zarr_format=2"
+                f"{where}: zarr v3 has no fields with arrays, but {name!r} has shape {shape}: {_KEEP_VERSION_2}"
             )
-        field = data_type(dtype[name], where)
+        field = convert_data_type(dtype[name], where)
         if field.endian == "big":
-            raise ManifestError(
-                f"{where}: zarr v3 has no big-endian fields, but {name!r} is one: open the source with zarr_format=2"
-            )
+            raise ManifestError(f"{where}: zarr v3 has no big-endian fields, but {name!r} is one: {_KEEP_VERSION_2}")
         yield [name, field.name]
 
 
-def _zeros(size: int) -> str:
+def _encode_zeros(size: int) -> str:
     return base64.b64encode(bytes(size)).decode()
 
 
@@ -133,12 +131,12 @@ def convert_document(
 ) -> dict[str, Any]:
     """Convert the version 2 metadata ``doc`` of an array of ``dtype`` to version 3.
 
-    Raises TypeError, ValueError or OverflowError if its fill value is not a value of its dtype.
+    Raises TypeError, ValueError or OverflowError if the fill value in ``doc`` is not a value of ``dtype``.
     """
-    found = data_type(dtype, where)
+    found = convert_data_type(dtype, where)
     shown = dict(attributes)
     names = shown.pop("_ARRAY_DIMENSIONS", None)
-    if dtype.kind in "OUSVmM" and "_FillValue" in shown:  # in version 3, xarray decodes it only for numbers
+    if dtype.kind in "OUSVmM" and "_FillValue" in shown:  # in version 3, xarray decodes _FillValue only for numbers
         fill = shown.pop("_FillValue")
         if dtype.kind in "OU":
             shown.setdefault("missing_value", fill)
@@ -159,7 +157,7 @@ def convert_document(
 
 
 def _parse_dtype(name: object, where: str) -> np.dtype[Any]:
-    """Parse a dtype of version 2 without fields."""
+    """Parse a dtype of version 2; ManifestError if it has fields, or version 3 has no such type."""
     try:
         if isinstance(name, str) and _DTYPE.fullmatch(name):
             return np.dtype(name)
@@ -167,9 +165,7 @@ def _parse_dtype(name: object, where: str) -> np.dtype[Any]:
             return np.dtype(object)  # text, if the first filter encodes text
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ManifestError(
-        f"{where}: zarr v3 has no data type for the dtype {str(name)[:80]!r}: open the source with zarr_format=2"
-    )
+    raise ManifestError(f"{where}: zarr v3 has no data type for the dtype {str(name)[:80]!r}: {_KEEP_VERSION_2}")
 
 
 def _convert_codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, where: str) -> list[Spec]:
@@ -179,7 +175,9 @@ def _convert_codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | 
     filters: Sequence[Any] = doc.get("filters") or []
     if dtype.kind == "O":
         if not filters or not isinstance(filters[0], dict) or filters[0].get("id") != "vlen-utf8":
-            raise ManifestError(f"{where}: its dtype is '|O' without the filter vlen-utf8: zarr v3 holds text only")
+            raise ManifestError(
+                f"{where}: its dtype is '|O', but its first filter is not vlen-utf8: zarr v3 holds text only"
+            )
         codecs.append({"name": "vlen-utf8"})
         return codecs + [
             _convert_bytes_codec(c, dtype.itemsize, where) for c in (*filters[1:], doc.get("compressor")) if c
@@ -187,8 +185,8 @@ def _convert_codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | 
     on_arrays = [f for f in filters if isinstance(f, dict) and f.get("id") in _ON_ARRAYS]
     if on_arrays != list(filters[: len(on_arrays)]):
         raise ManifestError(
-            f"{where}: its filter {on_arrays[-1]['id']!r}, on arrays, follows a filter on bytes: zarr v3 has no such "
-            "order: open the source with zarr_format=2"
+            f"{where}: its filter {on_arrays[-1]['id']!r}, on arrays, follows a filter on bytes, which zarr v3 does "
+            f"not allow: {_KEEP_VERSION_2}"
         )
     codecs += [_make_numcodecs_spec(f) for f in on_arrays]
     for codec in on_arrays:  # the result of a filter has its own byte order
@@ -220,7 +218,7 @@ def _convert_bytes_codec(codec: Any, itemsize: int, where: str) -> Spec:
         case {"id": str(name)} if name in ON_BYTES:
             return _make_numcodecs_spec(codec)
     identifier = codec.get("id") if isinstance(codec, dict) else codec
-    raise ManifestError(f"{where}: zarr v3 has no codec {str(identifier)[:80]!r}: open the source with zarr_format=2")
+    raise ManifestError(f"{where}: zarr v3 has no codec {str(identifier)[:80]!r}: {_KEEP_VERSION_2}")
 
 
 def _make_numcodecs_spec(codec: Mapping[str, Any]) -> Spec:
@@ -244,9 +242,9 @@ def _convert_fill(value: Any, kind: str, default: Any) -> Any:
 
 
 def encode_for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Encode a fill value as xarray does in attributes of version 3: a float becomes base64 of a double.
+    """Encode a fill value as xarray does in attributes of version 3: a float becomes the base64 text of a double.
 
-    A complex number becomes a list of two such texts.
+    A complex number becomes a list of two base64 texts.
     """
     if dtype.kind == "c" and isinstance(value, list):
         return [encode_for_xarray(part, np.dtype("f8")) for part in value]

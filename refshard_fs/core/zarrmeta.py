@@ -32,7 +32,7 @@ METADATA_NAMES: Final = frozenset({*NODE_DOCUMENTS, ".zattrs", CONSOLIDATED})
 
 _DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # such as m8[s/0]
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-COUNTABLE: Final = 2**63  # elements along a dimension, and chunks in an array, must be fewer
+COUNTABLE: Final = 2**63  # elements along a dimension, and chunks in an array, must be fewer: they are 64-bit integers
 
 
 def loads(data: bytes | str) -> Any:
@@ -88,11 +88,11 @@ def is_array_document(key: str) -> bool:
 
 
 class ArrayMeta(msgspec.Struct, frozen=True):
-    """Facts about chunks from one array's metadata.
+    """Facts about the chunks of an array, from its metadata.
 
     ``chunks`` is the shape of a stored chunk (in a sharded array, of a shard); None if chunks differ in size, or the
-    shape is unknown. ``grid`` is None if the chunk grid or the encoding of its keys is unknown. ``dtype`` is the text
-    in the document, or JSON if it is not text there. ``raw`` is the document, which must not be changed.
+    shape of chunks is unknown. ``grid`` is None if the chunk grid or the encoding of its keys is unknown. ``dtype`` is
+    the text in the document, or JSON if it is not text there. ``raw`` is the document, which must not be changed.
     """
 
     zarr_format: Literal[2, 3]
@@ -118,7 +118,10 @@ def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
 
 
 def grid_of(doc: object) -> ChunkGrid | None:
-    """Return the grid of the array with the metadata ``doc``, parsed or as JSON; None if damaged or without a grid."""
+    """Return the grid of the array with the metadata ``doc``, parsed or as JSON.
+
+    Return None if the metadata are damaged, or have no known grid.
+    """
     try:
         doc = loads(doc) if isinstance(doc, bytes) else doc
         meta = array_meta(doc, "its metadata") if isinstance(doc, Mapping) else None
@@ -130,7 +133,8 @@ def grid_of(doc: object) -> ChunkGrid | None:
 def describe_chunking(doc: Mapping[str, Any]) -> Any:
     """Return the part of an array's metadata that determines how its chunks are read, for comparison.
 
-    It has neither the shape of the array, nor the configurations of codecs, which programs write in different ways.
+    The result leaves out the shape of the array, and the configurations of codecs, which programs write in different
+    ways.
     """
     try:
         meta = array_meta(doc, "its metadata")
@@ -180,7 +184,7 @@ def _list_codec_names(codecs: Any) -> Any:
 
 
 class _Plain(msgspec.Struct, gc=False):
-    """The members of ordinary metadata of version 2 that define the grid."""
+    """The members of a ``.zarray`` that define the grid. Decoding raises an error if they have unusual values."""
 
     zarr_format: Literal[2]
     shape: list[Annotated[int, msgspec.Meta(ge=0, le=COUNTABLE - 1)]]
@@ -196,7 +200,7 @@ _ENCODINGS: Final = {separator: ChunkKeyEncoding("v2", separator or ".") for sep
 
 
 def parse_plain_grid(text: str) -> ChunkGrid | None:
-    """Return the grid of an ordinary ``.zarray``, ten times faster than `grid_of`; None if it is not ordinary."""
+    """Return the grid of a ``.zarray`` with usual values, ten times faster than `grid_of`; None for other values."""
     try:
         found = _plain.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -211,7 +215,7 @@ def parse_plain_grid(text: str) -> ChunkGrid | None:
 def iterate_consolidated_arrays(
     doc: Mapping[str, Any], where: str = "consolidated metadata"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield path and metadata of each array in `iterate_consolidated_nodes`, each path once."""
+    """Yield path and metadata of each array in consolidated metadata (see `iterate_consolidated_nodes`)."""
     seen: set[str] = set()
     for path, _, content, is_array in iterate_consolidated_nodes(doc, where):
         if is_array and path not in seen:
@@ -222,11 +226,11 @@ def iterate_consolidated_arrays(
 def iterate_consolidated_nodes(
     doc: Mapping[str, Any], where: str = "consolidated metadata"
 ) -> Iterator[tuple[str, str, Any, bool]]:
-    """Yield path, name and content of each document in a ``.zmetadata`` or a group's ``zarr.json``.
+    """Yield (path, name, content, is_array) of each document in a ``.zmetadata`` or a group's ``zarr.json``.
 
-    The last member says whether it describes an array. Only the content of nodes is checked, and is a JSON object.
-    Groups in the metadata of version 3 may have their own consolidated metadata. Raises ManifestError for an invalid
-    key, and for the document of a node that is not an object.
+    ``is_array`` says whether the document describes an array. ``zarr.json`` and ``.zarray`` must be JSON objects; other
+    documents are not checked. Groups in metadata of version 3 may have their own consolidated metadata. Raises
+    ManifestError for an invalid key, and for a ``zarr.json`` or a ``.zarray`` that is not an object.
     """
     pending = [("", doc)]
     while pending:
@@ -252,7 +256,7 @@ def iterate_consolidated_nodes(
 
 
 def _parse_object(value: object, where: str) -> Mapping[str, Any]:
-    """Return a JSON object; parse it if it is text."""
+    """Return a JSON object; parse ``value`` if it is a text."""
     if isinstance(value, str):
         return object_in(value, where)
     if not isinstance(value, Mapping):
@@ -299,7 +303,7 @@ def _count_equal_chunks(extent: int, chunk: int) -> int:
 def _parse_chunk_grid(
     spec: object, shape: tuple[int, ...], where: str
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Return the shape of chunks (None if it varies), and the chunks per dimension; None if they are unknown."""
+    """Return the shape of chunks (None if it varies or is unknown), and their count per dimension (None if unknown)."""
     match spec:
         case {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}:
             chunks = _parse_chunks(chunk_shape, "chunk_shape", shape, where)
@@ -400,7 +404,7 @@ def check_integer(value: object, field: str, where: str, least: int = 0) -> int:
 
 
 def is_divided(dtype: str) -> bool:
-    """Return whether a dtype's name has a unit of time with a divisor: if this is 0, numpy crashes the process."""
+    """Return whether a dtype's name has a unit of time with a divisor, such as ``m8[s/0]``, which crashes numpy."""
     return _DIVIDED.search(dtype) is not None
 
 
@@ -524,10 +528,10 @@ def uses_pickle(document: bytes) -> bool:
 
 
 def is_nested_deeply(document: bytes) -> bool:
-    """Return whether brackets are nested so deeply in a document that zarr's parsers, which recurse, would fail."""
+    """Return whether brackets in ``document`` are nested too deeply for zarr's parsers, which recurse."""
     if document.count(b"[") + document.count(b"{") <= _DEEPEST:
         return False
-    brackets = document.translate(None, _NO_BRACKETS)  # counts brackets in strings, too
+    brackets = document.translate(None, _NO_BRACKETS)  # with brackets in strings: these are left out below
     for _ in range(_DEEPEST // 2):  # each step removes one or two of the innermost levels
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if not brackets:
@@ -543,7 +547,7 @@ _BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([][{}])', re.DOTALL)
 
 
 def may_use_pickle(document: bytes) -> bool:
-    """Return whether a document has to be parsed to decide whether it names a pickle codec: see `uses_pickle`."""
+    """Return whether a document may name a pickle codec, so that `uses_pickle` has to parse it."""
     return any(mark in document for mark in (b"pickle", b"\\u", b"\0"))  # the name may have escapes, or be in UTF-16
 
 
@@ -587,7 +591,7 @@ def _find_codec_name(codec: Any) -> str:
 
 
 def zarr_major() -> int | None:
-    """Return the first number of zarr's version; None if zarr is not installed."""
+    """Return the first number of zarr's version, such as 3; None if zarr is not installed."""
     found = getattr(sys.modules.get("zarr"), "__version__", None)
     try:
         major = (found if isinstance(found, str) else version("zarr")).partition(".")[0]

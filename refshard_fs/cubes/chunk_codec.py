@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.compression import check_blosc, check_chunk, find_chunk_limits
 from refshard_fs.core.dtypes import find_decoded_type, find_text_codec
-from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
+from refshard_fs.core.libdeflate import try_gzip, try_zlib
 from refshard_fs.core.version_3 import ON_BYTES
 from refshard_fs.core.zarrmeta import ArrayMeta, find_decoding_problem, find_safety_problem
 
@@ -91,7 +91,7 @@ def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int)
         return None
     kind = codecs[0].codec_id if codecs else ""
     expected = min(count * itemsize, most)
-    return fast_zlib(data, expected) if kind == "zlib" else fast_gzip(data, expected) if kind == "gzip" else None
+    return try_zlib(data, expected) if kind == "zlib" else try_gzip(data, expected) if kind == "gzip" else None
 
 
 def _make_codec(config: dict[str, Any]) -> Any:

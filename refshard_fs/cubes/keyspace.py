@@ -25,7 +25,7 @@ from refshard_fs.core.documents import Documents
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, iterate_splits, join, make_relative
-from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, find_chunk, tails
+from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, find_chunk, make_tails
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, run_together
 from refshard_fs.core.sharing import Sharing
@@ -281,7 +281,7 @@ class ConcatKeySpace(KeySpace):
 
     def _find_array(self, key: str) -> Steps[tuple[str, ConcatArray | None, ChunkGrid | None]]:
         """Return path, array and grid of the joined array that ``key`` lies below; "", None, None if there is none."""
-        path = yield from self._documents.array_of(key)
+        path = yield from self._documents.discover_array(key)
         array = None if path is None else self._documents.arrays.get(path)
         if path is None or array is None or array.meta is None:
             return "", None, None
@@ -629,7 +629,9 @@ class ConcatKeySpace(KeySpace):
         if fit.recoding is None:
             return places, piece.resolve, (yield from piece.chunks(path, find_range(stored), own))
         builder = ChunksBuilder(len(stored))
-        for row, entry in enumerate((yield from piece.find_entries([join(path, tail) for tail in tails(own, stored)]))):
+        for row, entry in enumerate(
+            (yield from piece.find_entries([join(path, tail) for tail in make_tails(own, stored)]))
+        ):
             builder.put_entry(row, fit.recoding.recode_entry(entry))
         return places, piece.resolve, builder.finish()
 

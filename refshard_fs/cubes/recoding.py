@@ -18,7 +18,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.compression import find_chunk_limits
-from refshard_fs.core.dtypes import fill_of, find_decoded_type, find_text_codec
+from refshard_fs.core.dtypes import find_decoded_type, find_text_codec, parse_fill_value
 from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
 from refshard_fs.core.version_3 import decode_from_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -110,8 +110,8 @@ class Recoding(msgspec.Struct, frozen=True):
     def absent(self) -> bytes | None:
         """Return the chunk to show in place of a missing chunk; None if readers see the same values without it."""
         theirs, mine = _parse_encoding(self.theirs), _parse_encoding(self.mine)
-        fill = np.full(theirs.meta.chunks or (), fill_of(theirs.meta, theirs.dtype), theirs.dtype)
-        shown = np.full(mine.meta.chunks or (), fill_of(mine.meta, mine.dtype), mine.dtype)
+        fill = np.full(theirs.meta.chunks or (), parse_fill_value(theirs.meta, theirs.dtype), theirs.dtype)
+        shown = np.full(mine.meta.chunks or (), parse_fill_value(mine.meta, mine.dtype), mine.dtype)
         wanted = self._convert(fill, theirs, mine)
         same = np.array_equal(wanted, shown, equal_nan=shown.dtype.kind in "fc")
         return None if same and mine.meta.raw.get("fill_value") is not None else encode_chunk(mine.meta, wanted)
@@ -307,7 +307,9 @@ def _parse_encoding(document: bytes) -> _Encoding:
         raise ValueError("expected numbers as scale_factor and add_offset")
     marks = [meta.raw.get("fill_value")] if meta.zarr_format == 2 else []
     marks += get_missing_values(meta, attributes, dtype)
-    fills = [fill_of(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None]
+    fills = [
+        parse_fill_value(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None
+    ]
     meant = find_meant_dtype(dtype, attributes)
     times = TimeUnits.of(attributes) if is_time(attributes) else None
     return _Encoding(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import MOST, find_chunk_limits
-from refshard_fs.core.dtypes import fill_of, find_decoded_type, make_plain_document
+from refshard_fs.core.dtypes import find_decoded_type, make_plain_document, parse_fill_value
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.chunk_codec import decode_chunk, encode_chunk, make_blank_chunk
 from refshard_fs.cubes.placement import Placement
@@ -85,7 +85,7 @@ class Recut(NamedTuple):
     @property
     def fill(self) -> npt.NDArray[Any]:
         """The fill value, for elements that no piece has."""
-        return np.asarray(fill_of(self.meta, self.dtype), self.dtype)
+        return np.asarray(parse_fill_value(self.meta, self.dtype), self.dtype)
 
 
 class Section(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.dtypes import fill_of, find_decoded_type, itemsize_of
+from refshard_fs.core.dtypes import find_decoded_type, itemsize_of, parse_fill_value
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.chunk_codec import decode_chunk
@@ -52,7 +52,7 @@ class PieceArray(msgspec.Struct, frozen=True):
         """Return the shown value of elements whose chunk does not exist."""
         dtype = find_decoded_type(self.meta)
         assert dtype is not None, "only arrays of numbers or texts are recut"
-        fill = np.full(1, fill_of(self.meta, dtype), dtype)
+        fill = np.full(1, parse_fill_value(self.meta, dtype), dtype)
         return (fill if self.recoding is None else self.recoding.convert(fill)).astype(self.dtype)
 
     def section(self, found: Entry, box: Box) -> Entry:

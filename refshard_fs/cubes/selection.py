@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
+from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, make_column
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, find_nearest, is_within, join, make_relative, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_of, merge_listings
 from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, run_together
@@ -65,7 +65,7 @@ class _Array(msgspec.Struct, frozen=True):
         """Convert numbers of shown chunks to their numbers in the source."""
         if self.is_whole or self.stored is None or not self.counts:
             return numbers
-        coords = np.unravel_index(column_of(numbers).astype(np.int64), tuple(self.counts))
+        coords = np.unravel_index(make_column(numbers).astype(np.int64), tuple(self.counts))
         there = [along + first for along, first in zip(coords, self.before, strict=True)]
         return np.asarray(np.ravel_multi_index(there, self.stored.counts), np.uint64)
 
@@ -76,7 +76,7 @@ class _Array(msgspec.Struct, frozen=True):
         if isinstance(chunks.numbers, np.ndarray):
             numbers = chunks.numbers
         else:
-            numbers = np.concatenate([column_of(part) for part in chunks.numbers] or [np.zeros(0, np.uint64)])
+            numbers = np.concatenate([make_column(part) for part in chunks.numbers] or [np.zeros(0, np.uint64)])
         coords = np.unravel_index(numbers.astype(np.int64), chunks.grid.counts)
         shown = np.array([along - first for along, first in zip(coords, self.before, strict=True)])
         counts = np.array(self.counts)[:, None]

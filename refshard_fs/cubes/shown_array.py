@@ -81,7 +81,7 @@ class FullLength:
         self.starts = document.starts
         self._by_size: dict[int, tuple[int, ...]] = {}  # arrays with chunks of one size have the same starts
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[ConcatArray]]:
+    def make_rewriter(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[ConcatArray]]:
         return self._rewrite
 
     def _rewrite(self, doc: Mapping[str, Any], path: str) -> NodeView[ConcatArray]:

@@ -1,10 +1,10 @@
 """Encode a reference set as bytes: compressed for a pickle, or uncompressed for the index cache. No I/O here.
 
 The bytes are: a magic and the version; the length of the whole, as a u64, and of the header, as a u32, both
-little-endian; the header, as msgpack; and the columns, each at a multiple of 64 bytes. Compressed columns are
-compressed by blosc, some of them as differences between neighbouring values. They have checksums, because blosc ends
-the process for some damaged bytes. Uncompressed columns have no checksums: the index cache has its own. Decoding raises
-ValueError for damaged bytes.
+little-endian; the header, as msgpack; and the columns. Uncompressed columns begin at multiples of 64 bytes, and have no
+checksums: the index cache has its own. Compressed columns are compressed by blosc, some of them as differences between
+neighbouring values. Each part of them has a checksum, because some damaged bytes make blosc end the process. Decoding
+raises ValueError for damaged bytes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ VERSION: Final = 7
 _MAGIC: Final = b"refshard index" + VERSION.to_bytes(2, "little")
 _FIXED: Final = struct.Struct("<16sQI")
 _ALIGN: Final = 64  # bytes
-_CHECK: Final = struct.Struct("<I")  # stands before each part of a compressed column
+_CHECK: Final = struct.Struct("<I")  # a CRC-32, before each part of a compressed column
 _SIZE: Final = struct.Struct("<II")  # the beginning of blosc's header: versions and flags, decompressed size
 BLOCK: Final = 1 << 30  # bytes that are compressed at a time; blosc takes less than 2 GiB
 
-# The type of each column, in their order, and whether to compress its differences in place of its values. First come
-# the URLs, then the tables of all arrays, joined, then the key table, and then the pins.
+# The columns in their order: the URLs, the tables of all arrays, joined, the key table, and the pins. Each has a type,
+# and whether the differences between its values are compressed in place of the values.
 _U1, _U4, _U8 = np.dtype("<u1"), np.dtype("<u4"), np.dtype("<u8")
 _COLUMNS: Final[dict[str, tuple[np.dtype[Any], bool]]] = {
     "urls": (_U1, False),
@@ -48,14 +48,14 @@ _COLUMNS: Final[dict[str, tuple[np.dtype[Any], bool]]] = {
     "targets": (_U4, True),
     "offsets": (_U8, True),
     "lengths": (_U8, False),
-    "numbers": (_U8, True),  # only of sparse tables
+    "numbers": (_U8, True),  # of chunks in sparse tables
     "keys": (_U1, False),
     "key_ends": (_U8, True),
     "key_targets": (_U4, True),
     "key_offsets": (_U8, True),
     "key_lengths": (_U8, False),
     "data": (_U1, False),
-    "index": (_U8, False),  # not in a pickle: each process has its own hashes
+    "index": (_U8, False),  # empty in a pickle: each process has its own hashes
     "etags": (_U1, False),
     "etag_ends": (_U8, True),
     "times": (_U1, False),
@@ -65,7 +65,7 @@ _COLUMNS: Final[dict[str, tuple[np.dtype[Any], bool]]] = {
 
 
 class _Table(msgspec.Struct, frozen=True, array_like=True):
-    path: bytes  # in UTF-8, with lone surrogates
+    path: bytes  # in UTF-8, which may have lone surrogates
     grid: ChunkGrid
     rows: int
     is_sparse: bool
@@ -89,7 +89,7 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
 
 
 def pack_compressed(refs: ReferenceSet) -> bytes:
-    """Encode ``refs``, and compress the columns quickly."""
+    """Encode ``refs``, with columns compressed at a fast level; ValueError if a value cannot be encoded."""
     return b"".join(_encode(refs, compress=True))
 
 
@@ -166,14 +166,16 @@ def unpack(view: memoryview) -> ReferenceSet:
     if magic != _MAGIC:
         raise ValueError(f"expected a packed reference set of version {VERSION}, found {bytes(magic)!r}")
     start = _find_columns_start(header_length)
-    if length != len(view) or start > length:
+    if length != len(view):
         raise ValueError(f"expected {length} bytes, found {len(view)}")
+    if start > length:
+        raise ValueError(f"expected columns from byte {start} on, found only {length} bytes")
     try:
         header = msgspec.msgpack.decode(view[_FIXED.size :][:header_length], type=_Header)
         return _build(header, view[start:])
-    # blosc raises RuntimeError, SystemError, and MemoryError.
+    # For damaged bytes, blosc raises RuntimeError, SystemError and MemoryError.
     except (msgspec.MsgspecError, IndexError, TypeError, RuntimeError, SystemError, MemoryError) as e:
-        raise ValueError(f"it is damaged: {e}") from e
+        raise ValueError(f"the header or a column cannot be decoded: {e}") from e
 
 
 def unpack_compressed(data: bytes) -> ReferenceSet:
@@ -249,7 +251,7 @@ def decompress_bytes(parts: list[bytes]) -> bytes:
 
 
 def _pack_column(array: Column, is_steps: bool) -> list[bytes]:
-    from numcodecs import blosc  # here, since it is slow to import and only pickles need it
+    from numcodecs import blosc  # imported here, because the import is slow and only pickles need it
 
     if is_steps and len(array):  # the first value, and then differences, which wrap around
         array = np.concatenate((array[:1], np.diff(array)))
@@ -267,7 +269,7 @@ def _unpack_column(parts: Sequence[bytes | memoryview], dtype: np.dtype[Any], is
 
     for part in parts:
         if part[: _CHECK.size] != _CHECK.pack(zlib.crc32(memoryview(part)[_CHECK.size :])):
-            raise ValueError("the checksum of a column does not match")
+            raise ValueError("a column does not have its checksum")
     sizes = [_read_size(part) for part in parts]
     out = np.empty(sum(sizes), np.uint8)
     for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):

@@ -1,7 +1,7 @@
 """Build a `ReferenceSet` from references as they arrive, if possible from whole blocks of JSON. No I/O here.
 
-As in a JSON object, the last value of a key wins. If the metadata of an array come after its chunks, the references to
-these chunks are kept by key at first, and are moved to the columns of the array at the end.
+If a key has several values, the last one is kept, as in JSON. If the metadata of an array come after its chunks, the
+references to these chunks are kept by key at first, and are moved to the columns of the array at the end.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from refshard_fs.references.pieces import PAD, Positions, find_distinct
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, GridReader
 
-SMALL: Final = 256  # chunks of an array without columns of its own: columns would take as much memory, and more time
+SMALL: Final = 256  # the most chunks of an array that has no columns: these would take as much memory, and more time
 BATCH: Final = 16384  # members that are taken at a time from a longer mapping
-FEW: Final = 64  # members that are added one by one, because scanning JSON takes longer
+FEW: Final = 64  # the most members that are added one by one: scanning more as JSON is faster
 # Metadata are read if there are at most MANY_DOCUMENTS, or more than MANY_MEMBERS for each document. Otherwise no array
 # is large, and reading all of their metadata would take longer than everything else.
 MANY_DOCUMENTS: Final = 512
 MANY_MEMBERS: Final = 16
-MERGED_URLS: Final = 1 << 16  # equal URLs are merged when so many, and twice the distinct ones, were added
+MERGED_URLS: Final = 1 << 16  # equal URLs are merged if there are so many URLs more than twice the distinct ones
 
 
 class _KeptMembers(msgspec.Struct, eq=False):
@@ -49,13 +49,13 @@ class ReferenceBuilder:
         self._where = where
         self._urls: list[Texts] = []  # one element for each block: a URL has another number in each block
         self._url_count = 0
-        self._merged_count = 0  # how many distinct URLs there were when equal ones were merged last
+        self._merged_count = 0  # the number of distinct URLs when equal URLs were last merged
         self._read_grid = GridReader(where).grid
         self._grids: dict[str, ChunkGrid] = {}  # grids of large arrays
         self._grid_changes = 0  # how often the grid of a large array was added or changed
         self._parts: dict[str, PartsBuilder] = {}  # chunks of large arrays
         self._kept: list[_KeptMembers] = []
-        self._order = 0
+        self._order = 0  # the number of blocks so far
         self._texts = bytearray()  # texts of all blocks
         self._members = self._documents = 0  # counts of members and metadata documents
         self._unread = False  # whether metadata documents were skipped
@@ -65,9 +65,10 @@ class ReferenceBuilder:
         return not self._order
 
     def add_block(self, block: bytes | memoryview, others: Iterable[bytes] = ()) -> bool:
-        """Add the members of a block of JSON. Add none and return False if `json_scan` cannot read the block.
+        """Add the members of a block of JSON, and return True.
 
-        Do the same if the block has one of the keys ``others``, which have a special meaning for the caller.
+        Add nothing, and return False, if `json_scan` cannot read the block, or if the block has one of the keys
+        ``others``, which have a special meaning for the caller.
         """
         try:
             found = scan(block)
@@ -93,7 +94,10 @@ class ReferenceBuilder:
             self._add(found)
 
     def expand(self, expand_url: Callable[[str], str]) -> None:
-        """Expand templates in the URLs of all members so far, each distinct URL once; errors name a key of the URL."""
+        """Expand templates in the URLs of all members so far, each distinct URL once.
+
+        ManifestError, which names a key with the URL, if ``expand_url`` raises one.
+        """
         if not any(b"{{" in urls.data.tobytes() for urls in self._urls):  # the usual case
             return
         urls = self._merge_urls()
@@ -122,7 +126,7 @@ class ReferenceBuilder:
         # Without any reference, no chunk has to be moved or replaced.
         if any((rows.targets != NO_TARGET).any() for rows in self._iterate_ranges()):
             for item in unplaced:
-                item.members = self._without_chunks(item.order, item.members)
+                item.members = self._move_chunks(item.order, item.members)
         chunks, replaced = {}, []
         for path, grid in self._grids.items():
             parts = self._parts.pop(path).finish() if path in self._parts else []
@@ -131,7 +135,9 @@ class ReferenceBuilder:
                 chunks[path] = table
             for part in parts:  # inline data that a later reference replaced
                 inline = part.numbers[part.ranges.targets == NO_TARGET]
-                replaced += [join(path, grid.tail(number)) for number in table.existing(inline)] if len(inline) else []
+                replaced += (
+                    [join(path, grid.tail(number)) for number in table.select_present(inline)] if len(inline) else []
+                )
         keys = KeyTable.of([item.members for item in self._kept])
         if replaced:
             keys = keys.drop_rows(keys.rows_of(replaced))
@@ -147,7 +153,7 @@ class ReferenceBuilder:
         self._texts += texts
         documents = keys.find_named(METADATA)
         documents = documents[is_text[documents]]
-        if self._reads_metadata(count, len(documents)):
+        if self._count_members(count, len(documents)):
             for row in documents.tolist():
                 start, stop = int(ranges.offsets[row]), int(ranges.offsets[row] + ranges.lengths[row])
                 self._read_grid_of(keys.key(row), self._texts[start:stop].decode("utf-8", "surrogatepass"))
@@ -186,7 +192,8 @@ class ReferenceBuilder:
             self._parts[path].add(order, Part(numbers, taken))
         return np.flatnonzero(left | is_inline)
 
-    def _without_chunks(self, order: int, members: KeyTable) -> KeyTable:
+    def _move_chunks(self, order: int, members: KeyTable) -> KeyTable:
+        """Move references to chunks of large arrays into columns; return the other members."""
         left = self._place(order, members.keys_in_rows, members.ranges)
         return members if len(left) == len(members) else members.take(left)
 
@@ -201,7 +208,7 @@ class ReferenceBuilder:
     def _is_worth_reading(self) -> bool:
         return self._documents <= MANY_DOCUMENTS or self._members > MANY_MEMBERS * self._documents
 
-    def _reads_metadata(self, members: int, documents: int) -> bool:
+    def _count_members(self, members: int, documents: int) -> bool:
         """Count more members, and metadata documents among them; return whether to read these documents."""
         self._members += members
         self._documents += documents
@@ -243,9 +250,9 @@ class ReferenceBuilder:
         """Merge equal URLs of all blocks, and renumber all targets; return the URLs."""
         if len(self._urls) != 1:
             urls = Texts.concatenate(self._urls)
-            starts, stops = urls.spans()
+            starts, stops = urls.find_spans()
             is_first, numbers = find_distinct(b"".join((urls.data.data, PAD)), starts, stops)
-            self._renumber(urls.where(is_first), numbers)
+            self._renumber(urls.select(is_first), numbers)
         return self._urls[0]
 
     def _renumber(self, urls: Texts, numbers: Positions) -> None:
@@ -291,12 +298,12 @@ class ReferenceBuilder:
             if name.endswith(METADATA) and name.rpartition("/")[2] in METADATA and type(read) is not Row:
                 documents.append(name)
         order = self._count_block()
-        if self._reads_metadata(len(members), len(documents)):
+        if self._count_members(len(members), len(documents)):
             for name in documents:
                 self._read_grid_of(name, found[name])
         columns = KeyTable.of_mapping(found)
         self._add_urls(Texts.of(urls), columns.ranges)
-        self._keep(order, self._without_chunks(order, columns) if self._grids else columns)
+        self._keep(order, self._move_chunks(order, columns) if self._grids else columns)
 
     def _normalise_key(self, key: str) -> str:
         try:
@@ -321,7 +328,7 @@ def _parse_value(value: Any, urls: dict[str | None, int]) -> Value:
         case [url] | [url, _, _]:
             raise ManifestError(f"its URL is {url!r}: expected text or null")
         case list() | tuple():
-            raise ManifestError(f"expected a reference [url] or [url, offset, length], got {len(value)} elements")
+            raise ManifestError(f"expected a reference [url] or [url, offset, length], got a list of {len(value)}")
         case Mapping():
             return dict(value)
         case _:
@@ -329,7 +336,7 @@ def _parse_value(value: Any, urls: dict[str | None, int]) -> Value:
 
 
 def _select_regular(members: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the members that are text, or a list that begins with text: JSON would change others, such as bytes."""
+    """Return the members that are texts, or lists that begin with a text: encoding others as JSON could change them."""
     return {
         key: value
         for key, value in members.items()
@@ -339,7 +346,7 @@ def _select_regular(members: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _scan_members(members: Mapping[str, Any]) -> Members | None:
-    """Encode members as JSON and scan this to columns; None if that is impossible."""
+    """Encode ``members`` as JSON, and scan the JSON to columns; None if this is not possible."""
     try:
         return scan(msgspec.json.encode(members)[1:-1])
     except (TypeError, ValueError, OverflowError):  # reading them one by one reports the error
@@ -353,8 +360,11 @@ def _normalise(key: str) -> str:
 
 
 def _may_be_irregular(keys: Keys) -> bool:
-    """Return whether a key in ``keys`` may be invalid, or not in normal form; True in doubt."""
-    if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # some may have more than MOST_STEPS segments
+    """Return whether a key in ``keys`` may be invalid, or not in normal form; True in doubt.
+
+    ``keys.text`` must have no gaps: see `Keys.pack`.
+    """
+    if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # the key may have more than MOST_STEPS segments
         return True
     characters = np.frombuffer((b"\0" + keys.text[: -len(PAD)]).replace(b"/", b"\0"), np.uint8)
     ends = np.flatnonzero(characters == 0)  # the NULs before, between and after the segments
@@ -366,5 +376,5 @@ def _check_integer(value: Any, name: str) -> int:
     if isinstance(value, np.integer):
         value = int(value)
     if type(value) is not int or not 0 <= value < WHOLE:
-        raise ManifestError(f"its {name} is {value!r}: expected an integer ≥ 0")
+        raise ManifestError(f"its {name} is {value!r}: expected an integer from 0 to 2**64-2")
     return value

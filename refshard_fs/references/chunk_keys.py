@@ -1,4 +1,4 @@
-"""Find the chunk keys among many keys, the array of each, and the chunk's number in the array's grid. No I/O here."""
+"""Find the chunk keys among many keys, and for each the array and the chunk's number in its grid. No I/O here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from refshard_fs.references.pieces import (
     parse_numbers_before,
 )
 
-_ENDS_A_CHUNK: Final = np.array([chr(byte) in "0123456789c" for byte in range(256)])  # by a key's last byte
+_ENDS_A_CHUNK: Final = np.array([chr(byte) in "0123456789c" for byte in range(256)])  # whether a chunk key may end so
 
 
 class Keys(NamedTuple):
@@ -70,7 +70,7 @@ class Keys(NamedTuple):
         return bool(match_beginnings(self.text, self.starts[rows], key).any())
 
     def may_be_chunks(self) -> Booleans:
-        """Return a mask of the keys that end with a digit or "c", as keys of chunks do."""
+        """Return a mask of the keys that end with a digit or "c", as all chunk keys do."""
         found: Booleans = _ENDS_A_CHUNK[np.frombuffer(self.text, np.uint8)[self.stops - 1]]
         return found
 
@@ -163,7 +163,10 @@ def _make_prefix(path: str) -> bytes:
 
 
 def parse_chunk_numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
-    """Parse keys, without the first ``skipped`` bytes of each, to numbers of chunks; None if one is not a chunk."""
+    """Parse keys, without the first ``skipped`` bytes of each, to numbers of chunks in ``grid``.
+
+    Return None if a key is not a chunk key of the grid, or if the grid has no dimensions.
+    """
     separator = grid.encoding.separator.encode()
     head = b"c" + separator if grid.encoding.name == "default" else b""
     begins = keys.starts + skipped

@@ -2,7 +2,7 @@ r"""Scan JSON members of a reference set to columns, a block at a time, without 
 
 A block is a sequence of members ``"key":["url",offset,length]``, ``"key":["url"]`` and ``"key":"text"``, as all writers
 of reference sets write them, either without blanks or with a blank after each comma and colon. If a block has anything
-else, or an escape like ``\u00e9``, `scan` returns None, and the caller uses a JSON reader. Both give the same members.
+else, or an escape like ``\u00e9``, `scan` returns None, and the caller uses a JSON reader, which gives equal members.
 
 The positions of the quotes divide a block into keys, URLs and texts. The functions check the characters between these,
 and parse the numbers there.
@@ -50,7 +50,7 @@ class Members(NamedTuple):
 def scan(block: bytes | memoryview) -> Members | None:
     """Scan ``block``, which begins with a quote and ends with a value; None if a JSON reader has to read it.
 
-    UnicodeDecodeError if it is not UTF-8.
+    Raises UnicodeDecodeError if the block is not UTF-8.
     """
     sample = bytes(block[:4096])
     blank = b" " if b'": ["' in sample or b'": "' in sample else b""
@@ -110,12 +110,12 @@ def scan(block: bytes | memoryview) -> Members | None:
 
 class _Escapes(NamedTuple):
     text: bytes | bytearray  # the text with a byte \1 in place of each escape
-    places: Positions
-    meanings: npt.NDArray[np.uint8]
+    places: Positions  # of these bytes
+    meanings: npt.NDArray[np.uint8]  # the characters that the escapes mean
 
 
 def _remove_escapes(text: bytes | bytearray) -> _Escapes | None:
-    """Replace each escape of one letter by a byte; None if the text has other escapes or control characters."""
+    r"""Replace each escape of one letter by a byte \1; None if the text has other escapes, or the bytes \0 or \1."""
     characters = np.frombuffer(text, np.uint8)
     if characters[: -len(PAD)].min() <= 1:
         return None
@@ -138,7 +138,7 @@ def _remove_escapes(text: bytes | bytearray) -> _Escapes | None:
 def _parse_ranges(
     text: Buffer, values_end: Positions, following: Positions, blank: bytes
 ) -> tuple[UInt64s, UInt64s] | None:
-    """Parse offset and length between each URL's end and the next key; None if one is malformed."""
+    """Parse the offset and the length between each URL's end and the next key; None if they are malformed anywhere."""
     step = 1 + len(blank)
     ends = following - step - 1
     if not match_beginnings(text, ends, b'],%b"' % blank).all():

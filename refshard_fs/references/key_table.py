@@ -1,6 +1,6 @@
 """Keep members of a reference set in columns, without Python objects, and find them by key. No I/O here.
 
-All keys are joined to one text, and all values that are text to another. The table finds a key by its hash.
+All keys are joined to one text, and all values that are texts to another one. The table finds a key by its hash.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KeyTable(Mapping[str, Value]):
 
     @classmethod
     def of(cls, parts: Sequence[KeyTable]) -> KeyTable:
-        """Join the members of all ``parts``; the last member of a key wins."""
+        """Join the members of all ``parts``; of several members with the same key, the last one is kept."""
         joined_keys = b"".join([*(memoryview(part.joined_keys)[: -len(PAD)] for part in parts), PAD])
         ends, objects, shifts = [np.zeros(0, np.uint64)], dict[int, Value](), dict[int, int]()
         columns = []
@@ -105,19 +105,19 @@ class KeyTable(Mapping[str, Value]):
         return cls.of_keys(Keys.of_names(members), Ranges.of(rows), b"".join(data), objects)
 
     def take(self, rows: Positions) -> KeyTable:
-        """Return a table of some rows."""
+        """Return a table of the members in ``rows``."""
         objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
         return self.of_keys(self.keys_at(rows).pack(), self.ranges.take(rows), self.data, objects)
 
     def drop_rows(self, rows: Iterable[int]) -> KeyTable:
-        """Return the table without some of its rows."""
+        """Return the table without ``rows``."""
         remains = np.ones(len(self), np.bool_)
         remains[list(rows)] = False
         return self if remains.all() else self.take(np.flatnonzero(remains))
 
     def rows_of(self, keys: Iterable[str]) -> set[int]:
         """Return the rows of the ``keys`` that exist."""
-        return {row for row in map(self._row, keys) if row is not None}
+        return {row for row in map(self._find_row, keys) if row is not None}
 
     def check(self) -> None:
         """Raise ValueError unless all columns have the same length, and all ends, texts and rows are within bounds."""
@@ -142,13 +142,13 @@ class KeyTable(Mapping[str, Value]):
         return len(self.ends)
 
     def __getitem__(self, key: str) -> Value:
-        row = self._row(key)
+        row = self._find_row(key)
         if row is None:
             raise KeyError(key)
         return self.value(row)
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self._row(key) is not None
+        return isinstance(key, str) and self._find_row(key) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys_in_rows.list_names())
@@ -162,16 +162,16 @@ class KeyTable(Mapping[str, Value]):
         return self.keys_at(np.arange(len(self)))
 
     def keys_at(self, rows: Positions) -> Keys:
-        """Return the keys of some rows."""
+        """Return the keys in ``rows``."""
         starts = np.where(rows > 0, self.ends[rows - 1] + np.uint64(1), np.uint64(0)) if len(rows) else rows
         return Keys(self.joined_keys, starts.view(np.int64), self.ends[rows].view(np.int64))
 
     def key(self, row: int) -> str:
-        """Return the key of a row."""
-        return bytes(self.joined_keys[self._start(row) : int(self.ends[row])]).decode("utf-8", "surrogatepass")
+        """Return the key in ``row``."""
+        return bytes(self.joined_keys[self._find_start(row) : int(self.ends[row])]).decode("utf-8", "surrogatepass")
 
     def value(self, row: int) -> Value:
-        """Return the value of a row."""
+        """Return the value in ``row``."""
         reference = self.ranges.row(row)
         if reference is not None:
             return reference
@@ -182,7 +182,7 @@ class KeyTable(Mapping[str, Value]):
 
     @property
     def index(self) -> UInt64s:
-        """The rows by the hashes of their keys, computed at the first look-up: see the class."""
+        """The ``index`` of the table (see `KeyTable`), computed at the first look-up."""
         if self._index is None:
             index = np.empty(len(self), np.uint64)
             for rows in np.split(np.arange(len(self)), range(BATCH, len(self), BATCH)):
@@ -192,7 +192,7 @@ class KeyTable(Mapping[str, Value]):
             self._index = index
         return self._index
 
-    def _row(self, key: str) -> int | None:
+    def _find_row(self, key: str) -> int | None:
         piece = key.encode("utf-8", "surrogatepass")
         high = compute_hash(piece, self.seed) >> 32 << 32
         index = self.index.data
@@ -203,12 +203,12 @@ class KeyTable(Mapping[str, Value]):
                 return None
             row = packed & _LOW
             stop = int(self.ends[row])
-            if self.joined_keys[stop - len(piece) : stop] == piece and stop - len(piece) == self._start(row):
+            if self.joined_keys[stop - len(piece) : stop] == piece and stop - len(piece) == self._find_start(row):
                 return row
             at += 1
         return None
 
-    def _start(self, row: int) -> int:
+    def _find_start(self, row: int) -> int:
         return int(self.ends[row - 1]) + 1 if row else 0
 
     def _find_repeated(self) -> set[int]:
@@ -232,7 +232,7 @@ class KeyTable(Mapping[str, Value]):
         return len(self.joined_keys) + len(self.data) + arrays + 200 * len(self.objects)
 
     def has_marks(self, rows: Positions, marks: Sequence[bytes]) -> bool:
-        """Return whether one of the values in ``rows`` is not plain text, or contains one of ``marks``."""
+        """Return whether a value in ``rows`` contains one of ``marks``, or is not a plain text."""
         if not self.objects.keys().isdisjoint(rows.tolist()) or (self.ranges.targets[rows] != NO_TARGET).any():
             return True
         starts, sizes, data = (
@@ -257,7 +257,7 @@ class KeyTable(Mapping[str, Value]):
         return found
 
     def sizes(self, rows: Positions) -> list[int]:
-        """Return the sizes in bytes of the values in ``rows``; -1 if a size is known only after decoding the value."""
+        """Return the sizes in bytes of the values in ``rows``; -1 if decoding is needed, or for a whole target."""
         targets, offsets, lengths = self.ranges.take(rows)
         sizes = lengths.view(np.int64)  # -1 for whole targets
         texts = np.flatnonzero(targets == NO_TARGET)
@@ -266,7 +266,7 @@ class KeyTable(Mapping[str, Value]):
             characters = np.frombuffer(self.data, np.uint8)
             begins = offsets[encoded].view(np.int64) + len(_BASE64)
             ends = offsets[encoded].view(np.int64) + sizes[encoded]
-            # Texts with blanks or characters that base64 does not have get the size -1: they must be decoded first.
+            # Texts with blanks, or with characters that are not base64, get the size -1: they must be decoded.
             first = int(begins.min())
             around = characters[first : int(ends.max())]  # all of ``data`` may be far longer
             odd = np.flatnonzero((around <= ord(" ")) | (around > ord("z"))) + first

@@ -60,14 +60,14 @@ class FlatKeySpace(KeySpace):
             if type(value) is not Row:
                 return Inline(decode(value))
             if value.length is not None and value.length > LONG:
-                check_length(key, value.length, self._meta_above(key))
-            return self._span(value)
+                check_length(key, value.length, self._find_meta_above(key))
+            return self._make_span(value)
         except ValueError as e:
             kind = type(e) if isinstance(e, ManifestError) else ManifestError
             raise kind(f"{key!r} of {self.where}: {e}") from e
 
-    def _meta_above(self, key: str) -> ArrayMeta | None:
-        """Return the metadata of the array that has the chunk ``key``, if it is inline."""
+    def _find_meta_above(self, key: str) -> ArrayMeta | None:
+        """Return the inline metadata of the array that has the chunk ``key``; None if there are none."""
         at = find_chunk(self.grids, key)
         if at is None:
             return None
@@ -80,7 +80,7 @@ class FlatKeySpace(KeySpace):
 
     @cached_property
     def _documents(self) -> Positions:
-        """The rows of ``refs.keys`` that are ``.zarray`` or ``zarr.json`` documents."""
+        """The rows in ``refs.keys`` of ``.zarray`` and ``zarr.json`` documents."""
         return self.refs.keys.keys_in_rows.find_named(METADATA)
 
     @cached_property
@@ -113,7 +113,7 @@ class FlatKeySpace(KeySpace):
         arrays = {}
         for path, table in self.refs.tables.items():
             if is_within(path, prefix):
-                numbers = table.present() if table.numbers is not None else [range(table.grid.size)]
+                numbers = table.list_present() if table.numbers is not None else [range(table.grid.size)]
                 if isinstance(numbers, np.ndarray) and path in inline:
                     numbers = np.union1d(numbers, np.fromiter(inline[path], np.uint64, len(inline[path])))
                 arrays[path] = ArrayChunks(table.grid, numbers)
@@ -135,18 +135,18 @@ class FlatKeySpace(KeySpace):
         return members, inline
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        if array not in self.refs.tables:  # the array's metadata are a reference, which only a view has read
+        if array not in self.refs.tables:  # the array's metadata are a reference: only a view has read them
             return (yield from super().chunks(array, numbers, grid))
         table = self.refs.tables[array]
         builder = ChunksBuilder(len(numbers))
         if isinstance(numbers, range):
-            present = table.present(numbers.start, numbers.stop)
+            present = table.list_present(numbers.start, numbers.stop)
             rows = present.astype(np.int64) - numbers.start
         else:
-            known = table.present()
+            known = table.list_present()
             rows = np.flatnonzero(np.isin(numbers, known))
             present = numbers[rows]
-        ranges = table.part(present).ranges
+        ranges = table.make_part(present).ranges
         pins: dict[int, Pin | None] = {}
         origins: dict[int, Origin] = {}
         if not self._has_only_urls:
@@ -174,16 +174,18 @@ class FlatKeySpace(KeySpace):
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         yield from ()
         stem = prefix + "/" if prefix else ""
-        chunks = [list_chunks_below(self.refs.chunks[path], below, stem) for path, below in self._tables_at(prefix)]
+        chunks = [
+            list_chunks_below(self.refs.chunks[path], below, stem) for path, below in self._iterate_tables_at(prefix)
+        ]
         directories = [Listed(name, None, True) for name in self._tree.get(prefix, ())]
-        found = merge_listings(*chunks, self._files(prefix, stem), directories)
+        found = merge_listings(*chunks, self._list_files(prefix, stem), directories)
         return found if found or not prefix or prefix in self._rows else None
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
         if prefix in self._tree or prefix in self._rows:
             return True
-        return any(has_chunks_below(self.refs.chunks[path], below) for path, below in self._tables_at(prefix))
+        return any(has_chunks_below(self.refs.chunks[path], below) for path, below in self._iterate_tables_at(prefix))
 
     def url(self, target: int) -> str:
         """Return the absolute URL of a row's ``target``."""
@@ -192,7 +194,7 @@ class FlatKeySpace(KeySpace):
             url = self._urls[target] = self._resolve(self.refs.urls[target])
         return url
 
-    def _span(self, row: Row) -> Span:
+    def _make_span(self, row: Row) -> Span:
         url = self._urls[row.target] or self.url(row.target)
         stop = None if row.length is None else row.offset + row.length
         if self._has_only_urls:
@@ -218,20 +220,20 @@ class FlatKeySpace(KeySpace):
     def strangers(self) -> frozenset[str]:
         return self.refs.origins.servers
 
-    def _files(self, prefix: str, stem: str) -> Sequence[Listed]:
+    def _list_files(self, prefix: str, stem: str) -> Sequence[Listed]:
         """List the members of ``refs.keys`` directly below ``prefix``."""
         keys, rows = self.refs.keys, self._rows.get(prefix)
         if rows is None:
             return []
         paths, known = keys.keys_at(rows).list_names(), keys.sizes(rows)
         sizes = [
-            self._size_of(path, keys.value(int(row))) if size < 0 else size
+            self._find_size(path, keys.value(int(row))) if size < 0 else size
             for path, size, row in zip(paths, known, rows, strict=True)
         ]
         order = sorted(range(len(paths)), key=paths.__getitem__)
         return Listing(stem, [paths[i] for i in order], [sizes[i] for i in order])
 
-    def _size_of(self, key: str, value: Value) -> int | None:
+    def _find_size(self, key: str, value: Value) -> int | None:
         if isinstance(value, Row):
             pin = self.pin(value.target) if value.length is None else None
             return value.length if pin is None else pin.size
@@ -251,6 +253,6 @@ class FlatKeySpace(KeySpace):
             add_to_tree(tree, path, is_directory=True)
         return tree
 
-    def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
+    def _iterate_tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Yield (array, rest of the path) for each array in ``refs.chunks`` that is at or above ``prefix``."""
         return (at for at in ((prefix, ""), *iterate_splits(prefix)) if at[0] in self.refs.chunks)

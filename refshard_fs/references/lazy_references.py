@@ -1,4 +1,4 @@
-"""Show users the references of a set as a mapping that reads one part of the set at a time. No I/O here."""
+"""The references of a set as a mapping for users, which reads one part of the set at a time. No I/O here."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROWS: Final = 1 << 16  # the most references that iteration loads at a time
 class LazyReferences(Mapping[str, Any]):
     """The references of a set by key, with values as in JSON: an object, bytes, or a list with the URL as written.
 
-    A look-up loads one part of the set. Iteration and ``len`` load all parts, one after the other: a set does not state
-    how many chunks exist. ``run(key, steps)`` runs the steps of a look-up for ``key``.
+    A look-up loads one part of the set. Iteration and ``len`` load all parts, one after another: a set does not state
+    how many chunks exist. ``run(key, make)`` runs the steps that ``make()`` returns; errors name ``key``.
     """
 
     def __init__(self, keyspace: KeySpace, run: Run) -> None:
@@ -55,31 +55,33 @@ class LazyReferences(Mapping[str, Any]):
         return isinstance(key, str) and self.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        contents = self._contents()
-        yield from self._members(contents)
-        for array, numbers, chunks in self._parts(contents):
+        contents = self._load_contents()
+        yield from self._list_members(contents)
+        for array, numbers, chunks in self._iterate_parts(contents):
             tail = contents.arrays[array].grid.tail
             for row in chunks.present():
                 yield join(array, tail(int(numbers[row])))
 
     def __len__(self) -> int:
-        contents = self._contents()
-        return len(self._members(contents)) + sum(len(chunks.present()) for *_, chunks in self._parts(contents))
+        contents = self._load_contents()
+        return len(self._list_members(contents)) + sum(
+            len(chunks.present()) for *_, chunks in self._iterate_parts(contents)
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self._keyspace.root_url}, {len(self._keyspace.grids)} arrays>"
 
-    def _contents(self) -> Contents:
+    def _load_contents(self) -> Contents:
         found: Contents = self._run("", self._keyspace.contents)
         return found
 
-    def _members(self, contents: Contents) -> list[str]:
-        """Return the keys that are not chunks. Parquet sets of zarr version 3 do not list their document."""
+    def _list_members(self, contents: Contents) -> list[str]:
+        """Return the keys that are not chunks. Parquet sets of zarr version 3 do not list their ``.zmetadata``."""
         document = zarrmeta.CONSOLIDATED
         return [*contents.members, *([document] if document not in contents.members and document in self else [])]
 
-    def _parts(self, contents: Contents) -> Iterator[tuple[str, Numbers, Chunks]]:
-        """Yield (array, numbers of chunks, chunks) for each part of the set that exists."""
+    def _iterate_parts(self, contents: Contents) -> Iterator[tuple[str, Numbers, Chunks]]:
+        """Yield (array, numbers of chunks, chunks), at most `ROWS` chunks at a time."""
         for array, listed in contents.arrays.items():
             for numbers, _ in listed.batches(ROWS):
                 yield array, numbers, self._run(array, partial(self._keyspace.chunks, array, numbers, listed.grid))

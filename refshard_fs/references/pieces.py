@@ -22,22 +22,22 @@ Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 PAD: Final = bytes(512)
 SEED: Final = int.from_bytes(os.urandom(8), "little")  # the seed of this process
-HASHED: Final = 16384  # only so many first bytes of a piece are hashed; keys are not longer: 4096 characters of 4 bytes
+HASHED: Final = 16384  # the most bytes of a piece that are hashed; keys have at most 4096 characters of 4 bytes
 
 # Masks of the first n bytes of a word, for n from 0 to 8.
 _FIRST: Final = np.array([2 ** (8 * n) - 1 for n in range(9)], np.uint64)
 _MASK: Final = 2**64 - 1
 
 
-def _words(text: Buffer, starts: Positions, count: int = 1) -> UInt64s:
-    """Return ``count`` 64-bit words from each of ``starts`` on, as a row."""
+def _read_words(text: Buffer, starts: Positions, count: int = 1) -> UInt64s:
+    """Return, as a row for each of ``starts``, the ``count`` 64-bit words that begin there."""
     size = 8 * count
     rows = np.ndarray((len(text) - size + 1,), np.dtype((np.void, size)), text, 0, (1,))
     return rows[starts].view("<u8").reshape(len(starts), count)
 
 
 def match_beginnings(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
-    """Return a mask of the ``starts`` at which the text has the bytes ``expected``, with NULs only at their end."""
+    """Return a mask of the ``starts`` at which the text has the bytes ``expected``, which contain no NUL."""
     fits: Any = True
     if len(expected) < 3:  # comparing bytes takes a fifth of the time of words
         for i, byte in enumerate(expected):
@@ -45,13 +45,13 @@ def match_beginnings(text: Buffer, starts: Positions, expected: bytes) -> Boolea
         return np.full(len(starts), True) if fits is True else fits
     for i in range(0, len(expected), 8):
         part = expected[i : i + 8]
-        words = _words(text, np.minimum(starts + i, len(text) - 8) if i else starts)[:, 0]
+        words = _read_words(text, np.minimum(starts + i, len(text) - 8) if i else starts)[:, 0]
         fits &= words & _FIRST[len(part)] == np.uint64(int.from_bytes(part, "little"))
     return np.full(len(starts), True) if fits is True else fits
 
 
 def find_runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
-    """Return the positions of pieces that differ from the piece before, and the position 0."""
+    """Return the positions of the pieces that differ from the piece before them, and the position 0."""
     sizes = stops - starts
     if len(sizes) < 2:
         return np.arange(len(sizes))
@@ -61,7 +61,7 @@ def find_runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
         pieces = [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         differs = np.fromiter(map(ne, pieces[1:], pieces), np.bool_, len(pieces) - 1)
     else:
-        words = _words(text, starts, max((longest + 7) // 8, 1))
+        words = _read_words(text, starts, max((longest + 7) // 8, 1))
         for i in range((longest + 7) // 8):
             word = words[1:, i] ^ words[:-1, i]
             if 8 * i + 8 > shortest:
@@ -71,7 +71,7 @@ def find_runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
 
 
 def join_pieces(text: Buffer, starts: Positions, stops: Positions) -> bytes:
-    """Join the pieces."""
+    """Join the pieces from ``starts`` to ``stops``."""
     sizes = stops - starts
     widest, total = int(sizes.max(initial=0)), int(sizes.sum())
     if len(sizes) < 64 or widest > 64 or widest * len(sizes) > 3 * total:
@@ -97,6 +97,8 @@ _LEAST: Final = np.array([2**64 - 1, 0, *(10**n for n in range(1, 15)), 2**64 - 
 
 
 class Numbers(NamedTuple):
+    """Numbers that were parsed from a text, and how many digits each has."""
+
     values: UInt64s
     digits: Positions
 
@@ -104,14 +106,14 @@ class Numbers(NamedTuple):
 def parse_numbers_before(text: Buffer, ends: Positions) -> Numbers | None:
     """Return the decimal numbers of up to 15 digits that end before ``ends``.
 
-    The result is None if one of them is missing, or has leading zeros or more digits.
+    Return None if there is no number before one of ``ends``, or if a number has leading zeros or more digits.
     """
     if len(ends) and int(ends.min()) < 16:  # words would reach beyond the beginning
         text, ends = b"".join((bytes(16), text)), ends + 16
-    values, digits = _parse_last_digits(_words(text, ends - 8)[:, 0])
+    values, digits = _parse_last_digits(_read_words(text, ends - 8)[:, 0])
     long = np.flatnonzero(digits == 8)
     if len(long):
-        upper, more = _parse_last_digits(_words(text, ends[long] - 16)[:, 0])
+        upper, more = _parse_last_digits(_read_words(text, ends[long] - 16)[:, 0])
         values[long] += upper * np.uint64(10**8)
         digits[long] += more
     return None if (values < _LEAST[digits]).any() else Numbers(values, digits)
@@ -173,7 +175,7 @@ def compute_hashes(text: Buffer, starts: Positions, stops: Positions, seed: int 
     for i in range(0, min(int(sizes.max(initial=0)), HASHED), 8):
         if i and not (longer := sizes > i).all():
             left = np.flatnonzero(longer)
-        word = _words(text, starts[left] + i)[:, 0]
+        word = _read_words(text, starts[left] + i)[:, 0]
         word &= _FIRST[np.minimum(sizes[left] - i, 8)]
         word ^= word >> _32
         word *= multipliers[i >> 3]
@@ -182,9 +184,9 @@ def compute_hashes(text: Buffer, starts: Positions, stops: Positions, seed: int 
 
 
 def find_distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Booleans, Positions]:
-    """Find pieces without an equal earlier piece: return their mask, and for each piece the number of its equal there.
+    """Return a mask of the pieces that equal no earlier piece, and for each piece the number of its equal among these.
 
-    Equal pieces may count as different if others with the same hash lie between them, which is very rare.
+    Equal pieces may count as different if pieces with the same hash lie between them, which is very rare.
     """
     count = len(starts)
     bits = np.uint64(count.bit_length())

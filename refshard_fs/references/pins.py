@@ -1,4 +1,4 @@
-"""Keep the pins of a set's targets in columns: size, ETag, and time of the last change. No I/O here.
+"""Keep the pins of a set's targets in columns: size, ETag, and time of the last modification. No I/O here.
 
 These pins are exact: an object with another size, ETag or time is another version of the target.
 """
@@ -60,7 +60,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         )
 
     def __len__(self) -> int:
-        """Number of URLs."""
+        """Return the number of URLs."""
         return len(self.sizes)
 
     @property
@@ -69,18 +69,18 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         return self.etags.nbytes + self.times.nbytes + self.sizes.nbytes
 
     def pin(self, target: int) -> Pin | None:
-        """Return the pin of a target; None if it has none."""
+        """Return the pin of ``target``, an index into the URLs; None if it has no pin."""
         size = int(self.sizes[target])
         pin = Pin(self.etags[target], self.times[target], None if size == WHOLE else size, exact=True)
         return None if pin == _NOTHING else pin
 
     def by_url(self, urls: Iterable[str | None]) -> dict[str | None, Pin]:
-        """Return the pins by URL; ``urls`` are the URLs of the set."""
+        """Return the pins that exist, by URL; ``urls`` are the URLs of the set."""
         found = ((url, self.pin(target)) for target, url in enumerate(urls))
         return {url: pin for url, pin in found if pin is not None}
 
     def keep_sizes(self, moved: Sequence[bool]) -> Pins:
-        """Return the pins; the pins of targets for which ``moved`` is true have only sizes."""
+        """Return the pins, with only sizes for targets that were ``moved``: copies have other ETags and times."""
         pins = [self.pin(target) for target in range(len(self))]
         return self.of(
             Pin(size=pin.size) if pin is not None and is_moved else pin
@@ -117,14 +117,15 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
                     f"got {len(column)}"
                 )
             columns.append(column or [None] * count)
-        if any(size is not None and not 0 <= size < WHOLE for size in columns[2]):
-            raise ManifestError(f"the pins of {where} are malformed: expected sizes from 0 to 2**64-2, got others")
+        wrong = next((size for size in columns[2] if size is not None and not 0 <= size < WHOLE), None)
+        if wrong is not None:
+            raise ManifestError(f"the pins of {where} are malformed: expected sizes from 0 to 2**64-2, got {wrong}")
         urls_in_json = [columns_in_json.base + url for url in columns_in_json.url]
         known = {url: Pin(*facts) for url, *facts in zip(urls_in_json, *columns, strict=True)}
         return cls.match(known, urls)
 
     @classmethod
     def match(cls, known: Mapping[str | None, Pin] | Mapping[str, Pin], urls: Texts) -> Pins | None:
-        """Return the pins of ``urls`` among the ``known`` pins; None if no URL has one."""
+        """Return the pins of ``urls``, taken from ``known``; None if no URL has a pin."""
         found: list[Pin | None] = [known.get(url) for url in urls]  # type: ignore[arg-type]  # keys of either type
         return cls.of(found) if any(pin is not None for pin in found) else None

@@ -25,7 +25,7 @@ from refshard_fs.references.values import METADATA, GridReader, encode, find_gri
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import MEMBER, NOTHING, Adoption, Origins
 
-MAX_GRIDS: Final = 4096  # the most arrays whose parsed grids are remembered
+MAX_GRIDS: Final = 4096  # the most arrays whose parsed grids are kept
 
 
 class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -53,11 +53,11 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         return members if isinstance(members, KeyTable) else KeyTable.of_mapping(members)
 
     def __len__(self) -> int:
-        """Number of keys."""
+        """Return the number of keys."""
         return len(self.keys) + sum(map(len, self.chunks.values()))
 
     def describe_targets(self, urls: Iterable[str | None]) -> dict[str, Any]:
-        """Return the member of JSON documents with pins and origins; ``urls`` are the URLs as written there."""
+        """Return pins and origins in JSON; ``urls`` are the URLs as they are written in the document."""
         pins = {} if self.pins is None else {"pins": self.pins.to_json(urls)}
         return pins | ({MEMBER: self.origins.to_json()} if self.origins else {})
 
@@ -76,7 +76,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
             table = chunks.get(key[:end] if end >= 0 else "")
             if table is not None:
                 number = table.grid.number(key[end + 1 :])
-                row = None if number is None else table.row(number)
+                row = None if number is None else table.get_row(number)
                 if row is not None:
                     return row
         return self.keys.get(key)
@@ -85,7 +85,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Yield every key."""
         yield from self.keys
         for path, table in self.chunks.items():
-            yield from sort_chunk_names(table.grid, table.present(), path + "/" if path else "")[0]
+            yield from sort_chunk_names(table.grid, table.list_present(), path + "/" if path else "")[0]
 
     @cached_property
     def grids(self) -> Mapping[str, ChunkGrid]:
@@ -94,12 +94,12 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def tables(self) -> Mapping[str, ChunkTable]:
-        """The references to chunks of all arrays, as columns. The first use also searches ``keys`` for chunks."""
+        """The references to chunks of all arrays, as columns. The first use makes the columns of small arrays."""
         return self._all_tables[0] if isinstance(self.members, KeyTable) else self.chunks
 
     @property
     def side(self) -> Mapping[str, Value]:
-        """The members that are not in `tables`."""
+        """All members but the references to chunks, which `tables` has."""
         return self._all_tables[1] if isinstance(self.members, KeyTable) else self.members
 
     @cached_property
@@ -132,7 +132,7 @@ def _find_grids(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
 
 
 class _Grids(Grids):
-    """The grids of arrays, each parsed when it is first needed."""
+    """The grids of the arrays in ``refs``, by path; each is parsed when it is first needed."""
 
     def __init__(self, refs: ReferenceSet) -> None:
         super().__init__(self._grid, lambda: refs.tables)
@@ -167,9 +167,9 @@ class _Grids(Grids):
 
 
 def adopt(refs: ReferenceSet, rule: Admission) -> ReferenceSet:
-    """Return ``refs``, whose URLs are absolute, with origins, so that they can become part of another set.
+    """Return ``refs``, whose URLs are absolute, with origins, so that another set can contain its references.
 
-    ``rule`` says which targets they may have; TargetNotAllowed if it forbids one of them.
+    ``rule`` says which targets the set may have; TargetNotAllowed if the rule forbids one of them.
     """
     adoption = Adoption(rule)
     for url in refs.urls if not rule.admits_all else ():
@@ -210,10 +210,11 @@ class References(Mapping[str, Any]):
         facts = self._refs.describe_targets(self._refs.urls)
         if not facts:
             return zarrmeta.dumps(members)
-        if any("{{" in (url or "") for url in self._refs.urls):
+        braces = next((url for url in self._refs.urls if "{{" in (url or "")), None)
+        if braces is not None:
             raise ManifestError(
-                "the set has pins or origins, and also URLs with {{, which JSON of version 1 cannot hold: pickle the "
-                "set"
+                f"the set has pins or origins, which need JSON of version 1, but there {{{{ in the URL {braces!r} "
+                "would be a template: pickle the set"
             )
         return zarrmeta.dumps({"version": 1, "refs": members, "refshard": facts})
 
@@ -227,12 +228,12 @@ class References(Mapping[str, Any]):
 def apply_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
     """Return ``refs`` with ``edits``; ManifestError, which names the set ``where``, for malformed metadata."""
     editing = _Editing(refs, where)
-    for prefix in edits.prefixes():
+    for prefix in edits.list_prefixes():
         editing.remove_below(prefix)
-    changes = edits.changes()
+    changes = edits.list_changes()
     for key in filter(is_array_document, changes):
         editing.put(key, changes[key])
-        editing.regrid(parent(key)[0])
+        editing.rebuild_table(parent(key)[0])
     editing.put_others({key: edit for key, edit in changes.items() if not is_array_document(key)})
     return editing.finish()
 
@@ -240,16 +241,18 @@ def apply_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
 def select_edits(edits: Edits, array: str) -> Edits:
     """Return the edits of keys at and below the path of an array."""
     found = Edits()
-    for prefix in edits.prefixes():
+    for prefix in edits.list_prefixes():
         if is_within(prefix, array) or is_within(array, prefix):
             found.remove_below(prefix)
-    for key, edit in edits.changes().items():
+    for key, edit in edits.list_changes().items():
         if is_within(key, array):
             found.put(key, edit)
     return found
 
 
 class _Editing:
+    """Apply edits to the columns and the other members of ``refs``, which stays unchanged."""
+
     def __init__(self, refs: ReferenceSet, where: str) -> None:
         self._where = where
         self._side = dict(refs.side.items())
@@ -262,6 +265,7 @@ class _Editing:
         self._new: dict[str, int] = {}  # new URL → its number
 
     def remove_below(self, prefix: str) -> None:
+        """Remove all keys at and below ``prefix``."""
         for key in [key for key in self._side if is_within(key, prefix)]:
             del self._side[key]
         for path, table in list(self._tables.items()):
@@ -269,7 +273,7 @@ class _Editing:
                 del self._tables[path]
             elif is_within(prefix, path):
                 below = make_relative(prefix, path)
-                numbers = table.present()
+                numbers = table.list_present()
                 number, directory = table.grid.number(below), table.grid.directory(below)
                 if number is not None:
                     self._tables[path] = _take_chunks(table, numbers != number)
@@ -305,9 +309,9 @@ class _Editing:
                     del self._side[key]
         for path, found in rows.items():
             table = self._tables[path]
-            self._tables[path] = ChunkTable.from_parts(table.grid, [table.part(), Part.from_rows(found)])
+            self._tables[path] = ChunkTable.from_parts(table.grid, [table.make_part(), Part.from_rows(found)])
 
-    def regrid(self, path: str) -> None:
+    def rebuild_table(self, path: str) -> None:
         """Rebuild the table of the array ``path`` for the grid in its new metadata."""
         grid = None
         for name in sorted(METADATA):  # version 2 first
@@ -320,12 +324,12 @@ class _Editing:
             self._tables[path] = table
             return
         if table is not None:
-            outside = table.present()
+            outside = table.list_present()
             if grid is not None and grid.encoding == table.grid.encoding and len(grid.counts) == len(table.grid.counts):
                 numbers, is_inside = renumber(outside, table.grid, grid)
-                parts.append(table.part(outside[is_inside])._replace(numbers=numbers[is_inside]))
+                parts.append(table.make_part(outside[is_inside])._replace(numbers=numbers[is_inside]))
                 outside = outside[~is_inside]
-            rows = ((number, table.row(number)) for number in outside.tolist())
+            rows = ((number, table.get_row(number)) for number in outside.tolist())
             self._side |= {join(path, table.grid.tail(number)): row for number, row in rows if row is not None}
         if grid is None:
             return
@@ -338,6 +342,7 @@ class _Editing:
         self._tables[path] = ChunkTable.from_parts(grid, [*parts, Part.from_rows(found)])
 
     def finish(self) -> ReferenceSet:
+        """Return the edited set."""
         new = self._new
         urls = Texts.concatenate([self._old, Texts.of(new)]) if new else self._old
         new_pins = Pins.of(self._new_pins.get(url) for url in new) if self._new_pins else None
@@ -348,4 +353,4 @@ class _Editing:
 
 def _take_chunks(table: ChunkTable, mask: Booleans) -> ChunkTable:
     """Return ``table`` with only the chunks for which ``mask`` is true."""
-    return ChunkTable.from_parts(table.grid, [table.part(table.present()[mask])])
+    return ChunkTable.from_parts(table.grid, [table.make_part(table.list_present()[mask])])

@@ -1,4 +1,4 @@
-"""Stream a reference set to the writers of formats: its documents, and its chunks in partitions. No I/O here.
+"""Stream the references of a key space to sinks: its documents, and its chunks in partitions. No I/O here.
 
 If a format cannot hold a value, a ManifestError names the key.
 """
@@ -19,6 +19,7 @@ from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import KeySpace, Run
 from refshard_fs.core.model import Entry, Steps, batches
 from refshard_fs.core.version_3 import convert_array, convert_group
+from refshard_fs.core.zarrmeta import shorten
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
@@ -26,26 +27,26 @@ from refshard_fs.references.values import check_name, object_in
 from refshard_fs.references.versions import STAT_BATCH, request_facts
 from refshard_fs.security.origins import Origins
 
-# Converts a URL to the form in which it is written to a set.
+# A function that converts a URL to the form in which it is written to a set.
 Respell = Callable[[str | None], str | None]
 
 
-# Returns the bytes of entries, by key.
+# A function that reads entries, by key, and returns their bytes in the same order.
 Read = Callable[[Mapping[str, Entry]], Sequence[bytes]]
 
 
-def as_written(url: str | None) -> str | None:
+def keep_url(url: str | None) -> str | None:
     """Return ``url`` unchanged."""
     return url
 
 
 class ReferenceStream:
-    """The references of a key space, for writers; ``respell`` converts their URLs, and ``run`` runs look-ups.
+    """The references of a key space, for sinks; ``respell`` converts their URLs, and ``run`` runs look-ups.
 
     ``checks`` are checksums and versions of single chunks, by array and number. With ``pins_as_checks``, chunks also
-    get the versions of their targets. ``packed`` has the entries of chunks that replace those of the key space, by
-    array and number. ``read`` returns bytes for `ReferenceStream.read`. With ``needs_lengths``, chunks that reach to
-    the end of a target get their length from the target's size. ``on_progress(n)`` is called after n more rows.
+    get the versions of their targets. ``packed`` has entries by array and number, which replace those of the key space.
+    ``read`` reads the entries for `ReferenceStream.read`. With ``needs_lengths``, chunks that reach to the end of a
+    target get their length from the target's size. ``on_progress(n)`` is called after n more chunks.
     """
 
     on_progress: Callable[[int], object] | None = None
@@ -85,7 +86,7 @@ class ReferenceStream:
         run: Run | None = None,
         **others: Any,
     ) -> ReferenceStream:
-        """Make a stream of a set in memory; ``run`` is needed only to request the lengths of targets."""
+        """Make a stream of ``refs``; ``run`` is needed only to request the sizes of targets."""
         keyspace = FlatKeySpace(refs, lambda url: url or "", refs.where)
         return cls(keyspace, run or _run_without_reads, respell, checks, **others)
 
@@ -98,12 +99,12 @@ class ReferenceStream:
         return found
 
     def documents(self) -> Iterator[tuple[str, Any]]:
-        """Yield key and value of each member that is not a chunk, as in JSON of version 0, but binary data as bytes."""
+        """Yield (key, value) of each member that is not a chunk: values as in JSON of version 0, but data as bytes."""
         for key, value in self._members.items():
             yield key, [self._respell(value[0]), *value[1:]] if isinstance(value, list) else value
 
     def partitions(self, array: str, size: int, few: int = 0) -> Iterator[tuple[range, Chunks]]:
-        """Yield the numbers and the chunks of each partition that may have chunks; a partition is ``size`` numbers.
+        """Yield (numbers, chunks) of each partition of ``size`` numbers that may have chunks.
 
         If the array has at most ``few`` partitions, yield all of them.
         """
@@ -119,7 +120,7 @@ class ReferenceStream:
         blocks: Iterable[int] = range(count)
         if count > few:
             others = (*self._checks.get(array, ()), *self._packed.get(array, ()))
-            blocks = sorted({*self._arrays[array].blocks(size), *(number // size for number in others)})
+            blocks = sorted({*self._arrays[array].list_blocks(size), *(number // size for number in others)})
         return (range(i * size, min((i + 1) * size, stop)) for i in blocks)
 
     def chunks(self, array: str, numbers: range) -> Chunks:
@@ -180,7 +181,7 @@ class ReferenceStream:
         """Read the ``entries``, by key; entries that are bytes are returned unchanged."""
         unread = {key: entry for key, entry in entries.items() if not isinstance(entry, bytes)}
         if unread and self._read is None:
-            raise TypeError("this stream has no source to read from: expected read=")
+            raise TypeError("a stream without read= cannot read entries")
         data = dict(zip(unread, self._read(unread), strict=True)) if unread and self._read is not None else {}
         return [entry if isinstance(entry, bytes) else data[key] for key, entry in entries.items()]
 
@@ -190,7 +191,7 @@ def _run_without_reads(key: str, steps: Callable[[], Steps[Any]]) -> Any:
         need = next(steps())
     except StopIteration as stop:
         return stop.value
-    raise TypeError(f"{key!r} of a set in memory needs {need}: expected run=, to read it")
+    raise TypeError(f"{key!r} of a set in memory needs {need}, which a stream without run= cannot answer")
 
 
 def check_representable(array: str, grid: ChunkGrid, numbers: range, partition: Chunks) -> None:
@@ -231,9 +232,15 @@ def convert_documents(
         if name == ".zmetadata":
             continue
         if not zarrmeta.is_metadata(key):
-            raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: version 3 has no place for it")
+            raise ManifestError(
+                f"{key!r} is neither metadata nor a chunk of an array, and version 3 of zarr has no other keys: save "
+                "the set as JSON or Parquet"
+            )
         if isinstance(value, list):
-            raise ManifestError(f"{key!r} is a reference: metadata must be inline to be converted to version 3")
+            raise ManifestError(
+                f"{key!r} is a reference, but conversion to version 3 of zarr needs inline metadata: save the set as "
+                "JSON or Parquet"
+            )
         check_name(key)
         doc = object_in(value, repr(key))
         if name == "zarr.json":
@@ -242,7 +249,7 @@ def convert_documents(
                 kind = str(doc.get("node_type"))[:80]
                 raise ManifestError(f"{key!r} has no valid node_type: expected 'array' or 'group', found {kind!r}")
             if doc.get("storage_transformers"):
-                raise ManifestError(f"{key!r} has storage_transformers, which cannot be converted")
+                raise ManifestError(f"{key!r} has storage_transformers: expected none, since none are supported")
         else:
             old.setdefault(path, {})[name] = doc
     for path, docs in old.items():
@@ -253,8 +260,10 @@ def convert_documents(
             found[path] = convert_group(attributes) if array is None else convert_array(array, attributes, key)
     for path, doc in found.items():
         if doc.get("node_type") == "array" and path not in grids:
+            grid, encoding = shorten(doc.get("chunk_grid")), shorten(doc.get("chunk_key_encoding"))
             raise ManifestError(
-                f"{join(path, 'zarr.json')!r}: expected a known kind of chunk_grid and chunk_key_encoding"
+                f"{join(path, 'zarr.json')!r}: expected a known kind of chunk_grid and chunk_key_encoding, found "
+                f"{grid} and {encoding}"
             )
     for inner, doc in list(found.items()):
         path = inner

@@ -28,7 +28,7 @@ def find_grid(key: str, value: Value, where: str) -> ChunkGrid | None:
     try:
         doc = value if isinstance(value, dict) else zarrmeta.loads(decode(value))
     except ValueError:
-        return None  # a reader of the key gets the bytes as they are
+        return None  # a reader of the key gets the damaged bytes, and raises its own error
     meta = zarrmeta.array_meta(doc, f"{key!r} of {where}") if isinstance(doc, dict) else None
     return None if meta is None else meta.grid
 
@@ -75,7 +75,7 @@ def decode_base64(text: str) -> bytes:
 
 def _encode_object(value: dict[str, Any]) -> bytes:
     """Encode an object to the bytes that fsspec returns for it if ujson is installed."""
-    import ujson  # here, since few sets have objects
+    import ujson  # imported here, because few sets have objects
 
     try:
         return bytes(ujson.dumps(value), "ascii")
@@ -128,7 +128,7 @@ def make_resolver(options: OpenOptions, directory: str | None) -> Callable[[str 
     def resolve(url: str | None) -> str:
         if url is None:
             if options.target is None:
-                raise ManifestError("a reference without a URL needs target=, the URL of its target")
+                raise ManifestError("the reference has no URL: pass target=, the URL of its target")
             url = options.target
         if options.bare_as_is and options.base_url is None:
             return url

@@ -17,7 +17,10 @@ STAT_BATCH: Final = 256  # objects whose facts are requested at a time
 
 
 def pin_targets(refs: ReferenceSet, on_progress: Callable[[int], object]) -> Steps[ReferenceSet]:
-    """Return ``refs``, whose URLs are absolute, with pins to the current versions of targets that exist."""
+    """Return ``refs``, whose URLs are absolute, with pins to the current versions of the targets that exist.
+
+    ``on_progress(n)`` is called after n more targets.
+    """
     urls = list(refs.urls)
     pins: list[Pin | None] = []
     for part in batches(urls, STAT_BATCH):
@@ -38,7 +41,7 @@ def request_facts(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Sequ
 
 
 def make_pin(facts: Facts | None) -> Pin | None:
-    """Return the pin of an object with ``facts``, without an ETag that this package made itself; None for None."""
+    """Return the pin of an object with ``facts``, but no ETag that this package made; None if ``facts`` is None."""
     if facts is None:
         return None
     return Pin(facts.named_etag, facts.last_modified, facts.size, exact=True)

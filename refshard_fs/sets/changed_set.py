@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges
-from refshard_fs.core.dtypes import plain
+from refshard_fs.core.dtypes import make_plain_array
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.cubes.moving import Move, move_numbers
 from refshard_fs.errors import ManifestError
@@ -69,7 +69,7 @@ class ChangedSet:
 
     def put_values(self, variable: Variable, values: npt.NDArray[Any], attributes: Value | None = None) -> None:
         """Replace an array by ``values``, in one inline chunk; change the data type if it cannot hold the values."""
-        doc, data = plain(change_type(variable.meta, values.dtype), values)
+        doc, data = make_plain_array(change_type(variable.meta, values.dtype), values)
         self.put(variable, doc, attributes, {0: data} if values.size else {})
 
     def put_empty(self, like: NamedSet, path: str, dim: str, length: int) -> None:
@@ -117,7 +117,7 @@ def place_chunks(
     table, chunks = part.refs.tables[path], part.inline_chunks(path)
     if not chunks and not len(table):  # usual for lazy joins of many files, whose chunks were not looked up
         return NO_CHUNKS, {}
-    numbers, ranges = table.part()
+    numbers, ranges = table.make_part()
     places, is_inside = move_numbers(numbers, table.grid, grid, along)
     rows = Part(places, ranges) if is_inside.all() else Part(places[is_inside], ranges.take(is_inside))
     if byte_range is not None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING_TYPE
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
-from refshard_fs.core.dtypes import plain
+from refshard_fs.core.dtypes import make_plain_array
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -154,7 +154,7 @@ class _Concatenation:
         if values is None:
             self._join(path, axis)
             return
-        doc, data = plain(change_type(variable.meta, values.dtype), values)
+        doc, data = make_plain_array(change_type(variable.meta, values.dtype), values)
         grid = self._add_metadata(variable, doc)
         self.tables[path] = ChunkTable.from_parts(grid, [])
         if values.size:

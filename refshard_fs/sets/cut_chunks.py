@@ -73,7 +73,7 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
             f"{list(shape)}: lazy=True shows chunks of any length"
         )
     size = math.prod(chunks) * dtype.itemsize
-    if not np.isin(changed.tables[path].part().ranges.lengths, (size, WHOLE)).all():
+    if not np.isin(changed.tables[path].make_part().ranges.lengths, (size, WHOLE)).all():
         raise ManifestError(
             f"a chunk of {path!r} of {part.name} does not have the {size} bytes of {list(chunks)} elements, so "
             "subchunks= cannot cut it"

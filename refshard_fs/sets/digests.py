@@ -43,7 +43,7 @@ def list_references(path: str, part: NamedSet) -> object:
     if table is None:
         below = {key: value for key, value in References(refs).items() if key.startswith(path + "/")}
         return {key: value for key, value in below.items() if not zarrmeta.is_metadata(key)}
-    return [(number, refs.urls[row.target], row.offset, row.length) for number, row in table.rows()]
+    return [(number, refs.urls[row.target], row.offset, row.length) for number, row in table.iterate_rows()]
 
 
 def add_digests(
@@ -131,10 +131,10 @@ def _is_small(path: str, part: NamedSet) -> bool:
     table = part.refs.tables.get(path)
     if table is None or len(table) > SMALL or part.variables[path].is_sharded:
         return False
-    sizes = table.sizes(table.present())
+    sizes = table.get_sizes(table.list_present())
     if None not in sizes:
         return sum(filter(None, sizes)) <= SMALL
-    if any(row.offset and row.length is None for _, row in table.rows()):
+    if any(row.offset and row.length is None for _, row in table.iterate_rows()):
         return False  # a reference in JSON cannot express "from here to the end"
     meta = part.variables[path].meta  # chunks are whole objects of unknown size: estimate it by the shape
     return meta.chunks is not None and len(table) * math.prod(meta.chunks) * (itemsize_of(meta) or TEXT) <= SMALL
@@ -145,13 +145,13 @@ def _list_chunk_keys(part: NamedSet, paths: Sequence[str]) -> dict[str, tuple[st
     keys: dict[str, tuple[str, int]] = {}
     for path in paths:
         table = part.refs.tables[path]
-        keys |= {join(path, table.grid.tail(number)): (path, number) for number in table.present().tolist()}
+        keys |= {join(path, table.grid.tail(number)): (path, number) for number in table.list_present().tolist()}
     return keys
 
 
 def _make_reference(part: NamedSet, path: str, number: int) -> list[Any]:
     """Return the reference to a chunk as in JSON: ``[url, offset, length]``."""
-    row = part.refs.tables[path].row(number)
+    row = part.refs.tables[path].get_row(number)
     assert row is not None, "the chunk is a reference"
     return row.to_json(part.refs.urls[row.target])
 

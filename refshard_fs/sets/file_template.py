@@ -113,7 +113,7 @@ class FileTemplate(NamedTuple):
             return None
         is_outside = np.ones(len(first.data), bool)
         for table in refs.tables.values():
-            _, ranges = table.part()
+            _, ranges = table.make_part()
             near = ranges.take(ranges.offsets < len(is_outside))
             for start, length in zip(near.offsets.tolist(), near.lengths.tolist(), strict=True):
                 is_outside[start : start + length] = False

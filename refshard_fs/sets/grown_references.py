@@ -85,10 +85,10 @@ class GrownReferences(NamedTuple):
             known = before.tables.get(path)
             if known is not None and path in self.joined:
                 yield from _list_removals(path, known, whole, before)
-            part = table.part()
+            part = table.make_part()
             is_new = part.ranges.targets >= (0 if known is None else first_new)
             for number in part.numbers[is_new].tolist():
-                row = table.row(number)
+                row = table.get_row(number)
                 if row is not None:
                     key = join(path, table.grid.tail(number))
                     yield key, _parse_span(whole, row, key)
@@ -108,7 +108,7 @@ def _list_removals(
     """Yield removals of an array's old chunks, if one inline chunk now holds its values, as for a coordinate."""
     if len(whole.tables[path]) and whole.tables[path].grid.size >= known.grid.size:
         return  # references stay at their keys
-    keys = {join(path, known.grid.tail(number)) for number in known.present().tolist()}
+    keys = {join(path, known.grid.tail(number)) for number in known.list_present().tolist()}
     keys |= {key for key in before.side if key.startswith(path + "/") and not zarrmeta.is_metadata(key)}
     yield from ((key, REMOVED) for key in sorted(keys) if key not in whole.side)
 

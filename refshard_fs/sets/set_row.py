@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.dtypes import is_big_endian, plain
+from refshard_fs.core.dtypes import is_big_endian, make_plain_array
 from refshard_fs.core.keys import join
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument, Piece
@@ -94,7 +94,7 @@ class SetRow(msgspec.Struct, frozen=True):
             if meta is not None and change_type(meta, joined.dtype) is not meta:
                 metadata[coordinate.key] = dict(change_type(meta, joined.dtype).raw)
             pieces = np.split(joined, np.cumsum(lengths)[:-1])
-            values = [plain(whole.variables[coordinate.path].meta, piece)[1] for piece in pieces]
+            values = [make_plain_array(whole.variables[coordinate.path].meta, piece)[1] for piece in pieces]
         elif given is None:
             coordinate = None
         # The metadata of one array give the zarr version in which all sets are opened, and the byte order of times.

@@ -45,7 +45,7 @@ def split_coordinate_chunks(part: NamedSet) -> tuple[dict[str, ChunkTable], dict
     spans: dict[str, Span] = {}
     for path in wanted:
         grid = tables[path].grid
-        for number, row in tables[path].rows():
+        for number, row in tables[path].iterate_rows():
             url = refs.urls[row.target]
             if url is None:
                 raise ManifestError(f"{part.name} has references of {path!r} without a URL: give target=")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
-from refshard_fs.core.dtypes import dtype_of, fill_of, find_decoded_type
+from refshard_fs.core.dtypes import dtype_of, find_decoded_type, parse_fill_value
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -152,7 +152,7 @@ class NamedSet(msgspec.Struct, frozen=True):
         if dtype is None or math.prod(padded) > MOST:
             return None
         try:
-            out = np.full(padded, fill_of(meta, dtype), dtype)
+            out = np.full(padded, parse_fill_value(meta, dtype), dtype)
             for number, data in chunks.items():
                 values = decode_chunk(meta, data)
                 if values is None:

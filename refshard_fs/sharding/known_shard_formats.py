@@ -14,7 +14,7 @@ BUILT_IN: Final = (v2.SHARD_FORMAT, sharding_indexed.SHARD_FORMAT)
 
 
 @cache
-def shard_formats() -> tuple[ShardFormat, ...]:
+def load_shard_formats() -> tuple[ShardFormat, ...]:
     """Return this package's shard formats, and the formats of the entry point group ``refshard.shards``."""
     return tuple({known.name: known for known in (*BUILT_IN, *load_plugins("refshard.shards", ShardFormat))}.values())
 
@@ -23,7 +23,7 @@ def unshard_metadata(
     doc: Mapping[str, Any], options: Mapping[str, Any], formats: Sequence[ShardFormat] | None = None
 ) -> Unsharded | None:
     """Return the result of the first shard format that recognises the metadata ``doc``; by default, try all formats."""
-    answers = (known.unshard(doc, options) for known in (shard_formats() if formats is None else formats))
+    answers = (known.unshard(doc, options) for known in (load_shard_formats() if formats is None else formats))
     return next((found for found in answers if found is not None), None)
 
 
@@ -31,7 +31,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Raise TypeError unless ``options`` are options of known shard formats, with possible values."""
     if not options:
         return
-    known = {name: values for shard_format in shard_formats() for name, values in shard_format.options.items()}
+    known = {name: values for shard_format in load_shard_formats() for name, values in shard_format.options.items()}
     for name, value in options.items():
         if name not in known or value not in known[name]:
             choices = "; ".join(f"{n}: {' or '.join(map(repr, v))}" for n, v in sorted(known.items()))

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Listing, Numbers, column_of
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Listing, Numbers, make_column
 from refshard_fs.core.columns import Ranges, UInt64s
 from refshard_fs.core.documents import ArrayView, Documents, NodeView
 from refshard_fs.core.keys import ChunkGrid, join, make_relative
@@ -27,7 +27,7 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, array_meta, grid_of
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sharding.index import Level, Table, TableIndex
-from refshard_fs.sharding.known_shard_formats import shard_formats, unshard_metadata
+from refshard_fs.sharding.known_shard_formats import load_shard_formats, unshard_metadata
 from refshard_fs.sharding.layout import Coords, ShardLayout
 
 _FULL = 0.75  # a shard is read whole if at least this share of its chunks is needed
@@ -58,8 +58,8 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
     options: tuple[tuple[str, Any], ...] = ()
     whole: frozenset[str] = frozenset()
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[ArrayInfo]]:
-        fitting = [known for known in shard_formats() if any(mark in data for mark in known.marks)]
+    def make_rewriter(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[ArrayInfo]]:
+        fitting = [known for known in load_shard_formats() if any(mark in data for mark in known.marks)]
         options = dict(self.options)
 
         def rewrite(doc: Mapping[str, Any], path: str) -> NodeView[ArrayInfo]:
@@ -105,16 +105,16 @@ class ShardView(ArrayView[ArrayInfo]):
 
     def is_inner(self, key: str) -> bool:
         path = self._documents.find_array(key)
-        return path is not None and self.own_grid(path) is not None
+        return path is not None and self.find_own_grid(path) is not None
 
     def object_of(self, key: str) -> str:
         path = self._documents.find_array(key)
-        at = None if path is None or self.own_grid(path) is None else self._layout(path).find_shard(path, key)
+        at = None if path is None or self.find_own_grid(path) is None else self._layout(path).find_shard(path, key)
         return self.base.object_of(key if at is None else at.shard)
 
     def register_arrays(self) -> Steps[None]:
         """Add the arrays that the base knows without I/O."""
-        marks = tuple(mark for known in shard_formats() for mark in known.marks)
+        marks = tuple(mark for known in load_shard_formats() for mark in known.marks)
         yield from self._documents.register_arrays(marks, ArrayInfo)
 
     def array_info(self, path: str) -> Steps[ArrayInfo | None]:
@@ -123,7 +123,7 @@ class ShardView(ArrayView[ArrayInfo]):
             yield from run_together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
         return self._documents.arrays.get(path)
 
-    def own_grid(self, path: str) -> ChunkGrid | None:
+    def find_own_grid(self, path: str) -> ChunkGrid | None:
         seen = self._documents.arrays.get(path)
         return None if seen is None or seen.layout is None else seen.layout.grid
 
@@ -132,7 +132,7 @@ class ShardView(ArrayView[ArrayInfo]):
         assert layout is not None
         return layout
 
-    def chunk(self, key: str, path: str, coords: Coords) -> Steps[Entry | None]:
+    def find_chunk_entry(self, key: str, path: str, coords: Coords) -> Steps[Entry | None]:
         layout = self._layout(path)
         shard, lengths, place = layout.split(coords)
         (entry,) = yield from self._find_chunks(
@@ -140,7 +140,7 @@ class ShardView(ArrayView[ArrayInfo]):
         )
         return entry
 
-    def certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
+    def make_certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
         """Return look-ups for all ``keys``: one look-up for the keys that need the same indexes."""
         found: list[LookUp] = []
         of_base: list[int] = []
@@ -177,8 +177,8 @@ class ShardView(ArrayView[ArrayInfo]):
         """
         wanted: Counter[tuple[str, int]] = Counter()
         for key in keys:
-            path = yield from self.array_of(key)
-            if path is not None and self.own_grid(path) is not None:
+            path = yield from self.discover_array(key)
+            if path is not None and self.find_own_grid(path) is not None:
                 at = self._layout(path).find_shard(path, key)
                 wanted.update([] if at is None else [(at.shard, math.prod(at.lengths))])
         full = [count >= _FULL * size for (_, size), count in wanted.items()]
@@ -190,7 +190,7 @@ class ShardView(ArrayView[ArrayInfo]):
         return [entry for entry in found if isinstance(entry, Span)]
 
     def is_empty(self, key: str) -> Steps[bool]:
-        at = yield from self.chunk_of(key)
+        at = yield from self.locate_chunk(key)
         if at is not None:
             path, coords, is_inside = at
             if not is_inside:
@@ -308,7 +308,7 @@ class ShardView(ArrayView[ArrayInfo]):
 
     def list_chunks(self, array: str) -> Steps[Listing | None]:
         stored = yield from self.base.list_chunks(array)
-        if self.own_grid(array) is None:
+        if self.find_own_grid(array) is None:
             return stored
         layout = self._layout(array)
         shards, others, directories = yield from self._list_shards(array, layout.grid)
@@ -319,10 +319,10 @@ class ShardView(ArrayView[ArrayInfo]):
         return Listing(ArrayChunks(layout.grid, numbers), dict(others), directories, indexes)
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        if self.own_grid(array) is None or not len(numbers) or not self._layout(array).grid.counts:
+        if self.find_own_grid(array) is None or not len(numbers) or not self._layout(array).grid.counts:
             return (yield from super().chunks(array, numbers, grid))
         layout = self._layout(array)
-        column = column_of(numbers)
+        column = make_column(numbers)
         coords = np.array(np.unravel_index(column.astype(np.int64), layout.grid.counts)).reshape(-1, len(column))
         shards = dict.fromkeys(layout.split(of_chunk)[0] for of_chunk in zip(*coords.tolist(), strict=True))
         sizes = {shard: tuple(map(len, layout.room(shard))) for shard in shards}
@@ -372,7 +372,7 @@ class ShardView(ArrayView[ArrayInfo]):
             level = below
         return found, others, [join(path, tail) for tail in directories]
 
-    def chunks_in(
+    def list_chunks_in(
         self, path: str, leading: Coords | None, names: Sequence[Listed] | None
     ) -> Steps[list[Listed] | None]:
         layout = self._layout(path)

@@ -124,7 +124,7 @@ class _Resharding(msgspec.Struct, frozen=True):
     stored: Mapping[str, Mapping[str, Any]]
     options: tuple[tuple[str, Any], ...]
 
-    def over(self, data: bytes) -> Any:
+    def make_rewriter(self, data: bytes) -> Any:
         options = dict(self.options)
 
         def rewrite(doc: Mapping[str, Any], path: str) -> NodeView[ArrayInfo]:

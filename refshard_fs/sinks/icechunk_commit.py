@@ -13,7 +13,7 @@ from fsspec.asyn import get_loop, sync
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, ChunksBuilder
-from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, entry_of
+from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, make_entry
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.model import Entry, Inline
@@ -51,8 +51,8 @@ class IcechunkCommit:
         self._removed: list[str] = []
         self._documents: dict[str, bytes] = {}
         self._blocks: dict[tuple[str, range], ChunksBuilder] = {}
-        for key, edit in edits.changes().items():
-            self._add(key, None if edit is REMOVED else entry_of(edit))
+        for key, edit in edits.list_changes().items():
+            self._add(key, None if edit is REMOVED else make_entry(edit))
 
     def run(self) -> None:
         """Make the commit."""
@@ -112,7 +112,7 @@ class IcechunkCommit:
 
     async def _write(self, store: Any, blocks: Sequence[tuple[str, range, Chunks]]) -> None:
         """Write the edits to a session's store."""
-        for prefix in self._edits.prefixes():
+        for prefix in self._edits.list_prefixes():
             await (store.delete_dir(prefix) if prefix else store.clear())
         for key in self._removed:
             await store.delete(key)

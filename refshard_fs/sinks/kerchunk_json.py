@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.compression import zstd
+from refshard_fs.core.compression import import_zstd
 from refshard_fs.core.consolidated import update_consolidated
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json.source import FRAMES, LooksLikeTemplate, encode_chunk_members, encode_member
@@ -24,7 +24,7 @@ _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
     "bz2": lambda file: bz2.BZ2File(file, "wb"),
     "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115  # the caller closes it
-    **dict.fromkeys(("zst", "zstd"), lambda file: zstd().ZstdFile(file, "wb", level=3)),
+    **dict.fromkeys(("zst", "zstd"), lambda file: import_zstd().ZstdFile(file, "wb", level=3)),
 }
 
 

@@ -32,7 +32,7 @@ from refshard_fs.formats.kerchunk_parquet.writing import (
     plan_changes,
 )
 from refshard_fs.references.reference_set import ReferenceSet, apply_edits, select_edits
-from refshard_fs.references.stream import ReferenceStream, as_written
+from refshard_fs.references.stream import ReferenceStream, keep_url
 from refshard_fs.source.collect import gather
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base
@@ -156,7 +156,7 @@ class ParquetCommit:
             ReferenceSet(refs.urls, refs.tables, side | metadata), select_edits(self._edits, array), self._url
         )
         self._drop(array, 0)
-        for numbers, part in ReferenceStream.of_set(refs, as_written).partitions(array, layout.record_size):
+        for numbers, part in ReferenceStream.of_set(refs, keep_url).partitions(array, layout.record_size):
             self._put(layout, array, numbers.start // layout.record_size, part)
 
     def _put(self, layout: Layout, array: str, number: int, part: Chunks, earlier: tuple[int | None, ...] = ()) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
-from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, column_of
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, make_column
 from refshard_fs.core.columns import NO_TARGET, WHOLE, ChunkTable, Part, Row, Texts, UInt64s
 from refshard_fs.core.edits import Edits, strip_edits
 from refshard_fs.core.format import OpenOptions
@@ -223,7 +223,7 @@ class Collection:
             if self._with_lengths and sizes is not None:
                 lengths = chunks.ranges.lengths
                 np.copyto(lengths, sizes, where=(lengths == WHOLE) & (chunks.ranges.offsets == 0))
-            self._add_chunks(path, column_of(numbers), chunks)
+            self._add_chunks(path, make_column(numbers), chunks)
 
     def _add_chunks(self, path: str, numbers: UInt64s, chunks: Chunks) -> None:
         array = self._arrays[path]

@@ -19,14 +19,14 @@ from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NoSuchSource, SourceNotReachable, UnknownSource
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
-from refshard_fs.known_formats import all_formats
+from refshard_fs.known_formats import load_formats
 from refshard_fs.reading.failures import note_source
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import make_resolver
 from refshard_fs.security.admission import OBJECT_STORES, WEB
 from refshard_fs.security.policy import DECOMPRESS, directory_of, locator, protocol_of
-from refshard_fs.sharding.known_shard_formats import shard_formats
+from refshard_fs.sharding.known_shard_formats import load_shard_formats
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, recognise_unsupported
 from refshard_fs.targets.failures import Denied
@@ -43,10 +43,10 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
 
     Raises SourceNotReachable if there is no source; UnknownSource if no format, or more than one, recognises it.
     """
-    if format is not None and format in all_formats() and all_formats()[format].opens_unseen:
+    if format is not None and format in load_formats() and load_formats()[format].opens_unseen:
         return (yield from _open(Probe(url), options, format))
     probe = yield from _probe(url, options)
-    if format is None and not probe.is_directory and not any(f.recognises(probe) for f in all_formats().values()):
+    if format is None and not probe.is_directory and not any(f.recognises(probe) for f in load_formats().values()):
         try:  # a web server may answer the URL of a directory with a page about it
             probe = yield from _probe_directory(url, options.max_manifest_bytes)
         except SourceNotReachable:
@@ -118,7 +118,7 @@ def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
             probe.url, 0, min(FIRST_BLOCK, max_bytes), exact=False, pin=probe.facts.pin
         )  # bzip2 has large blocks
         inner = decompress_probe(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
-    kind, known = recognise_unsupported(inner.head), all_formats().values()
+    kind, known = recognise_unsupported(inner.head), load_formats().values()
     how = "" if codec is None else f", compressed as a whole with {codec}"
     if any(f.recognises(probe) and not f.is_general for f in known):  # cubes are read compressed, too
         return probe
@@ -143,7 +143,7 @@ def _decompress(probe: Probe, options: OpenOptions) -> Steps[Probe]:
 
 def _format_of(probe: Probe, name: str | None) -> Format:
     """Return the format called ``name``, or the only one that recognises the source; else raise UnknownSource."""
-    known = all_formats()
+    known = load_formats()
     if name is not None:
         if name not in known:
             raise UnknownSource(f"format={name!r} is unknown: expected one of {', '.join(sorted(known))}")
@@ -173,7 +173,7 @@ def _format_of(probe: Probe, name: str | None) -> Format:
 
 def apply_views(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
     """Put the views of chunk manifests and of shards on top of ``keyspace``, if it may need them."""
-    if keyspace.metadata_lacks((MARK, *(mark for known in shard_formats() for mark in known.marks))):
+    if keyspace.metadata_lacks((MARK, *(mark for known in load_shard_formats() for mark in known.marks))):
         return keyspace
     if not keyspace.resolves_manifests:
         mapped = ManifestView(keyspace, options)
@@ -273,7 +273,7 @@ def _is_final(error: OSError) -> bool:
 
 
 def _probe_directory(url: str, max_bytes: int) -> Steps[Probe]:
-    below, known = locator(url), all_formats()
+    below, known = locator(url), load_formats()
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
     documents = yield from _read_documents(below, dict(zip(wanted, stats, strict=True)), max_bytes)

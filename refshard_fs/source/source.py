@@ -23,7 +23,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import EditedKeySpace, Edits
-from refshard_fs.core.forks import fork_safe, in_child
+from refshard_fs.core.forks import call_in_child, fork_safe
 from refshard_fs.core.format import OpenOptions, find_plugins
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
@@ -253,7 +253,7 @@ def _after_fork() -> None:
         engines._after_fork()
 
 
-in_child(_after_fork)
+call_in_child(_after_fork)
 
 
 # A `Source`: its key space, reads, and uncommitted writes.

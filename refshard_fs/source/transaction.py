@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool
-from refshard_fs.core.forks import fork_safe, in_child
+from refshard_fs.core.forks import call_in_child, fork_safe
 from refshard_fs.core.keys import is_within
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
@@ -52,8 +52,8 @@ class OverlayCopy(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, overlay: Transaction) -> OverlayCopy:
         edits = overlay.edits.load_all()
-        changes = [(key, _make_portable(edit)) for key, edit in edits.changes().items()]
-        packed = zlib.compress(msgspec.msgpack.encode((list(edits.prefixes()), changes)), 1)
+        changes = [(key, _make_portable(edit)) for key, edit in edits.list_changes().items()]
+        packed = zlib.compress(msgspec.msgpack.encode((list(edits.list_prefixes()), changes)), 1)
         worker = overlay.worker
         if worker is not None:
             return cls(overlay.id, worker.seen, worker.commits, packed, edits.number)
@@ -281,7 +281,7 @@ class Transaction:
         if not len(edits):
             self._versions.clear()
             return
-        edited = {self._object_of(key) for key in edits.changes()}
+        edited = {self._object_of(key) for key in edits.list_changes()}
         may_be_any = None in edited  # the object of a key is not known
         self._versions = {
             url: version for url, version in self._versions.items() if url not in but and (url in edited or may_be_any)
@@ -326,8 +326,8 @@ class Transaction:
             if worker is None:
                 worker = self.worker = Worker(given.number, given.commits, self.fork)
             elif given.commits == worker.commits:
-                own = self.edits.since(worker.begun)
-                edits.add(own.prefixes(), own.changes())
+                own = self.edits.select_since(worker.begun)
+                edits.add(own.list_prefixes(), own.list_changes())
             worker.seen, worker.commits, worker.own, worker.begun = given.number, given.commits, given.own, begun
             self.edits = edits
             self._uncommitted[0] = 0
@@ -361,7 +361,7 @@ class Transaction:
         Edits that were committed or dropped since the savepoint do not come back.
         """
         with self._changing():
-            restored = edits.since(self._settled)
+            restored = edits.select_since(self._settled)
             self._keep_versions(restored)
             left = self._replace(restored)
             if self.worker is not None:
@@ -384,10 +384,10 @@ class Transaction:
         Return the URLs of objects that are not needed any more.
         """
         with self._changing():
-            needed = {span.url for span in stored.spans()}
+            needed = {span.url for span in stored.iterate_spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
             self._settled = committed.number
-            left = self._replace(self.edits.since(committed.number))
+            left = self._replace(self.edits.select_since(committed.number))
             self._keep_versions(self.edits)
             self.sent.clear()
             self.commits += 1
@@ -404,7 +404,7 @@ class Transaction:
         if not len(edits):
             self.spool.clear()
             self.written.clear()
-        needed = {span.url for span in edits.spans()}
+        needed = {span.url for span in edits.iterate_spans()}
         left = [url for url in self._objects if url not in needed]
         for url in left:
             del self._objects[url]
@@ -470,4 +470,4 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork)
-in_child(_after_fork)
+call_in_child(_after_fork)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from refshard_fs.core.forks import in_child
+from refshard_fs.core.forks import call_in_child
 
 _held: Final[set[int]] = set()  # descriptors of the directories that this process has locked
 
@@ -58,4 +58,4 @@ def _after_fork() -> None:
     _held.clear()
 
 
-in_child(_after_fork)
+call_in_child(_after_fork)

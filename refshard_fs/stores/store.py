@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 from fsspec.asyn import sync
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.core.forks import in_child
+from refshard_fs.core.forks import call_in_child
 from refshard_fs.core.model import ABSENT, Absent, Facts, Version
 from refshard_fs.errors import ConflictError, RefShardError
 from refshard_fs.targets.failures import Retry, as_failure, os_errors
@@ -80,7 +80,7 @@ def make_conflict_error(place: Place, condition: Condition, *, is_certain: bool 
 
 
 _locks: Final[dict[str, threading.RLock]] = {}  # locks by URL, for stores that are not local; memory:// has only one
-in_child(_locks.clear)
+call_in_child(_locks.clear)
 
 
 class Store:

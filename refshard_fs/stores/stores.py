@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import tokenize
 
-from refshard_fs.core.forks import fork_safe, in_child
+from refshard_fs.core.forks import call_in_child, fork_safe
 from refshard_fs.errors import ReadOnlyError, sanitize
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.stores.local import LocalStore
@@ -96,4 +96,4 @@ def _after_fork() -> None:
     _known.clear()
 
 
-in_child(_after_fork)
+call_in_child(_after_fork)

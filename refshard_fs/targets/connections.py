@@ -25,7 +25,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.typedefs import LooseCookies
 from yarl import URL
 
-from refshard_fs.core.forks import in_child
+from refshard_fs.core.forks import call_in_child
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import INSIDE, Access, Network, is_private, network_of, remedy
 
@@ -394,7 +394,7 @@ def _after_fork() -> None:
     _sockets.clear()
 
 
-in_child(_after_fork)
+call_in_child(_after_fork)
 
 
 @atexit.register

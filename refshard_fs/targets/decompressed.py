@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from refshard_fs.core.compression import MOST_DECOMPRESSED, decompress_file, too_large_to_decompress
+from refshard_fs.core.compression import MOST_DECOMPRESSED, decompress_file, make_size_error
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, clamp
@@ -93,7 +93,7 @@ class DecompressedTarget(Target):
         try:
             answer = await self._file.read(self._path, 0, None, most=MOST_DECOMPRESSED)
         except TooLarge:
-            raise too_large_to_decompress(self._url) from None
+            raise make_size_error(self._url) from None
         _, etag, modified = msgspec.structs.astuple(answer.facts)
         self._version = object() if etag is None and modified is None else answer.facts
         data = await run_in_thread(lambda: self._decompress(answer.data))

@@ -21,7 +21,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.ftp import FTPFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.core.forks import in_child
+from refshard_fs.core.forks import call_in_child
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import OBJECT_STORES
@@ -85,7 +85,7 @@ def _start_executor() -> None:
 
 
 _start_executor()
-in_child(_start_executor)  # a forked child has none of its parent's threads
+call_in_child(_start_executor)  # a forked child has none of its parent's threads
 
 
 async def run_in_thread(call: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.columns import WHOLE
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
-from refshard_fs.errors import printable
+from refshard_fs.errors import escape_controls
 from refshard_fs.reading.plan import Planned
 from refshard_fs.tools.chunk_files import Files, Floats, Strip, have_own_colours, lighten, pick_hue
 from refshard_fs.tools.colours import HUES, pick_shade
@@ -65,7 +65,7 @@ def draw_map(content: Map) -> Picture:
     else:
         name, summary = _draw_array(page, content, content.plane, files)
     _draw_files(page, content)
-    return Picture(content, page.scene(f"Where the bytes of {printable(name or '/')} lie", summary))
+    return Picture(content, page.scene(f"Where the bytes of {escape_controls(name or '/')} lie", summary))
 
 
 def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str, str]:
@@ -193,7 +193,7 @@ def _make_tooltip(content: Map, plane: Plane, row: int, column: int) -> str:
         return f"{summary}: inline"
     start, stop = int(extents.chunks.starts[first]), int(extents.chunks.stops[first])
     where = "" if stop == WHOLE and not start else f", bytes {start:,} to {'the end' if stop == WHOLE else f'{stop:,}'}"
-    return f"{summary}: {printable(content.files.names[file].rstrip('/').rpartition('/')[2])}{where}"
+    return f"{summary}: {escape_controls(content.files.names[file].rstrip('/').rpartition('/')[2])}{where}"
 
 
 def _outline(page: Page, labels: npt.NDArray[np.generic], corner: Box, fill: str, line: float, border: float) -> None:
@@ -263,7 +263,7 @@ def _draw_strip(page: Page, strip: Strip, name: str, content: Map) -> None:
         return boxes_at(MARGIN + np.minimum(starts * scale, ROOM - widths), page.y, widths, height)
 
     starts, stops, chunks = strip.pieces
-    page.add("faint", [Box(MARGIN, page.y, ROOM, BAR)], title=printable(strip.url))
+    page.add("faint", [Box(MARGIN, page.y, ROOM, BAR)], title=escape_controls(strip.url))
     page.paint(boxes(starts, stops, BAR), ((fill, 1, "") for fill in content.colours[chunks].tolist()))
     page.y += BAR + 2
     if content.selection is not None:

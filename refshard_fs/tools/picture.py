@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from refshard_fs.errors import printable
+from refshard_fs.errors import escape_controls
 from refshard_fs.stores.drafts import replace_file
 from refshard_fs.stores.links import path_to_write
 from refshard_fs.tools.colours import resolve_by_day
@@ -124,7 +124,7 @@ def _paint(fill: str, stroke: str = "") -> str:
 
 
 def _text(text: str) -> str:
-    return escape(printable(text))
+    return escape(escape_controls(text))
 
 
 def _number(value: float) -> str:

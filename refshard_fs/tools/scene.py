@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.errors import printable
+from refshard_fs.errors import escape_controls
 from refshard_fs.tools.text_width import BOLD, measure_text, shorten_text
 
 Numbers = npt.NDArray[np.floating[Any] | np.integer[Any]] | float
@@ -102,7 +102,7 @@ class Page:
 
     def text(self, x: float, y: float, text: str, room: float = ROOM, *, keep_end: bool = False, **look: Any) -> float:
         """Place one line of text, cut to the width ``room``; ``look`` are members of its `Label`. Return its width."""
-        text = printable(text)
+        text = escape_controls(text)
         label = Label(x, y, text, **look)
         size = label.size * (BOLD if label.bold else 1)
         cut = shorten_text(text, room / size, keep_end=keep_end)

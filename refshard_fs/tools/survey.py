@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
+from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, make_column
 from refshard_fs.core.columns import NO_TARGET, WHOLE, UInt64s
 from refshard_fs.core.edits import strip_edits
 from refshard_fs.core.keys import ChunkGrid, find_nearest, join, make_relative, parent
@@ -170,7 +170,7 @@ class Blocks:
 
     def find_blocks(self, size: int) -> Iterable[int]:
         """Return the numbers of the blocks of ``size`` chunks that may have chunks."""
-        return self._array.blocks(size)
+        return self._array.list_blocks(size)
 
     def chunks(self, numbers: range, urls: dict[str, int]) -> PlacedChunks:
         """Return the chunks with ``numbers``. Targets are positions in ``urls``; new URLs are added to ``urls``."""
@@ -323,7 +323,7 @@ class _SurveyBuilder:
         try:
             found: Chunks = self._source.run(path, partial(self._keyspace.chunks, path, numbers, grid))
         except (OSError, RefShardError, ValueError):
-            keys = [join(path, grid.tail(number)) for number in column_of(numbers).tolist()]
+            keys = [join(path, grid.tail(number)) for number in make_column(numbers).tolist()]
             known = [None] * len(keys) if sizes is None else sizes.tolist()
             names = {key: None if size == WHOLE else size for key, size in zip(keys, known, strict=True)}
             self._look_up(names, listed=sizes is not None)  # one by one, to find the chunks with errors
@@ -487,7 +487,7 @@ def _place_chunks(
     add_target: Callable[[str | None, Pin | None, Origin], int],
 ) -> PlacedChunks:
     """Return the chunks that are ranges or inline; ``add_target`` returns the number of a target."""
-    column = column_of(numbers)
+    column = make_column(numbers)
     rows = np.flatnonzero(found.ranges.targets != NO_TARGET)
     targets, starts, lengths = found.ranges.take(rows)
     pins = found.pins or [None] * len(found.urls)

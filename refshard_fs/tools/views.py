@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from refshard_fs.errors import printable, sanitize
+from refshard_fs.errors import escape_controls, sanitize
 
 # The colour of each role: by day, by night, and the variable of JupyterLab's theme for it, if there is one.
 ROLES: Final = {
@@ -115,4 +115,4 @@ class Shown(msgspec.Struct, frozen=True):
     """A value with texts of a source: its repr escapes characters that control a terminal, or are invisible."""
 
     def __repr__(self) -> str:
-        return printable(super().__repr__())
+        return escape_controls(super().__repr__())

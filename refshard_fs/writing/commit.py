@@ -11,7 +11,7 @@ from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, sanitize
-from refshard_fs.references.stream import ReferenceStream, as_written
+from refshard_fs.references.stream import ReferenceStream, keep_url
 from refshard_fs.sharding.writing import find_sharded
 from refshard_fs.sinks.icechunk_commit import IcechunkCommit
 from refshard_fs.sinks.kerchunk_json import JsonSink
@@ -114,7 +114,7 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
             "writes are kept: discard() continues with its present content, save() writes your version to another URL"
         ) from e
     # Arrays that were written here with shards continue to show whole shards.
-    written = edits.changes().items()
+    written = edits.list_changes().items()
     documents = ((key, edit.data) for key, edit in written if is_metadata(key) and isinstance(edit, Inline))
     writer.overlay.whole |= find_sharded(documents)
     return converted, finish
@@ -123,16 +123,16 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
 def _find_manifests(writer: Writer, base: Base, edits: Edits) -> None:
     """Make the key space find out whether the edited arrays have chunk manifests: these cannot be committed."""
     if base.keyspace.committed_as == HIERARCHY:
-        for key in {parent(key)[0]: key for key in edits.changes()}.values():
+        for key in {parent(key)[0]: key for key in edits.list_changes()}.values():
             writer.source.run(key, partial(base.keyspace.is_empty, key))
 
 
 def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
     source = writer.source
-    refs = collect(EditedKeySpace(base.keyspace, edits), source.run, as_written)
+    refs = collect(EditedKeySpace(base.keyspace, edits), source.run, keep_url)
     document = Document(base.url, source.stores, base.facts, writer.overlay.sent)
     JsonSink().write(
-        ReferenceStream.of_set(refs, as_written), Destination(base.url, document, 0, True, lambda: refs.origins)
+        ReferenceStream.of_set(refs, keep_url), Destination(base.url, document, 0, True, lambda: refs.origins)
     )
 
 

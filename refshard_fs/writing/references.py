@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from refshard_fs.core.columns import Row
-from refshard_fs.core.edits import REMOVED, Edits, entry_of
+from refshard_fs.core.edits import REMOVED, Edits, make_entry
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.references.values import decode, decode_base64, encode
 
@@ -39,7 +39,7 @@ class WritableReferences(MutableMapping[str, Any]):
         if edit is None:
             value = self._base()[key]
             return decode(value).decode() if isinstance(value, dict) else value
-        match entry_of(edit):
+        match make_entry(edit):
             case Inline(data):
                 return _text(data)
             case Span(url, start, stop):
@@ -79,7 +79,7 @@ class WritableReferences(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         edits = self._edits()
         yield from (key for key in self._base() if edits.get(key) is None)
-        yield from (key for key, edit in edits.changes().items() if edit is not REMOVED)
+        yield from (key for key, edit in edits.list_changes().items() if edit is not REMOVED)
 
     def __len__(self) -> int:
         return sum(1 for _ in self) if len(self._edits()) else len(self._base())

@@ -24,7 +24,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.stream import ReferenceStream, Respell, as_written
+from refshard_fs.references.stream import ReferenceStream, Respell, keep_url
 from refshard_fs.references.values import make_resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
@@ -73,7 +73,7 @@ def save(
     folder = data_url_of(absolute(url), None)
     with contextlib.nullcontext() if folder is None else CopiesBeside(folder, options, callback) as copies:
         if found.edits is not None:
-            for edit in found.edits.changes().values():
+            for edit in found.edits.list_changes().values():
                 if isinstance(edit, Span) and not edit.origin:
                     adoption.add_own(edit.url)
         stream = stream_of(found, source, respell, copies, sink)
@@ -113,7 +113,7 @@ def stream_of(
     checks: Checks = {}
     packed: dict[str, dict[int, Entry]] = {}
     if keyspace.edits is not None:
-        refs, spell = collect(keyspace, run, respell), as_written
+        refs, spell = collect(keyspace, run, respell), keep_url
     else:
         if sink.holds_packed:
             collection = run("", partial(collect_keys, keyspace, with_lengths=sink.needs_lengths, for_others=True))

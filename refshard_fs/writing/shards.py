@@ -147,7 +147,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
             return spool.keep(data)
         return edit
 
-    changes = edits.changes()
+    changes = edits.list_changes()
     view: ShardView | None = keyspace.shard_view
     documents: dict[str, bytes] = {}
     layouts: dict[str, ShardLayout | None] = {}
@@ -227,7 +227,7 @@ class _Arrays:
                 return path, layout
         if self._view is None:
             return "", None
-        found = yield from self._view.array_of(key)
+        found = yield from self._view.discover_array(key)
         if found is None:
             return "", None
         seen = yield from self._view.array_info(found)
@@ -242,7 +242,7 @@ def _split_prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> St
     """
     whole: list[str] = []
     within: list[str] = []
-    for prefix in edits.prefixes():
+    for prefix in edits.list_prefixes():
         path, layout = yield from arrays.of(join(prefix, "0"))
         if view is None or layout is None or is_within(path, prefix):
             whole.append(prefix)

@@ -107,10 +107,10 @@ def merge(
         _add_edit(writer, staged, store, read.get(staged.name))
     _refuse_conflicts(overlay, writers, store)
     for writer in writers.values():
-        for prefix in writer.edits.prefixes():
+        for prefix in writer.edits.list_prefixes():
             overlay.remove_below(prefix)
     for name, writer in writers.items():
-        for key, change in writer.edits.changes().items():
+        for key, change in writer.edits.list_changes().items():
             edit = _load(overlay, change, store) if reads_all else change
             overlay.put(key, edit)
             overlay.taken[key] = name, edit
@@ -172,9 +172,9 @@ def _add_edit(writer: _Process, staged: _StagedObject, store: Objects, data: byt
 def _refuse_conflicts(overlay: Transaction, writers: Mapping[str, _Process], store: Objects) -> None:
     """Raise ConflictError if two writers have different values for a key, or this process has changed it later."""
     others = Edits()  # edits of earlier writers
-    later = {seen: overlay.edits.since(seen) for writer in writers.values() for seen in writer.seen.values()}
+    later = {seen: overlay.edits.select_since(seen) for writer in writers.values() for seen in writer.seen.values()}
     for name, writer in writers.items():
-        changes, prefixes = writer.edits.changes(), writer.edits.prefixes()
+        changes, prefixes = writer.edits.list_changes(), writer.edits.list_prefixes()
         for key, edit in changes.items():
             _refuse_other(key, edit, others.get(key), "two processes", store)
             _refuse_other(
@@ -182,7 +182,7 @@ def _refuse_conflicts(overlay: Transaction, writers: Mapping[str, _Process], sto
             )
         for prefix in prefixes:
             for rival, who in ((others, "two processes"), (later[writer.seen[prefix]], _LATER)):
-                for key, edit in rival.changes().items():
+                for key, edit in rival.list_changes().items():
                     if is_within(key, prefix) and key not in changes:
                         _refuse_other(key, REMOVED, _unless_written_by(name, key, edit, overlay), who, store)
         others.add(prefixes, changes)

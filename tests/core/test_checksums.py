@@ -1,4 +1,4 @@
-"""CRC-32C gives the values in RFC 3720, and for any length and alignment those of its bitwise definition."""
+"""CRC-32C gives the values of RFC 3720, and equals its bitwise definition for any length and alignment."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_crc32c_has_the_published_values(data: bytes, expected: int) -> None:
     assert crc32c(data) == expected
 
 
-def test_crc32c_of_each_length_equals_the_bitwise_one() -> None:
+def test_crc32c_of_each_length_equals_its_bitwise_definition() -> None:
     source = random.Random(0).randbytes(700)
     for length in [*range(80), 255, 256, 257, 511, 699, 700]:
         assert crc32c(source[:length]) == bitwise(source[:length]), length
         assert crc32c(memoryview(bytearray(source))[7:length], 0x1234) == crc32c(source[7:length], 0x1234)
 
 
-def test_checksum_continues_an_earlier_one() -> None:
+def test_crc32c_continues_from_an_earlier_checksum() -> None:
     data = random.Random(1).randbytes((1 << 20) + 13)
     whole = crc32c(data)
     for cut in (0, 1, 5, 1 << 20, len(data)):

@@ -7,7 +7,7 @@ import numpy as np
 from refshard_fs.core.chunk_boxes import ChunkBoxes
 
 
-def test_chunks_are_found_as_by_their_indexes() -> None:
+def test_find_returns_the_first_box_with_the_chunk() -> None:
     rng = np.random.default_rng(1)
     for _ in range(50):
         counts = tuple(rng.integers(1, 5, rng.integers(0, 4)).tolist())
@@ -17,10 +17,10 @@ def test_chunks_are_found_as_by_their_indexes() -> None:
         for number, index in enumerate(np.ndindex(counts)):
             inside = [all(a <= i < b for i, (a, b) in zip(index, box, strict=True)) for box in bounds.tolist()]
             assert found[number] == (inside.index(True) if any(inside) else -1)
-            assert {box for box, there in enumerate(inside) if there} <= {*boxes.within(number, number + 1)}
-            assert any(number in some for some in boxes.ranges()) or not any(inside)
+            assert {box for box, there in enumerate(inside) if there} <= {*boxes.find_boxes(number, number + 1)}
+            assert any(number in some for some in boxes.list_ranges()) or not any(inside)
 
 
 def test_ranges_ascend_without_overlaps() -> None:
     bounds = np.array([[[4, 6]], [[0, 2]], [[1, 3]], [[7, 99]], [[5, 5]]], np.uint32)
-    assert ChunkBoxes((9,), bounds).ranges() == [range(3), range(4, 6), range(7, 9)]
+    assert ChunkBoxes((9,), bounds).list_ranges() == [range(3), range(4, 6), range(7, 9)]

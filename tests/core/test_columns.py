@@ -23,7 +23,7 @@ DOTS = ChunkKeyEncoding("v2", ".")
         ((0, 3), (2, 2)),
     ],
 )
-def test_numbers_follow_coordinates_into_another_grid(before: tuple[int, ...], after: tuple[int, ...]) -> None:
+def test_renumber_keeps_chunk_coordinates(before: tuple[int, ...], after: tuple[int, ...]) -> None:
     old, new = ChunkGrid(before, DOTS), ChunkGrid(after, DOTS)
     numbers, inside = renumber(np.arange(old.size, dtype=np.uint64), old, new)
     expected = [new.number_of(old.coords(number)) for number in range(old.size)]
@@ -31,8 +31,8 @@ def test_numbers_follow_coordinates_into_another_grid(before: tuple[int, ...], a
     assert numbers[inside].tolist() == [number for number in expected if number is not None]
 
 
-def test_later_rows_replace_earlier_ones() -> None:
-    """Rows may repeat, come late, or exceed the size of the grid: the row of the highest order wins."""
+def test_row_of_the_highest_order_is_kept() -> None:
+    """A chunk may have several rows, which may be more than the chunks of the grid, and may be added in any order."""
     grid, rng = ChunkGrid((40,), DOTS), np.random.default_rng(1)
     for orders in ([1, 2, 3, 4], [2, 4, 1, 3]):
         builder, pieces = PartsBuilder(grid), {}
@@ -40,7 +40,7 @@ def test_later_rows_replace_earlier_ones() -> None:
             pieces[order] = {int(number): Row(order, int(number), None) for number in rng.integers(0, 40, 25)}
             builder.add(order, Part.from_rows(pieces[order].items()))
         expected = pieces[1] | pieces[2] | pieces[3] | pieces[4]
-        assert dict(ChunkTable.from_parts(grid, builder.finish()).rows()) == expected
+        assert dict(ChunkTable.from_parts(grid, builder.finish()).iterate_rows()) == expected
 
 
 def test_rows_of_a_whole_grid_in_order_are_not_copied() -> None:

@@ -80,7 +80,7 @@ SOURCES = [("json", 2), ("json", 3), ("hierarchy", 2), ("hierarchy", 3), ("parqu
 
 
 @pytest.mark.parametrize(("kind", "version"), SOURCES)
-def test_consolidated_metadata_follow_edits(tmp_path: Path, kind: str, version: int) -> None:
+def test_consolidated_metadata_include_edits(tmp_path: Path, kind: str, version: int) -> None:
     url = written(tmp_path, kind, version)
     fs = RefShardFileSystem(url, mode="a", skip_instance_cache=True)
     with fs.transaction:
@@ -112,7 +112,7 @@ def test_consolidated_metadata_follow_edits(tmp_path: Path, kind: str, version: 
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_dict_without_members_saves_consistent_metadata(tmp_path: Path, kind: Any, version: int) -> None:
+def test_saved_consolidated_metadata_omit_absent_arrays(tmp_path: Path, kind: Any, version: int) -> None:
     reduced = {key: json.dumps(document) for key, document in documents(version).items() if not key.startswith("b/")}
     RefShardFileSystem(reduced).save(str(tmp_path / "set"), format=kind)
     fs = RefShardFileSystem(str(tmp_path / "set"))
@@ -122,7 +122,7 @@ def test_dict_without_members_saves_consistent_metadata(tmp_path: Path, kind: An
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("spelled", ["base64", "reference"])
-def test_consolidated_metadata_keep_equivalent_documents(tmp_path: Path, spelled: str, version: int) -> None:
+def test_documents_in_base64_or_references_stay_consolidated(tmp_path: Path, spelled: str, version: int) -> None:
     whole = {key: json.dumps(document) for key, document in documents(version).items()}
     refs: dict[str, Any] = dict(whole)
     for key in [key for key in refs if key.startswith("b/")]:
@@ -141,7 +141,7 @@ def test_metadata_only_in_consolidated_metadata_are_kept(tmp_path: Path) -> None
     assert json.loads(RefShardFileSystem(str(tmp_path / "set.json")).cat_file(".zmetadata")) == only[".zmetadata"]
 
 
-def test_writers_of_several_arrays_share_consolidated_metadata(tmp_path: Path) -> None:
+def test_writers_of_different_arrays_do_not_conflict(tmp_path: Path) -> None:
     """If two writers change different arrays, the consolidated metadata, which repeat both, are not a conflict."""
     url = written(tmp_path, "hierarchy", 2)
     first, second = (RefShardFileSystem(url, mode="a", skip_instance_cache=True) for _ in range(2))

@@ -59,8 +59,9 @@ def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
 
 @pytest.mark.parametrize("is_set", [False, True])
 def test_outdated_consolidated_metadata_still_shows_shards(folder: Path, is_set: bool) -> None:
-    """Consolidated metadata may be older than the array, and describe it without shards. Its own document decides,
-    even if the consolidated metadata are read later.
+    """Consolidated metadata may be older than the array, and describe it without shards.
+
+    The array's own document decides, even if the consolidated metadata are read later.
     """
     before = json.loads((folder / "a/.zarray").read_text())
     plain = {name: value for name, value in before.items() if name not in ("shards", "shard_format")}

@@ -1,4 +1,4 @@
-"""A reference that is longer than its uncompressed chunk is an error before anything is read."""
+"""Lengths of references, fields of dtypes and fill values are checked before chunks are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
-from refshard_fs.core.dtypes import fill_of
+from refshard_fs.core.dtypes import parse_fill_value
 from refshard_fs.core.zarrmeta import array_meta
 from tests.support.blosc_sources import make_carray
 from tests.support.shards_in_memory import Files
@@ -82,12 +82,12 @@ def test_reference_longer_than_its_chunk_is_refused(kind: str, doc: dict[str, An
         version_3([BYTES], "string"),
     ],
 )
-def test_reference_of_unknown_size_is_read(doc: dict[str, Any], tmp_path: Path) -> None:
+def test_long_reference_is_read_if_its_chunk_may_be_that_long(doc: dict[str, Any], tmp_path: Path) -> None:
     fs = RefShardFileSystem(source("json", doc, tmp_path), shards="whole")
     assert len(fs.cat_file("a/0" if doc["zarr_format"] == 2 else "a/c/0")) == LENGTH
 
 
-def test_padded_struct_shows_its_gaps() -> None:
+def test_padding_of_a_struct_becomes_fields() -> None:
     aligned = np.dtype([("a", "i1"), ("b", "<i4")], align=True)
     values = np.zeros(5, aligned)
     values["b"] = np.arange(5)
@@ -108,7 +108,7 @@ NESTED = "[('a', [('b', [('c', 'u1', (999,))], (999,))], (999,))]"
     ],
     ids=["nested", "many", "long"],
 )
-def test_dtype_that_takes_memory_to_spell_is_refused(dtype: str, reason: str) -> None:
+def test_dtype_with_huge_metadata_is_refused(dtype: str, reason: str) -> None:
     files = make_carray(np.arange(0), 10, dtype=dtype, shape=[0], nbytes=0)
     with pytest.raises(ManifestError, match=reason):
         Files(files).open(zarr_format=3)
@@ -128,4 +128,4 @@ def test_fill_value_of_another_type_is_an_error(dtype: str, fill: Any) -> None:
     meta = array_meta(version_2(dtype=dtype, fill_value=fill), "a")
     assert meta is not None
     with pytest.raises(ValueError, match="its fill_value is .*: expected a value of"):
-        fill_of(meta, np.dtype(dtype))
+        parse_fill_value(meta, np.dtype(dtype))

@@ -1,4 +1,4 @@
-"""Key spaces with edits: look-ups of many keys agree with single look-ups."""
+"""Edits hide the keys of the source; their values are kept in memory, and in temporary files beyond a limit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("switching")
-def test_rewritten_key_hides_the_source() -> None:
+def test_key_being_rewritten_never_shows_the_source() -> None:
     """A thread may read a key while another thread writes it a second time: it must never see the source's value."""
     edits, done = Edits(), threading.Event()
     edits.put("a/b/0", Inline(b""))
@@ -62,8 +62,8 @@ def test_rewritten_key_hides_the_source() -> None:
 
 
 @pytest.mark.parametrize("mode", [{}, {"mode": "a"}])
-def test_temporary_files_close_with_the_filesystem(tmp_path: Path, mode: dict[str, Any]) -> None:
-    """They may have hundreds of megabytes, and must not wait for the garbage collector."""
+def test_key_spaces_are_freed_with_the_filesystem(tmp_path: Path, mode: dict[str, Any]) -> None:
+    """Temporary files of edits may have hundreds of megabytes: freeing them must not wait for the garbage collector."""
     write_prototype(tmp_path, make_sparse((20, 3)), (3, 2), (2, 2))
     fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True, **mode)
     assert fs.find("")
@@ -103,7 +103,7 @@ def test_many_values_are_in_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [edit.data for edit in kept] == [b"%3d." % number * 25 for number in range(1000)]
 
 
-def test_value_survives_unmapping_by_another_thread() -> None:
+def test_view_is_whole_if_another_thread_maps_less() -> None:
     class Shorter(module._File):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value[:2] if name == "_mapped" else value)

@@ -51,13 +51,13 @@ def meta_of(doc: dict[str, Any]) -> ArrayMeta:
         (V3 | {"codecs": [{"name": "sharding_indexed", "configuration": {"codecs": [DEADLY]}}]}, "can crash numpy"),
     ],
 )
-def test_unsafe_codecs_are_named(doc: dict[str, Any], reason: str) -> None:
+def test_safety_problem_names_unsafe_codecs(doc: dict[str, Any], reason: str) -> None:
     assert reason in (find_safety_problem(meta_of(doc)) or "")
     assert decode_chunk(meta_of(doc), bytes(16)) is None
 
 
 @pytest.mark.parametrize("doc", [V2, V3, V2 | {"compressor": {"id": "zlib"}, "filters": [{"id": 3}, None, "pickle"]}])
-def test_other_codecs_are_safe(doc: dict[str, Any]) -> None:
+def test_ordinary_codecs_have_no_safety_problem(doc: dict[str, Any]) -> None:
     assert find_safety_problem(meta_of(doc)) is None
 
 
@@ -110,7 +110,7 @@ def test_object_codecs_are_refused_for_numbers(name: str) -> None:
     assert decode_chunk(meta_of(doc), b"\xff\xff\xff\xff" + bytes(12)) is None
 
 
-def test_data_type_that_crashes_is_refused() -> None:
+def test_data_type_that_crashes_numpy_is_refused() -> None:
     deadly = {"a/.zarray": dumps(V2 | {"dtype": "<M8[D/0]"}), "a/0": bytes(16)}
     with pytest.raises(ValueError, match=r"'a/\.zarray' .* a unit of time without a divisor"):
         RefShardFileSystem(deadly)

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 import refshard_fs
-from refshard_fs.core.format import Format, OpenOptions, Probe, load_plugins, packages_with_plugins
+from refshard_fs.core.format import Format, OpenOptions, Probe, list_packages_with_plugins, load_plugins
 from refshard_fs.sinks import Sink
 from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, write_tiny
 
@@ -81,7 +81,7 @@ def test_failing_plugin_index_is_an_error_for_its_keys(installed: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", ["set.json", "set.parq", "set.zarr"])
-def test_source_of_another_package_is_saved_like_any_other(installed: Path, tmp_path: Path, name: str) -> None:
+def test_source_of_a_plugin_is_saved(installed: Path, tmp_path: Path, name: str) -> None:
     file = write_tiny(tmp_path / "x.tiny", b"abcdefgh")
     url = str(tmp_path / name)
     run(OPEN + f"fs.save({url!r})", installed, of=file)
@@ -139,21 +139,21 @@ sys.exit(main(["convert", first, f"{sys.argv[1]}/made.json"]))
 
 def test_failing_plugin_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("toy", "no_such_package:FORMAT", "refshard.formats")
-    monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [broken])
+    monkeypatch.setattr("refshard_fs.core.format._list_entry_points", lambda: [broken])
     with pytest.warns(RuntimeWarning, match=r"'toy' of refshard\.formats, no_such_package:FORMAT, cannot be loaded"):
         assert list(load_plugins("refshard.formats", Format)) == []
 
 
 def test_plugin_of_a_wrong_type_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     a_class = EntryPoint("toy", "refshard_fs.sinks:JsonSink", "refshard.sinks")
-    monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [a_class])
+    monkeypatch.setattr("refshard_fs.core.format._list_entry_points", lambda: [a_class])
     with pytest.warns(RuntimeWarning, match="'toy' of refshard.sinks.*expected an object of Sink, got JsonSink"):
         assert list(load_plugins("refshard.sinks", Sink)) == []
 
 
-def test_format_that_opens_no_key_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_format_that_returns_no_key_space(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Format("toy", lambda probe: probe.head == b"toy", "tests.core.test_format")
-    monkeypatch.setattr("refshard_fs.source.recognition.all_formats", lambda: {"toy": toy})
+    monkeypatch.setattr("refshard_fs.source.recognition.load_formats", lambda: {"toy": toy})
     with pytest.raises(
         refshard_fs.SourceNotReachable, match=r"open_ of format 'toy' \(.*\) must return a KeySpace, got dict"
     ):
@@ -166,7 +166,7 @@ def open_(probe: Probe, options: OpenOptions) -> Any:
 
 
 @pytest.mark.parametrize("is_archive", [False, True], ids=["directory", "archive"])
-def test_plugins_are_found_in_any_import_path(tmp_path: Path, is_archive: bool) -> None:
+def test_plugins_are_found_in_directories_and_archives(tmp_path: Path, is_archive: bool) -> None:
     files = {
         "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
         "tiny-1.0.dist-info/entry_points.txt": "[refshard.formats]\ntiny = tiny:FORMAT\n",
@@ -183,4 +183,4 @@ def test_plugins_are_found_in_any_import_path(tmp_path: Path, is_archive: bool) 
         for name, text in files.items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_text(text)
-    assert packages_with_plugins(str(place)) == ["tiny"]
+    assert list_packages_with_plugins(str(place)) == ["tiny"]

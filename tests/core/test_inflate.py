@@ -46,7 +46,7 @@ def test_stream_cut_short_is_an_error(compress: Callable[[bytes], bytes], cut: i
         inflated(compress(TEXT)[:cut])
 
 
-def test_flipped_bytes_never_change_data(compress: Callable[[bytes], bytes]) -> None:
+def test_flipped_bytes_raise_only_damaged_stream(compress: Callable[[bytes], bytes]) -> None:
     data = compress(TEXT)
     for at in range(8, len(data), max(1, len(data) // 60)):
         harmed = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
@@ -67,13 +67,13 @@ def test_consecutive_streams_are_one_document(name: str, piece: int) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESS)
-def test_output_comes_in_bounded_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_comes_in_parts_of_bounded_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflate, "STEP", 10_000)
     parts = inflated(COMPRESS[name](bytes(1_000_000)))
     assert sum(map(len, parts)) == 1_000_000
     assert max(map(len, parts)) <= 10_000
 
 
-def test_plain_documents_are_recognised() -> None:
+def test_uncompressed_document_is_returned_unchanged() -> None:
     assert list(Inflate(b'{"a":"b"}').feed(b'{"a":"b"}')) == [b'{"a":"b"}']
     assert not is_compressed(b"")

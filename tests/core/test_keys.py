@@ -19,7 +19,7 @@ def test_keys_parse_to_their_coordinates(coords: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("coords", [(10**19, 0, 0), (0, 3, 0), (0, 0, 5000), (2048, 2048, 2048)])
-def test_keys_outside_the_grid_parse_too(coords: tuple[int, ...]) -> None:
+def test_key_outside_the_grid_has_coordinates_but_no_number(coords: tuple[int, ...]) -> None:
     tail = GRID.encoding.encode(coords)
     assert GRID.encoding.decode(tail, 3) == coords
     assert not GRID.contains(coords)
@@ -30,7 +30,7 @@ def test_keys_outside_the_grid_parse_too(coords: tuple[int, ...]) -> None:
     "tail",
     ["c/0/01/0", "c/-1/0/0", "c/ 1/0/0", "c/+1/0/0", "c/1_0/0/0", "c/\u0663/0/0", "c/02048/0/0", "c/0/0", "0/0/0", "c"],
 )
-def test_other_key_spellings_are_refused(tail: str) -> None:
+def test_wrong_spellings_of_keys_are_refused(tail: str) -> None:
     assert GRID.encoding.decode(tail, 3) is None
     assert GRID.number(tail) is None
 
@@ -41,7 +41,7 @@ def test_array_without_dimensions_has_one_chunk() -> None:
         assert ChunkGrid((), encoding).contains(())
 
 
-def test_long_listings_are_joined_and_later_names_win() -> None:
+def test_merge_listings_keeps_members_of_the_last_listing() -> None:
     some = Listing("a/", [f"a/{i:03}" for i in range(0, 200, 2)], [1] * 100)
     others = Listing("a/", [f"a/{i:03}" for i in range(0, 300, 3)], [2] * 100)
     found = merge_listings(some, others)

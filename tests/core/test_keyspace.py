@@ -26,7 +26,7 @@ def tables(draw: st.DrawFn) -> ChunkTable:
 
 def expected(table: ChunkTable, below: str) -> dict[str, int | str | None]:
     out: dict[str, int | str | None] = {}
-    for number, row in table.rows():
+    for number, row in table.iterate_rows():
         tail = table.grid.tail(number)
         if below and not tail.startswith(below + "/"):
             continue
@@ -39,7 +39,7 @@ def expected(table: ChunkTable, below: str) -> dict[str, int | str | None]:
 @given(tables(), st.integers(0, 3))
 def test_listings_agree_with_keys(table: ChunkTable, depth: int) -> None:
     directories = {""}
-    for number, _ in table.rows():
+    for number, _ in table.iterate_rows():
         directories.add("/".join(table.grid.tail(number).split("/")[:-1][:depth]))
     for below in [*directories, "c/99", "0/0/0/0/0", "01", "x", "c/-1"]:
         listed = list_chunks_below(table, below)
@@ -51,8 +51,8 @@ def test_listings_agree_with_keys(table: ChunkTable, depth: int) -> None:
 
 @given(tables())
 def test_chunk_names_are_sorted_with_their_numbers(table: ChunkTable) -> None:
-    found, numbers = sort_chunk_names(table.grid, table.present())
-    assert found == sorted(map(table.grid.tail, table.present().tolist()))
+    found, numbers = sort_chunk_names(table.grid, table.list_present())
+    assert found == sorted(map(table.grid.tail, table.list_present().tolist()))
     assert [table.grid.number(name) for name in found] == numbers.tolist()
 
 
@@ -70,9 +70,9 @@ def test_few_chunks_of_a_huge_grid_are_listed_quickly() -> None:
     assert [child.name for child in list_chunks_below(table, "c/999999999")] == ["999999999"]
 
 
-def test_table_rows_are_found_by_number() -> None:
+def test_table_lists_the_chunks_in_a_range_of_numbers() -> None:
     grid = ChunkGrid((100,), ChunkKeyEncoding("v2", "."))
     for step in (1, 30):
         table = ChunkTable.from_parts(grid, [Part.from_rows([(n, Row(0, n, 1)) for n in range(0, 100, step)])])
-        assert table.present(30, 61).tolist() == list(range(30, 61, step))
-        assert table.present().dtype == np.uint64
+        assert table.list_present(30, 61).tolist() == list(range(30, 61, step))
+        assert table.list_present().dtype == np.uint64

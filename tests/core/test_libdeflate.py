@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.core import libdeflate
-from refshard_fs.core.libdeflate import fast_codec, fast_gzip, fast_zlib
+from refshard_fs.core.libdeflate import accelerate_codec, try_gzip, try_zlib
 from refshard_fs.core.zarrmeta import array_meta
 from refshard_fs.cubes.chunk_codec import decode_chunk
 from refshard_fs.formats.hdf5 import filters
@@ -28,9 +28,9 @@ BOTH = pytest.mark.parametrize("kind", CODECS)
 @BOTH
 @pytest.mark.parametrize("expected", [0, 1, len(RAW) - 1, len(RAW), len(RAW) + 1, 1 << 40])
 @pytest.mark.parametrize("data", [RAW, b""], ids=["full", "empty"])
-def test_output_equals_zlibs(kind: str, expected: int, data: bytes) -> None:
+def test_output_equals_that_of_numcodecs(kind: str, expected: int, data: bytes) -> None:
     stored = CODECS[kind].encode(np.frombuffer(data, "u1"))
-    codec = fast_codec(CODECS[kind], expected)
+    codec = accelerate_codec(CODECS[kind], expected)
     for _ in range(2):  # the second call expects the size that the first one found
         assert bytes(codec.decode(stored)) == data
     out = np.empty(len(data), "u1")
@@ -41,7 +41,7 @@ def test_output_equals_zlibs(kind: str, expected: int, data: bytes) -> None:
 @BOTH
 def test_damaged_streams_are_refused_as_by_zlib(kind: str) -> None:
     stored = bytes(CODECS[kind].encode(RAW))
-    codec = fast_codec(CODECS[kind], len(RAW))
+    codec = accelerate_codec(CODECS[kind], len(RAW))
     flipped = bytearray(stored)
     flipped[-3] ^= 1
     for damaged in (stored[:-1], stored[: len(stored) // 2], bytes(flipped), b"\0" + stored[1:]):
@@ -54,23 +54,23 @@ def test_damaged_streams_are_refused_as_by_zlib(kind: str) -> None:
 def test_all_members_of_gzip_are_read() -> None:
     first, second = RAW[:1000], RAW[1000:]
     stored = gzip.compress(first) + gzip.compress(second)
-    assert fast_gzip(stored, len(first)) is None
-    assert fast_codec(CODECS["gzip"], len(first)).decode(stored) == RAW
+    assert try_gzip(stored, len(first)) is None
+    assert accelerate_codec(CODECS["gzip"], len(first)).decode(stored) == RAW
 
 
 @BOTH
 def test_codecs_have_the_interface_of_numcodecs(kind: str) -> None:
-    codec = fast_codec(CODECS[kind], len(RAW))
+    codec = accelerate_codec(CODECS[kind], len(RAW))
     assert codec.get_config() == CODECS[kind].get_config()
     assert type(pickle.loads(pickle.dumps(codec))) is type(CODECS[kind])
     assert codec.encode(RAW) == CODECS[kind].encode(RAW) or kind == "gzip"  # gzip stores the time
-    assert fast_codec(numcodecs.Blosc(), 1).codec_id == "blosc"
+    assert accelerate_codec(numcodecs.Blosc(), 1).codec_id == "blosc"
 
 
 def test_missing_libdeflate_leaves_codecs_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libdeflate, "_import_library", lambda: None)
-    assert fast_zlib(zlib.compress(RAW), len(RAW)) is None
-    assert fast_codec(CODECS["zlib"], len(RAW)) is CODECS["zlib"]
+    assert try_zlib(zlib.compress(RAW), len(RAW)) is None
+    assert accelerate_codec(CODECS["zlib"], len(RAW)) is CODECS["zlib"]
     assert filters._DECODERS[filters.DEFLATE](zlib.compress(RAW), (), len(RAW)) == RAW
 
 
@@ -117,7 +117,7 @@ def test_zarr_decodes_by_libdeflate(
     np.testing.assert_array_equal(again[...], values)
 
 
-def test_bomb_behind_deflate_is_refused() -> None:
+def test_bomb_in_two_zlib_streams_is_refused() -> None:
     document = {"zarr_format": 2, "shape": [4], "chunks": [1 << 16], "dtype": "|u1", "order": "C", "fill_value": 0}
     document |= {"filters": [{"id": "zlib", "level": 9}], "compressor": {"id": "zlib", "level": 9}}
     meta = array_meta(document, "a")

@@ -23,7 +23,7 @@ def test_weights_stay_within_the_capacity() -> None:
     assert (cache.keys(), cache.weight) == (["b", "d"], 9)
 
 
-def test_full_quota_makes_room_for_its_own_values() -> None:
+def test_full_quota_drops_only_its_own_values() -> None:
     cache: LRU[str, int] = LRU(10)
     quota = Quota("pages", 2)
     cache.put("x", 0)

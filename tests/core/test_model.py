@@ -69,8 +69,8 @@ def run(steps: Steps[Any], rounds: list[Any]) -> Any:
         except StopIteration as stop:
             return stop.value
         needs = need if isinstance(need, tuple) else (need,)
-        rounds.append([one.url for one in needs])
-        answers = [one.url.upper() for one in needs]
+        rounds.append([single.url for single in needs])
+        answers = [single.url.upper() for single in needs]
         answer = answers if isinstance(need, tuple) else answers[0]
 
 
@@ -128,7 +128,7 @@ class Whole(NamedTuple):
         return raw
 
 
-def test_every_span_gets_the_origin() -> None:
+def test_add_origin_marks_every_span() -> None:
     packed = Packed(Span("memory://x", 0, 5), Whole(), parts=(Span("memory://y", 1, 2),))
     moved = add_origin(packed, ("https://host/set",))
     assert {span.origin for span in moved.spans} == {("https://host/set",)}

@@ -24,7 +24,7 @@ class Documents(KeySpace):
 
 
 class OneArray(PartedKeySpace):
-    """An array of 2 x 3 chunks, of which only the last exists; it records the requested parts."""
+    """An array of 2 x 3 chunks, of which only the last exists; ``asked`` records the requested parts."""
 
     def __init__(self) -> None:
         self._documents = Documents()
@@ -50,14 +50,14 @@ def listed(keys: OneArray, prefix: str) -> list[tuple[str, int | None]] | None:
     try:
         next(keys.children(prefix))
     except StopIteration as done:
-        return None if done.value is None else [(each.name, each.size) for each in done.value]
-    raise AssertionError("a need")
+        return None if done.value is None else [(child.name, child.size) for child in done.value]
+    raise AssertionError("the listing yielded a need")
 
 
 def test_directories_have_documents_and_chunks() -> None:
     keys = OneArray()
     assert listed(keys, "a") == [("c", None), ("zarr.json", 2)]
-    assert keys.asked == [], "a look at the parts is not needed"
+    assert keys.asked == [], "the directory is listed without reading parts"
     assert listed(keys, "a/c") == [("1", None)]
     assert listed(keys, "a/c/1") == [("2", 7)]
     assert keys.asked == [(0, 6), (3, 6)]

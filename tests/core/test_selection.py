@@ -24,7 +24,7 @@ def touched(selection: Any, shape: tuple[int, ...], chunks: tuple[int, ...]) -> 
 
 
 @given(data=st.data())
-def test_basic_selections_choose_the_chunks_of_numpy(data: st.DataObject) -> None:
+def test_basic_selection_finds_the_chunks_of_its_elements(data: st.DataObject) -> None:
     shape = data.draw(hn.array_shapes(min_dims=1, max_dims=3, max_side=12))
     chunks = tuple(data.draw(st.integers(1, 5)) for _ in shape)
     selection = data.draw(hn.basic_indices(shape, allow_newaxis=True))
@@ -32,13 +32,13 @@ def test_basic_selections_choose_the_chunks_of_numpy(data: st.DataObject) -> Non
 
 
 @given(data=st.data())
-def test_points_choose_the_chunks_of_numpy(data: st.DataObject) -> None:
+def test_points_find_the_chunks_of_their_elements(data: st.DataObject) -> None:
     selection = data.draw(hn.integer_array_indices(SHAPE))
     assert select_chunk_numbers(selection, SHAPE, CHUNKS).tolist() == touched(selection, SHAPE, CHUNKS)
 
 
 @given(mask=hn.arrays(bool, SHAPE))
-def test_full_masks_choose_the_chunks_of_numpy(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+def test_full_mask_finds_the_chunks_of_its_elements(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
     assert select_chunk_numbers(mask, SHAPE, CHUNKS).tolist() == touched(mask, SHAPE, CHUNKS)
 
 
@@ -53,7 +53,7 @@ def test_full_masks_choose_the_chunks_of_numpy(mask: np.ndarray[Any, np.dtype[np
         (2, ..., np.array([-1, 0])),
     ],
 )
-def test_orthogonal_arrays_choose_along_each_dimension(selection: Any) -> None:
+def test_orthogonal_arrays_select_along_each_dimension(selection: Any) -> None:
     full = selection if isinstance(selection, tuple) else (selection,)
     at = next((i for i, part in enumerate(full) if part is Ellipsis), len(full))
     rest = tuple(p for p in full if p is not Ellipsis)

@@ -1,4 +1,4 @@
-"""Concurrent look-ups share one load."""
+"""Concurrent look-ups share one run of steps."""
 
 from __future__ import annotations
 
@@ -40,52 +40,52 @@ def asking(sharing: Sharing, opened: Opened) -> Steps[list[Any]]:
 
 def test_concurrent_callers_share_one_load() -> None:
     opened, sharing = Opened(), Sharing()
-    one, other = asking(sharing, opened), asking(sharing, opened)
-    assert (next(one), next(other)) == (NEEDS[0], NEEDS[0])
-    assert one.send("A") == NEEDS[1]
-    assert other.send("late") == NEEDS[1]
-    for who in (other, one):
+    first, second = asking(sharing, opened), asking(sharing, opened)
+    assert (next(first), next(second)) == (NEEDS[0], NEEDS[0])
+    assert first.send("A") == NEEDS[1]
+    assert second.send("late") == NEEDS[1]
+    for steps in (second, first):
         with pytest.raises(StopIteration) as stopped:
-            who.send("B")
+            steps.send("B")
         assert stopped.value.value == ["A", "B"]
     assert opened.begun == 1
 
 
 def test_cancelled_caller_leaves_the_others_running() -> None:
     opened, sharing = Opened(), Sharing()
-    one, other = asking(sharing, opened), asking(sharing, opened)
-    next(one), next(other)
-    one.send("A")
-    one.close()
-    assert other.send("A") == NEEDS[1]
+    first, second = asking(sharing, opened), asking(sharing, opened)
+    next(first), next(second)
+    first.send("A")
+    first.close()
+    assert second.send("A") == NEEDS[1]
     with pytest.raises(StopIteration):
-        other.send("B")
+        second.send("B")
     assert opened.begun == 1
 
 
-def test_each_caller_gets_an_error_of_its_own() -> None:
+def test_failed_read_is_an_error_of_its_caller_only() -> None:
     opened, sharing = Opened(), Sharing()
-    one, other, third = (asking(sharing, opened) for _ in range(3))
-    next(one), next(other), next(third)
+    first, second, third = (asking(sharing, opened) for _ in range(3))
+    next(first), next(second), next(third)
     with pytest.raises(OSError, match="mine"):
-        one.throw(OSError("mine"))
+        first.throw(OSError("mine"))
     with pytest.raises(OSError, match="its own"):
         third.throw(OSError("its own"))
-    assert other.send("A") == NEEDS[0]  # the steps begin again
-    assert other.send("A") == NEEDS[1]
+    assert second.send("A") == NEEDS[0]  # the steps begin again
+    assert second.send("A") == NEEDS[1]
     with pytest.raises(StopIteration):
-        other.send("B")
+        second.send("B")
     assert opened.begun == 2
 
 
 def test_damage_is_reported_to_all_callers() -> None:
     opened, sharing = Opened(damaged=True), Sharing()
-    one, other = asking(sharing, opened), asking(sharing, opened)
-    next(one), next(other)
-    one.send("A"), other.send("A")
-    for who in (one, other):
+    first, second = asking(sharing, opened), asking(sharing, opened)
+    next(first), next(second)
+    first.send("A"), second.send("A")
+    for steps in (first, second):
         with pytest.raises(ValueError, match="damaged"):
-            who.send("B")
+            steps.send("B")
     assert opened.begun == 1
 
 
@@ -104,8 +104,8 @@ def test_forked_child_loads_by_itself() -> None:
     entered.wait()
     child = os.fork()
     if not child:
-        one = asking(sharing, opened)
-        os._exit(0 if next(one) == NEEDS[0] else 1)
+        first = asking(sharing, opened)
+        os._exit(0 if next(first) == NEEDS[0] else 1)
     leave.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0

@@ -20,7 +20,7 @@ def test_counters_have_keys_requests_and_bytes(http_server: Any) -> None:
     assert len(http_server.requests("/x.bin")) == 1
 
 
-def test_unrequested_bytes_warn_once_a_server() -> None:
+def test_unrequested_bytes_are_reported_once_per_server() -> None:
     stats = Stats()
     stats.add(requests=2, keys=1)
     stats.add_read(10)
@@ -37,5 +37,5 @@ def test_unrequested_bytes_warn_once_a_server() -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 KiB"), (10_240, "10 KiB"), (2**60, "1.0 EiB")]
 )
-def test_sizes_have_three_digits(count: int, text: str) -> None:
+def test_bytes_text_has_at_most_three_digits(count: int, text: str) -> None:
     assert bytes_text(count) == text

@@ -84,7 +84,7 @@ def test_missing_chunk_without_a_fill_value_has_zarrs_default(tmp_path: Path, dt
 
 
 @needs_zarr_3
-def test_xarray_masks_the_same_values(tmp_path: Path) -> None:
+def test_xarray_masks_the_same_values_after_conversion(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     write_v2(tmp_path / "old", make_v2(dtype="<f4", fill_value=5.0))
     open_source(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
@@ -101,7 +101,7 @@ def test_xarray_masks_the_same_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fill", [None, 0, "", "none"])
-def test_texts_become_those_of_version_3(tmp_path: Path, fill: Any) -> None:
+def test_texts_of_any_length_are_converted(tmp_path: Path, fill: Any) -> None:
     document = make_v2(dtype="|O", fill_value=fill, filters=[{"id": "vlen-utf8"}])
     found = convert_array(document, {}, "x/.zarray")
     assert (found["data_type"], found["codecs"][0]) == ("string", {"name": "vlen-utf8"})
@@ -131,7 +131,7 @@ def test_texts_become_those_of_version_3(tmp_path: Path, fill: Any) -> None:
         {"dtype": "<M8[" + "9" * 5000 + "ns]"},
     ],
 )
-def test_metadata_beyond_version_3_is_refused_by_key(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_error_names_metadata_that_version_3_cannot_express(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"x/\.zarray"):
         convert_array(make_v2(**change), {}, "x/.zarray")
     refs = {"x/.zarray": json.dumps(make_v2(**change))}

@@ -110,7 +110,7 @@ def test_json_of_zarr_writers_is_parsed(text: bytes | str, value: object) -> Non
     assert loads(text) == value
 
 
-def test_bare_nan_is_a_number() -> None:
+def test_bare_nan_and_infinity_are_read_and_written() -> None:
     assert math.isnan(loads('{"fill_value": NaN}')["fill_value"])
     assert dumps({"fill_value": math.nan, "b": [math.inf, -math.inf]}) == b'{"fill_value":NaN,"b":[Infinity,-Infinity]}'
 
@@ -200,12 +200,12 @@ def test_arrays_written_by_zarr_2_are_parsed() -> None:
     assert list(scalar.grid.tails()) == ["0"]
 
 
-def test_empty_dimension_has_no_chunks_of_any_size() -> None:
+def test_empty_dimension_has_no_chunks() -> None:
     assert grid_of(V2 | {"shape": [0, 5]}).counts == (0, 1)
     assert grid_of(V2 | {"shape": [0, 5], "chunks": [0, 5]}).counts == (0, 1)
 
 
-def test_null_separator_is_the_default() -> None:
+def test_null_separator_means_the_default() -> None:
     assert grid_of(V2 | {"dimension_separator": None}).encoding.separator == "."
 
 
@@ -316,7 +316,7 @@ def test_groups_and_other_versions_are_not_arrays(doc: dict[str, Any]) -> None:
     assert array_meta(doc, "x") is None
 
 
-def test_extension_data_types_are_spelled_in_json() -> None:
+def test_dtype_of_an_extension_is_its_json() -> None:
     meta = array_meta(V3 | {"data_type": {"name": "datetime64", "configuration": {"unit": "s"}}}, "x")
     assert meta is not None
     assert meta.dtype == '{"name":"datetime64","configuration":{"unit":"s"}}'
@@ -392,16 +392,17 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("doc", "change", "reason"), BAD)
-def test_contradictory_metadata_is_an_error_with_its_key(
-    doc: dict[str, Any], change: dict[str, Any], reason: str
-) -> None:
+def test_error_of_invalid_metadata_names_the_key(doc: dict[str, Any], change: dict[str, Any], reason: str) -> None:
     with pytest.raises(ManifestError, match=rf"^'a/b' of x: .*{reason}") as caught:
         array_meta({**doc, **change}, "'a/b' of x")
     assert len(str(caught.value)) < 300
 
 
-def test_metadata_of_unsafe_types_is_checked_again() -> None:
+def test_quick_parser_leaves_unsafe_dtype_to_full_parser() -> None:
     assert parse_plain_grid(dumps({**V2, "dtype": "m8[s/0]"}).decode()) is None
+
+
+def test_names_of_fields_may_contain_divided_units() -> None:
     meta = array_meta({**V2, "dtype": [["speed [m/s]", "<f4"], ["m[1/s]", "<f4"]]}, "'a/b' of x")
     assert meta is not None
 
@@ -546,7 +547,7 @@ def test_metadata_consolidated_by_zarr_gives_its_arrays(zarr_format: int) -> Non
     assert [grid_of(doc).counts for doc in found.values()] == [(2,), (2,)]
 
 
-def test_every_array_of_the_shared_sets_has_a_grid() -> None:
+def test_every_array_of_the_shared_data_has_a_grid() -> None:
     paths = [
         path
         for name in (".zarray", "zarr.json", ".zmetadata")
@@ -581,7 +582,7 @@ _numbers = st.one_of(st.integers(-1, 40), st.just(2**63), st.just(2.0), st.just(
         },
     )
 )
-def test_quick_parser_agrees_with_the_full_one(doc: dict[str, Any]) -> None:
+def test_quick_parser_agrees_with_full_parser(doc: dict[str, Any]) -> None:
     found = parse_plain_grid(json.dumps(doc))
     if found is not None:
         meta = array_meta(doc, "here")
@@ -600,5 +601,5 @@ def test_quick_parser_agrees_with_the_full_one(doc: dict[str, Any]) -> None:
         ("[" + "[{}]," * 500 + "1]", False),
     ],
 )
-def test_metadata_that_zarr_refuses_is_found(document: str, is_deep: bool) -> None:
+def test_json_nested_too_deeply_for_zarr_is_found(document: str, is_deep: bool) -> None:
     assert is_nested_deeply(document.encode()) is is_deep

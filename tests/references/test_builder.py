@@ -40,7 +40,7 @@ def many(count: int = COUNT) -> dict[str, Any]:
 
 def rows(tables: Any) -> dict[str, dict[int, Any]]:
     found: dict[str, ChunkTable] = dict(tables.items())
-    return {path: dict(table.rows()) for path, table in found.items() if table}
+    return {path: dict(table.iterate_rows()) for path, table in found.items() if table}
 
 
 def read(document: Any, *, by_key: bool) -> ReferenceSet:
@@ -213,9 +213,9 @@ def test_columns_of_small_arrays_are_made_on_demand() -> None:
         assert {key for key in found.side if ".z" not in key} == {"g0/v0/in/2", "s/1", "g1/v1/9.9"}
         for path, table in found.tables.items():
             assert found.grids[path] == table.grid
-            assert all(row == found.value(f"{path}/{table.grid.tail(number)}") for number, row in table.rows())
+            assert all(row == found.value(f"{path}/{table.grid.tail(number)}") for number, row in table.iterate_rows())
             again = pickle.loads(pickle.dumps(table))
-            assert list(again.rows()) == list(table.rows())
+            assert list(again.iterate_rows()) == list(table.iterate_rows())
             assert table.nbytes <= 28 * table.grid.size
         assert sum(map(len, found.tables.values())) + len(found.side) == len(refs) == len(found)
 

@@ -22,7 +22,7 @@ from tests.support.key_tables import members
 def test_directory_sizes_need_memory_for_that_directory_only(first: int) -> None:
     table = KeyTable.of_mapping({f"v{i}/0": "base64:" + "QUJD" * 250 for i in range(10_000)})
     tracemalloc.start()
-    assert table.sizes(np.arange(first, first + 3)) == [750] * 3
+    assert table.get_sizes(np.arange(first, first + 3)) == [750] * 3
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20

@@ -29,7 +29,7 @@ def test_set_in_version_3_has_the_same_chunks() -> None:
     part = convert_to_version_3(read_set())
     assert part.variables["t"].meta.zarr_format == 3
     assert part.refs.tables["t"].grid.tail(2) == "2"  # chunks keep their keys
-    assert [part.refs.urls[row.target] for _, row in part.refs.tables["t"].rows()] == [
+    assert [part.refs.urls[row.target] for _, row in part.refs.tables["t"].iterate_rows()] == [
         f"memory://{n}" for n in (1, 2, 3)
     ]
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.sharding.known_shard_formats import shard_formats, unshard_metadata
+from refshard_fs.sharding.known_shard_formats import load_shard_formats, unshard_metadata
 
 PLAIN = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}
 
 
 def test_each_format_has_a_name_and_marks() -> None:
-    known = shard_formats()
+    known = load_shard_formats()
     assert len({each.name for each in known}) == len(known) >= 2
     assert all(each.marks for each in known)
 

@@ -31,7 +31,7 @@ def make_rows(data: bytes, chunks: int, record_size: int | None = None) -> list[
     assert part.present(0, chunks) == there
     assert part.present() == there
     sizes = [len(v) if isinstance(v, bytes) else v[2] if len(v) == 3 else WHOLE for v in out if v is not None]
-    assert part.part(100).ranges.lengths.tolist() == sizes
+    assert part.make_part(100).ranges.lengths.tolist() == sizes
     return out
 
 

@@ -19,7 +19,7 @@ import xarray as xr
 
 from refshard_fs import RefShardFileSystem, TargetChanged, concat
 from refshard_fs.core import compression
-from refshard_fs.core.compression import zstd
+from refshard_fs.core.compression import import_zstd
 from refshard_fs.errors import ManifestError, TargetNotAllowed
 from refshard_fs.security.policy import DECOMPRESS
 from refshard_fs.targets import decompressed
@@ -31,7 +31,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "bzip2": bz2.compress,
     "xz": lzma.compress,
-    "zstd": lambda data: bytes(zstd().compress(data)),
+    "zstd": lambda data: bytes(import_zstd().compress(data)),
     "streams": lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:]) + bytes(7),
 }
 

@@ -196,7 +196,7 @@ class VariableChunks(FilledChunks):
             previous = run
         if not parts and previous is None:
             self._check_sparse(start)
-            return self.unwritten_entry()
+            return self.make_unwritten_entry()
         if position < stop:
             parts.append(self._fill_missing(position, stop, previous))
         [first_part, *other_parts] = parts

@@ -176,7 +176,7 @@ class Declaration(NamedTuple):
 class StripManifests(msgspec.Struct, frozen=True):
     """Rewrite metadata so that readers see nodes with a chunk manifest as ordinary nodes."""
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[Declaration]]:
+    def make_rewriter(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[Declaration]]:
         return _strip_declaration
 
 

@@ -74,7 +74,7 @@ class ChunkManifest(msgspec.Struct, frozen=True, eq=False):
 
     def locate(self, number: int) -> ValueLocation | None:
         """Return the place of chunk ``number``; None if it has no entry, or its entry is empty."""
-        row = self.table.row(number)
+        row = self.table.get_row(number)
         if row is None:
             return None
         at = _find_index(self.summed, number)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Listing, Numbers, column_of
+from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Listing, Numbers, make_column
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row
 from refshard_fs.core.documents import ArrayView, Documents
 from refshard_fs.core.dtypes import LONG, check_length
@@ -145,7 +145,7 @@ class ManifestView(ArrayView[Declaration]):
         found = (declared.origins.servers for declared in self._documents.arrays.values() if declared.origins)
         return self.base.strangers.union(*found)
 
-    def own_grid(self, path: str) -> ChunkGrid | None:
+    def find_own_grid(self, path: str) -> ChunkGrid | None:
         declared = self._documents.arrays.get(path)
         if declared is None:
             return None
@@ -153,7 +153,7 @@ class ManifestView(ArrayView[Declaration]):
             raise ManifestError(f"{join(path, 'zarr.json')!r}: {declared.problem}")
         return None if declared.manifest is None else declared.grid
 
-    def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
+    def find_chunk_entry(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
         manifest, resolver, where = yield from self._load_manifest(path)
         origins = self._documents.arrays[path].origins
         number = manifest.table.grid.number_of(coords)
@@ -178,7 +178,7 @@ class ManifestView(ArrayView[Declaration]):
                 return (yield from self.base.lookup(name))
 
     def is_empty(self, key: str) -> Steps[bool]:
-        at = yield from self.chunk_of(key)
+        at = yield from self.locate_chunk(key)
         if at is None:
             return (yield from self.base.is_empty(key))
         path, coords, _ = at
@@ -246,11 +246,11 @@ class ManifestView(ArrayView[Declaration]):
     def list_chunks(self, array: str) -> Steps[Listing | None]:
         if array not in self._documents.arrays:
             yield from self._documents.lookup(join(array, "zarr.json"))
-        if self.own_grid(array) is None:
+        if self.find_own_grid(array) is None:
             return (yield from self.base.list_chunks(array))
         table = yield from self._build_table(array, ())
         manifest, _, _ = yield from self._load_manifest(array)
-        numbers = np.union1d(table.present(), manifest.empty).astype(np.uint64)
+        numbers = np.union1d(table.list_present(), manifest.empty).astype(np.uint64)
         grid = table.grid
         children = (yield from self.children(array)) or ()
         others = [child for child in children if not grid.has_name(child.name, is_directory=child.is_directory)]
@@ -262,10 +262,10 @@ class ManifestView(ArrayView[Declaration]):
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         chunks = yield from super().chunks(array, numbers, grid)
-        if self.own_grid(array) is None:
+        if self.find_own_grid(array) is None:
             return chunks
         manifest, _, _ = yield from self._load_manifest(array)
-        rows = np.flatnonzero(np.isin(column_of(numbers), manifest.empty)).tolist()
+        rows = np.flatnonzero(np.isin(make_column(numbers), manifest.empty)).tolist()
         return msgspec.structs.replace(chunks, checks={**chunks.checks, **{row: {} for row in rows}})
 
     def manifest_key(self, path: str) -> str | None:
@@ -276,7 +276,7 @@ class ManifestView(ArrayView[Declaration]):
                 return resolve_key(path, relative)
         return None
 
-    def chunks_in(
+    def list_chunks_in(
         self, path: str, leading: tuple[int, ...] | None, names: Sequence[Listed] | None
     ) -> Steps[Sequence[Listed] | None]:
         table = yield from self._build_table(path, leading or ())
@@ -301,7 +301,7 @@ class ManifestView(ArrayView[Declaration]):
             rows = [(grid.number_of(coords), size) for coords, size in objects]
             parts.append(Part.from_rows((number, Row(0, 0, size)) for number, size in rows if number is not None))
         empty = Part(manifest.empty, Ranges.absent(len(manifest.empty)))
-        return ChunkTable.from_parts(grid, [*parts, table.part(), empty])
+        return ChunkTable.from_parts(grid, [*parts, table.make_part(), empty])
 
     def _list_prefix(
         self, resolver: PathResolver, prefix: Prefix, grid: ChunkGrid, leading: tuple[int, ...], where: str

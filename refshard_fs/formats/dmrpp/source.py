@@ -27,9 +27,9 @@ from refshard_fs.core.array_group import (
     RecipeChunks,
     SingleChunk,
     choose_chunks,
+    convert_fill_value,
     encode_chunk,
     encode_fill_value,
-    fill_of,
     make_entry,
 )
 from refshard_fs.core.columns import UInt64s
@@ -301,7 +301,7 @@ class _Array:
     def shown_fill(self) -> Any:
         """The attribute ``_FillValue`` as zarr's fill value; None if missing, or not a number of the data type."""
         value = self.variable.attributes.get("_FillValue")
-        return fill_of(value, self.dtype) if self.dtype.kind in "iuf" else None
+        return convert_fill_value(value, self.dtype) if self.dtype.kind in "iuf" else None
 
     def make_chunks(self, targets: _Targets) -> Chunks:
         """Return the chunks of the array. The document has their values or their locations."""
@@ -511,7 +511,7 @@ class ListedChunks(FilledChunks):
                 else make_entry(span, recipe.drop_codecs(int(self._masks[row])), recipe.size, self.where)
             )
         try:
-            return self.unwritten_entry()
+            return self.make_unwritten_entry()
         except ValueError as e:
             raise ManifestError(f"{self.where}: {e}") from e
 

@@ -226,7 +226,7 @@ class CodedChunks(FilledChunks):
         try:
             key = (yield from self.find_written()).get(number)
             if key is None:
-                return self.unwritten_entry()
+                return self.make_unwritten_entry()
             parts = yield from self._find_parts(key)
             size, end = sum(length for _, length in parts), max(map(sum, parts), default=0)
             if not size:

@@ -19,8 +19,8 @@ from refshard_fs.core.array_group import (
     ArrayGroupBuilder,
     EvenlySpaced,
     SingleChunk,
+    convert_fill_value,
     encode_fill_value,
-    fill_of,
 )
 from refshard_fs.core.format import FileBytes, OpenOptions, Probe
 from refshard_fs.core.keys import join
@@ -319,7 +319,7 @@ def _encode_fill(value: Any, dtype: np.dtype[Any]) -> tuple[Any, bytes]:
     if value is not None and dtype.kind == "S":
         raw = bytes(np.array(value).tobytes()[:1]).ljust(1, b"\0")
         return encode_fill_value(raw, dtype), raw
-    fill = fill_of(value.item(), dtype) if value is not None and dtype.kind != "S" else None
+    fill = convert_fill_value(value.item(), dtype) if value is not None and dtype.kind != "S" else None
     if fill is not None:
         return fill, np.array(value).astype(dtype).tobytes()
     default = _FILLS.get(dtype.str[1:], _FLOAT_FILL if dtype.kind == "f" else 0)

@@ -231,7 +231,7 @@ class DatasetChunks(FilledChunks):
 
     def _make_entry(self, number: int, chunk: StoredChunk | None) -> Entry | None:
         if chunk is None:
-            return self.unwritten_entry()
+            return self.make_unwritten_entry()
         dataset = self.dataset
         mask = chunk.mask
         if dataset.filters and not self._is_filtered(number):

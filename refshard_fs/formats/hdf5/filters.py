@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.array_group import encode_chunk
-from refshard_fs.core.compression import check_blosc, decode_by_imagecodecs, decompress, zstd
-from refshard_fs.core.libdeflate import fast_zlib
+from refshard_fs.core.compression import check_blosc, decode_by_imagecodecs, decompress, import_zstd
+from refshard_fs.core.libdeflate import try_zlib
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
 from refshard_fs.formats.hdf5.file import Fields, Sizes
@@ -230,7 +230,7 @@ def _make_stream_decoder(make: Callable[[], Any]) -> Decoder:
 
 
 def _decode_deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    decoded = fast_zlib(data, length)
+    decoded = try_zlib(data, length)
     return decompress(zlib.decompressobj(), data, _find_output_limit(length)) if decoded is None else bytes(decoded)
 
 
@@ -374,7 +374,7 @@ def _decode_lz4_block(frame: bytes, size: int) -> bytes:
 
 
 def _decode_zstd_block(frame: bytes, size: int) -> bytes:
-    return decompress(zstd().ZstdDecompressor(), frame, size)
+    return decompress(import_zstd().ZstdDecompressor(), frame, size)
 
 
 # Decoders of bitshuffle's blocks, by the number of the compressor.
@@ -557,7 +557,7 @@ _DECODERS: Final[dict[int, Decoder]] = {
     LZ4: _decode_lz4,
     BITSHUFFLE: _decode_bitshuffle,
     ZFP: _decode_zfp,
-    ZSTD: _make_stream_decoder(lambda: zstd().ZstdDecompressor()),
+    ZSTD: _make_stream_decoder(lambda: import_zstd().ZstdDecompressor()),
     BLOSC2: _decode_blosc2,
     **dict.fromkeys((BITGROOM, BITROUND), lambda data, values, length: data),
 }

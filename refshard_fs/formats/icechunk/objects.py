@@ -18,7 +18,7 @@ import numpy.typing as npt
 from refshard_fs.core.chunk_boxes import strides_of
 from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import NO_TARGET, Ranges, UInt64s
-from refshard_fs.core.compression import Inflate, decompress, zstd
+from refshard_fs.core.compression import Inflate, decompress, import_zstd
 from refshard_fs.core.format import check_size
 from refshard_fs.core.model import Pin, Quota
 from refshard_fs.errors import ManifestError
@@ -304,7 +304,7 @@ class Locations(Sequence[str]):
     def __init__(self, texts: Sequence[bytes], words: bytes) -> None:
         self._data = b"".join(texts)
         self._ends = np.fromiter(map(len, texts), np.int64, len(texts)).cumsum()
-        self._words = zstd().ZstdDict(words) if len(words) > _LEAST_WORDS else None
+        self._words = import_zstd().ZstdDict(words) if len(words) > _LEAST_WORDS else None
         self._get = lru_cache(_MEMO)(self._decode)
         self.nbytes = len(self._data) + self._ends.nbytes
 
@@ -318,9 +318,9 @@ class Locations(Sequence[str]):
         text = self._data[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
         try:
             if text.startswith(_ZSTD):
-                text = decompress(zstd().ZstdDecompressor(zstd_dict=self._words), text, _LOCATION)
+                text = decompress(import_zstd().ZstdDecompressor(zstd_dict=self._words), text, _LOCATION)
             location = text.decode()
-        except (ValueError, zstd().ZstdError) as e:
+        except (ValueError, import_zstd().ZstdError) as e:
             raise ManifestError(f"the location {text[:100]!r} of a chunk is damaged: {e}") from e
         if "://" not in location and not _NATIVE.fullmatch(location):
             raise ManifestError(f"the location {location[:100]!r} of a chunk is not a URL or chunks/NAME")

@@ -19,7 +19,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunk_boxes import ChunkBoxes
-from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers, column_of
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers, make_column
 from refshard_fs.core.columns import NO_TARGET, Part, Texts, UInt64s
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe, Version, check_size
@@ -168,7 +168,7 @@ class IcechunkKeySpace(PartedKeySpace):
         parts = []
         for loads in batches(self._find_loads(array, start, stop), TOGETHER):
             manifests: Sequence[Refs] = yield tuple(loads)
-            parts += [Part(refs.numbers, refs.chunks.part(0).ranges) for refs in manifests]
+            parts += [Part(refs.numbers, refs.chunks.make_part(0).ranges) for refs in manifests]
         return parts
 
     def has_chunk(self, array: str, start: int, stop: int) -> Steps[bool]:
@@ -178,7 +178,7 @@ class IcechunkKeySpace(PartedKeySpace):
     def _find_loads(self, array: str, start: int, stop: int) -> list[Load]:
         """Return the needs for the manifests that may have chunks from number ``start`` to ``stop``."""
         own = self.arrays[array]
-        return [own.loads[box] for box in own.boxes.within(start, stop)]
+        return [own.loads[box] for box in own.boxes.find_boxes(start, stop)]
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
         """Return the URLs of virtual chunks in the first manifest of an array, for the first array with any there."""
@@ -192,7 +192,7 @@ class IcechunkKeySpace(PartedKeySpace):
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         arrays = {
-            path: ArrayChunks(array.grid, array.boxes.ranges(), pins_chunks=True)
+            path: ArrayChunks(array.grid, array.boxes.list_ranges(), pins_chunks=True)
             for path, array in self.arrays.items()
             if is_within(path, prefix)
         }
@@ -201,7 +201,7 @@ class IcechunkKeySpace(PartedKeySpace):
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         if not isinstance(numbers, range):
             return (yield from super().chunks(array, numbers, grid))
-        builder, column = ChunksBuilder(len(numbers)), column_of(numbers)
+        builder, column = ChunksBuilder(len(numbers)), make_column(numbers)
         for loads in batches(self._find_loads(array, numbers.start, numbers.stop), TOGETHER):
             manifests: Sequence[Refs] = yield tuple(loads)
             for refs in manifests:

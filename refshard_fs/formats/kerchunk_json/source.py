@@ -19,7 +19,7 @@ from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.compression import MAGIC, DamagedStream, Inflate
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_size
 from refshard_fs.core.keys import ChunkGrid, join
-from refshard_fs.core.keyspace import KeySpace, tails
+from refshard_fs.core.keyspace import KeySpace, make_tails
 from refshard_fs.core.model import Load, Steps
 from refshard_fs.errors import ManifestError, TargetNotAllowed, contains_credentials, redact
 from refshard_fs.formats.kerchunk_json.blocks import Reader
@@ -220,7 +220,7 @@ def encode_chunk_members(array: str, grid: ChunkGrid, numbers: range, partition:
     check_representable(array, grid, numbers, partition)
     rows = partition.present()
     stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
-    keys = tails(grid, np.array(rows, np.uint64) + np.uint64(numbers.start))
+    keys = make_tails(grid, np.array(rows, np.uint64) + np.uint64(numbers.start))
     urls = [_encode_url(url, version) for url in partition.urls]
     values = zip(*(column.tolist() for column in partition.ranges.take(rows)), strict=True)
     members = []

@@ -454,7 +454,7 @@ class ParquetKeySpace(PartedKeySpace):
             partitions = yield from self.load_partitions(array, batch)
             for number, partition in zip(batch, partitions, strict=True):
                 if partition is not None:
-                    parts.append(partition.part(number * self.layout.record_size))
+                    parts.append(partition.make_part(number * self.layout.record_size))
         return parts
 
     def has_chunk(self, array: str, start: int, stop: int) -> Steps[bool]:

@@ -155,7 +155,7 @@ def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
     ``where`` is the name of the ``.zmetadata`` in errors.
     """
     documents: dict[str, Any] = {key: value for key, value in old.metadata.items() if not edits.hides(key)}
-    for key, edit in edits.changes().items():
+    for key, edit in edits.list_changes().items():
         if not zarrmeta.is_metadata(key) or key == PARQUET:
             continue
         match edit:
@@ -165,7 +165,7 @@ def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
                 raise ManifestError(f"{key!r} is a reference: a parquet set needs the bytes of metadata")
             case _:
                 documents.pop(key, None)
-    urls = [(edit.url, edit.origin) for edit in edits.changes().values() if isinstance(edit, Span)]
+    urls = [(edit.url, edit.origin) for edit in edits.list_changes().values() if isinstance(edit, Span)]
     document = add_origins(make_layout_document(documents.items(), old.record_size), old.origins.with_urls(urls))
     return Layout(document, where), document
 
@@ -173,7 +173,7 @@ def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
 def plan_changes(old: Layout, new: Layout, edits: Edits) -> Plan:
     """Plan the changes of arrays by ``edits``. Raise ManifestError for a key that a parquet set cannot hold."""
     rows: dict[str, dict[int, dict[int, Edit]]] = {}
-    for key, edit in edits.changes().items():
+    for key, edit in edits.list_changes().items():
         if zarrmeta.is_metadata(key):
             continue
         at = find_chunk(new.grids, key)
@@ -183,7 +183,7 @@ def plan_changes(old: Layout, new: Layout, edits: Edits) -> Plan:
         elif edit is not REMOVED:
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it")
     changes: dict[str, Change] = {}
-    prefixes = edits.prefixes()
+    prefixes = edits.list_prefixes()
     for path, grid in new.grids.items():
         own_rows = rows.get(path, {})
         before = old.grids.get(path)
@@ -229,7 +229,7 @@ def edit_partition(old: Chunks | None, count: int, rows: Mapping[int, Edit]) -> 
             case Inline(data):
                 builder.inline[row] = data
             case Span(url, start, stop):
-                targets[row], offsets[row] = builder.code(url), start
+                targets[row], offsets[row] = builder.encode_target(url), start
                 lengths[row] = WHOLE if stop is None else stop - start
     return builder.finish()
 

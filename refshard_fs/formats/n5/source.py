@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks
-from refshard_fs.core.compression import decompress, zstd
+from refshard_fs.core.compression import decompress, import_zstd
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
@@ -97,7 +97,7 @@ def _decompress_chunk(codec: str, data: bytes, size: int) -> bytes:
         case "xz":
             return decompress(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 30), data, size)
         case "zstd":
-            return decompress(zstd().ZstdDecompressor(), data, size)
+            return decompress(import_zstd().ZstdDecompressor(), data, size)
         case "blosc":
             return _decompress_blosc(data, size)
     return data

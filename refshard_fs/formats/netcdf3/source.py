@@ -24,8 +24,8 @@ from refshard_fs.core.array_group import (
     Contiguous,
     Padded,
     choose_chunks,
+    convert_fill_value,
     encode_fill_value,
-    fill_of,
     make_entry,
 )
 from refshard_fs.core.format import OpenOptions, Probe
@@ -527,4 +527,4 @@ def _split_fill(attributes: dict[str, Any], dtype: np.dtype[Any]) -> tuple[dict[
         case bytes(text) if dtype.kind == "S" and len(text) == 1:
             return other_attributes, encode_fill_value(text, dtype)
         case value:
-            return other_attributes, fill_of(value, dtype)
+            return other_attributes, convert_fill_value(value, dtype)

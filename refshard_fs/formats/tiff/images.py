@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, choose_chunks, encode_chunk, make_entry
-from refshard_fs.core.compression import add_up_rows, decode_by_imagecodecs, decompress, unpack_bits, zstd
+from refshard_fs.core.compression import add_up_rows, decode_by_imagecodecs, decompress, unpack_bits, import_zstd
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.libdeflate import fast_zlib
+from refshard_fs.core.libdeflate import try_zlib
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
 from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 from refshard_fs.formats.tiff.ycbcr import YCbCr, parse_ycbcr
@@ -197,10 +197,10 @@ def _decompress_lzma(raw: bytes, most: int) -> bytes:
 CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
     1: lambda raw, most: raw,
     5: lambda raw, most: bytes(decode_by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
-    8: lambda raw, most: bytes(fast_zlib(raw, most) or decompress(zlib.decompressobj(), raw, most)),
+    8: lambda raw, most: bytes(try_zlib(raw, most) or decompress(zlib.decompressobj(), raw, most)),
     32773: lambda raw, most: bytes(decode_by_imagecodecs("packbits_decode", raw, "tiff", out=most)),
     34925: _decompress_lzma,
-    50000: lambda raw, most: decompress(zstd().ZstdDecompressor(), raw, most),
+    50000: lambda raw, most: decompress(import_zstd().ZstdDecompressor(), raw, most),
 }
 # Names of codecs by the value of Compression.
 NAMES: Final = {

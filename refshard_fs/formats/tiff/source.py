@@ -16,7 +16,7 @@ from xml.sax.saxutils import unescape
 
 import msgspec
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, fill_of
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, convert_fill_value
 from refshard_fs.core.format import OpenOptions, Probe, parse_xml
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import KeySpace, Likeness
@@ -306,7 +306,7 @@ class _Group(RasterGroupBuilder):
         if place is not None:
             attributes |= place.add(self, group, (page.height, page.width, page.samples), names)
         nodata = next(filter(None, (ifd.get_text(NODATA).strip() for ifd in ifds)), "")
-        fill = fill_of(_parse_number(nodata), page.dtype)
+        fill = convert_fill_value(_parse_number(nodata), page.dtype)
         recut = None if image.axes else cut_consecutive_strips(self._tiff, page, where)
         chunk_shape = (*(1 for _ in image.extents), *(page.chunks if recut is None else recut[0]))
         codecs = NATIVE[page.recipe.compression] if page.recipe.encoded else []

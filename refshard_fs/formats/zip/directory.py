@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import decompress, zstd
+from refshard_fs.core.compression import decompress, import_zstd
 from refshard_fs.core.keys import MOST_STEPS, is_key, normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.zip import END
@@ -513,7 +513,7 @@ def _open_lzma(raw: bytes, size: int) -> tuple[Any, bytes]:
 
 
 def _open_zstd(raw: bytes, size: int) -> tuple[Any, bytes]:
-    return zstd().ZstdDecompressor(), raw
+    return import_zstd().ZstdDecompressor(), raw
 
 
 METHODS: Final = {

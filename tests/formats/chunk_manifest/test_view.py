@@ -22,7 +22,7 @@ def make_root(**extension: Any) -> bytes:
 def test_pending_documents_come_from_the_root() -> None:
     edits = read_pending_edits(make_root(pending=["a"], gone=["b/c"]), "zarr.json")
     assert edits is not None
-    assert sorted(edits.changes()) == ["a/zarr.json", "b/c/zarr.json"]
+    assert sorted(edits.list_changes()) == ["a/zarr.json", "b/c/zarr.json"]
     assert read_pending_edits(make_root(pending=[], gone=[]), "zarr.json") is None
 
 

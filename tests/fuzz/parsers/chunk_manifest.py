@@ -42,7 +42,7 @@ def check_input(data: bytes) -> None:
             manifest = parse(data, grid, "manifest.json")
         except ManifestError:
             continue
-        numbers = manifest.table.present().tolist()
+        numbers = manifest.table.list_present().tolist()
         assert len(numbers) == len(manifest)
         for number in range(grid.size):
             source = manifest.locate(number)

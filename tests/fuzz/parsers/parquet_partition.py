@@ -64,7 +64,7 @@ def check_input(data: bytes) -> None:
         return
     assert len(partition) == 8
     rows = partition.present(0, 8)
-    sizes = [None if size == WHOLE else size for size in partition.part(0).ranges.lengths.tolist()]
+    sizes = [None if size == WHOLE else size for size in partition.make_part(0).ranges.lengths.tolist()]
     for row, size in zip(rows, sizes, strict=True):
         assert 0 <= row < 8
         match partition.value(row):

@@ -9,7 +9,7 @@ from refshard_fs.errors import (
     ManifestError,
     ReferenceNotReachable,
     contains_credentials,
-    printable,
+    escape_controls,
     redact,
     sanitize,
 )
@@ -35,7 +35,7 @@ def check_input(data: bytes) -> None:
     shown = sanitize(text)
     assert all(character.isprintable() or character.isspace() or ord(character) > 0xA0 for character in set(shown))
     assert not set(map(chr, [*range(0x20), *range(0x7F, 0xA0)])).intersection(shown)
-    assert printable(shown) == shown
+    assert escape_controls(shown) == shown
     assert len(shown) < 12 * LONGEST
     if redact(text) == text:
         assert "?token=HUSH" not in text
