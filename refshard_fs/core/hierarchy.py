@@ -32,7 +32,7 @@ from refshard_fs.core.model import (
 )
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NotListable
-from refshard_fs.security.policy import locator
+from refshard_fs.security.policy import make_locator
 
 DEEPEST: Final = 8  # the most names in a path; OME-Zarr has 7: row, column, field, "labels", label, level, document
 
@@ -61,7 +61,7 @@ class Hierarchy(KeySpace):
         )  # whether consolidated metadata are known to be absent
         self._named_arrays: set[str] = set()
         self._is_v3 = self.root_documents.get(ROOT) is not None  # then all nodes below have version 3, too
-        self.url_of = locator(url)
+        self.url_of = make_locator(url)
         self.document_url = self.url_of("zarr.json")
 
     def lookup(self, key: str) -> Steps[Entry | None]:

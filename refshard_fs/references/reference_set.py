@@ -174,7 +174,7 @@ def adopt(refs: ReferenceSet, rule: Admission) -> ReferenceSet:
     adoption = Adoption(rule)
     for url in refs.urls if not rule.admits_all else ():
         adoption.add(url)
-    return msgspec.structs.replace(refs, origins=adoption.origins(refs.origins))
+    return msgspec.structs.replace(refs, origins=adoption.combine_origins(refs.origins))
 
 
 class References(Mapping[str, Any]):

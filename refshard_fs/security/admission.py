@@ -2,9 +2,10 @@
 
 By default a manifest from elsewhere may point to its own server or bucket, to other web servers and to object stores;
 never to this machine's files and memory, through chains of filesystems, or into private networks. The user's options
-permit more: for a protocol that the user names, credentials are lent; a prefix that the user names also opens a private
-network. URLs are compared in their canonical spelling, and exactly that string is opened; a URL without a canonical
-spelling is refused. The targets check host names again when they resolve them: `Network` classifies addresses.
+permit more: targets of a protocol that the user names get the user's credentials for it, but only at public servers;
+targets below a prefix that the user names get credentials at any server. URLs are compared in their canonical spelling,
+and opened in this spelling; a URL without a canonical spelling is refused. Targets check the addresses of hosts again
+when they resolve host names: `Network` classifies addresses.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from refshard_fs.security.policy import (
     ARCHIVES,
     DECOMPRESS,
     LOCAL,
+    find_longest_prefix,
     leads_out,
-    links,
-    longest_prefix,
     protocol_of,
     server_of,
+    split_chain,
 )
 
 WEB = frozenset(["http", "https"])
@@ -51,14 +52,14 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 _DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
 _PARENT = re.compile(r"(?:\.|%2e){2}", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
-# No public server has these names (RFC 6762, appendix G; RFC 8375): a proxy that resolves them leads inside.
+# No public server has these names (RFC 6762, appendix G; RFC 8375): a proxy may resolve them in a private network.
 _INSIDE = (".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan", ".localdomain", ".home.arpa")
 # 192.0.0.0/24 is in IANA's registry of special addresses, but Python before 3.11.9 lacks most of it. 168.63.129.16 is
 # in no registry: there, Azure gives its machines their settings.
 _NOT_PUBLIC = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("168.63.129.16/32"))
 _PUBLIC = (ipaddress.IPv4Address("192.0.0.9"), ipaddress.IPv4Address("192.0.0.10"))  # exceptions in 192.0.0.0/24
 _DOCUMENTS = ipaddress.IPv6Network("3fff::/20")  # RFC 9637: for examples in documents; Python 3.13 lacks it
-_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: global addresses; the next two kinds embed IPv4 addresses
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: global addresses
 _TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: an IPv4 address follows these bytes
 _ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: an IPv4 address follows these bytes
 
@@ -73,13 +74,13 @@ class Access(IntEnum):
 
 def is_trusted(source: str) -> bool:
     """Return whether a manifest at ``source`` is the user's own: on this machine, or in a chain that ends there."""
-    last = links(source)[-1]
+    last = split_chain(source)[-1]
     return protocol_of(last) in (None, "memory", "data", *LOCAL)
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:
     """Return protocol, host or bucket, and port of a URL; for a chain, of its last link."""
-    last = links(url)[-1]
+    last = split_chain(url)[-1]
     protocol = protocol_of(last) or "file"
     rest = last.partition("://")[2]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
@@ -93,7 +94,7 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
 
 
 def canonicalize(url: str) -> str:
-    """Return ``url`` in its canonical spelling; raise ValueError, with the reason, if it has no safe one."""
+    """Return ``url``, not a chain, in its canonical spelling; ValueError, with the reason, if it has no safe one."""
     if _UNSAFE.search(url):
         raise ValueError("it has a control character or a backslash")
     protocol = protocol_of(url)
@@ -109,7 +110,7 @@ def canonicalize(url: str) -> str:
         raise ValueError("it has a segment '.' or '..'")
     if protocol not in WEB:
         if "@" in authority and protocol in ANONYMOUS and not protocol.startswith("ab"):
-            raise ValueError("it carries credentials")
+            raise ValueError("it contains credentials")
         return f"{protocol}://{authority}{slash}{path}"
     server = _spell_server(protocol, authority)
     return f"{protocol}://{server}{slash}{path.replace(' ', '%20')}"  # HTTP clients send this form
@@ -119,7 +120,7 @@ def canonicalize(url: str) -> str:
 def _spell_server(protocol: str, authority: str) -> str:
     """Return the canonical spelling of a web server; ValueError if it has none."""
     if "@" in authority:
-        raise ValueError("it carries credentials")
+        raise ValueError("it contains credentials")
     try:
         parts = urlsplit(f"//{authority}")
         host, port = parts.hostname or "", parts.port
@@ -151,8 +152,11 @@ class Network(IntEnum):
     MACHINE = 2  # this machine, or its local link
 
 
-def network_of(host: str) -> Network:
-    """Return the network of ``host``, an address in any spelling, or a name; a name with a dot counts as public."""
+def find_network(host: str) -> Network:
+    """Return the network of ``host``: an address in any spelling, or a name, which is public if it has a dot.
+
+    Names that no public server has, such as ``localhost``, are not public.
+    """
     if host == "localhost" or host.endswith(".localhost"):
         return Network.MACHINE
     try:
@@ -175,8 +179,8 @@ def network_of(host: str) -> Network:
 
 
 def is_private(host: str) -> bool:
-    """Return whether ``host`` is, in any spelling, an address of this machine or of a private or link-local network."""
-    return network_of(host) is not Network.PUBLIC
+    """Return whether ``host`` is in this machine, or in a private or link-local network: see `find_network`."""
+    return find_network(host) is not Network.PUBLIC
 
 
 def _parse_network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, *, is_public: bool) -> Network:
@@ -201,15 +205,15 @@ def _find_embedded_addresses(address: ipaddress.IPv6Address) -> list[ipaddress.I
     return [embedded for embedded in addresses if embedded is not None]
 
 
-def normalize(url: str) -> str:
-    """Return ``url`` in its canonical spelling, for comparing prefixes; unchanged if it has none."""
+def try_canonicalize(url: str) -> str:
+    """Return ``url`` in its canonical spelling, for comparisons with prefixes; unchanged if it has no such spelling."""
     try:
-        return "::".join(map(canonicalize, links(url)))
+        return "::".join(map(canonicalize, split_chain(url)))
     except ValueError:
         return url
 
 
-def _host_of(url: str) -> str | None:
+def _find_host(url: str) -> str | None:
     """Return the host of the server in a URL that is not a chain; None if URLs of its protocol do not name a server."""
     protocol, host, _ = origin_of(url)
     if protocol in WEB or protocol not in _NAME_SERVERS:
@@ -224,8 +228,8 @@ class Admission(msgspec.Struct, frozen=True):
     """The rule for the targets of one source.
 
     ``source`` is the URL of a manifest from elsewhere (None: the manifest is the user's own, or may point anywhere).
-    If the user gives a list of URL prefixes, ``allow``, only these are admitted, and what other options name:
-    ``protocols`` and ``prefixes``.
+    If ``allow``, the user's list of URL prefixes, is not None, only URLs below these prefixes are admitted, and URLs
+    that other options name by ``protocols`` or ``prefixes``.
     """
 
     source: str | None = None
@@ -259,13 +263,15 @@ class Admission(msgspec.Struct, frozen=True):
             return True
         allowed = dict.fromkeys(self.allow or (), True)
         try:
-            return all(longest_prefix(allowed, canonicalize(link)) is not None for link in links(self.source))
+            return all(
+                find_longest_prefix(allowed, canonicalize(link)) is not None for link in split_chain(self.source)
+            )
         except ValueError:
             return False
 
     @property
     def named_prefixes(self) -> dict[str, bool]:
-        """The prefixes that the user named."""
+        """The URL prefixes that the user named; all values are True."""
         return dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
 
     def admit(self, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
@@ -275,7 +281,7 @@ class Admission(msgspec.Struct, frozen=True):
         """
         if self.admits_all:
             return url, Access.OWN
-        if url.startswith(DECOMPRESS) and not url.startswith(DECOMPRESS * 2):  # this reads only the file itself
+        if url.startswith(DECOMPRESS) and not url.startswith(DECOMPRESS * 2):  # decompression opens no other file
             admitted, access = self.admit(url.removeprefix(DECOMPRESS), redirected_by)
             return DECOMPRESS + admitted, access
         if self.source is not None and self._is_source(url):
@@ -288,15 +294,15 @@ class Admission(msgspec.Struct, frozen=True):
         try:
             if self.allow is None and (beside := self._add_own_login(url)) is not None:
                 return beside, Access.OWN
-            url = "::".join(map(canonicalize, links(url)))
+            url = "::".join(map(canonicalize, split_chain(url)))
         except ValueError as e:
-            raise TargetNotAllowed(url, str(e), "correct the manifest, or pass allow='any' if you trust it") from e
+            raise TargetNotAllowed(url, str(e), "Correct the manifest, or pass allow='any' if you trust it") from e
         if self._is_named(url, by_protocol=False):
             return url, Access.OWN
         if self._is_named(url, by_protocol=True):
-            return url, self._lend(url, redirected_by)
+            return url, self._admit_by_protocol(url, redirected_by)
         if self.allow is not None:
-            raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", remedy(url))
+            raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", describe_remedy(url))
         return url, self._admit_by_default(url, redirected_by)
 
     def check_adoption(self, url: str) -> None:
@@ -311,34 +317,35 @@ class Admission(msgspec.Struct, frozen=True):
             raise TargetNotAllowed(url, rule, remedy(url))
 
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
-        """Raise TargetNotAllowed unless the local ``path``, with its links resolved, lies in a permitted directory.
+        """Raise TargetNotAllowed unless the local ``path`` lies in a permitted directory.
 
-        A source that is a local directory is permitted. ``real`` resolves the links of the permitted directories.
+        ``path`` has no symbolic links; ``real`` resolves the symbolic links of the permitted directories. A source that
+        is a local directory is permitted.
         """
         if self.protocols.intersection(LOCAL):
             return
-        own = links(self.source)[-1:] if self.source is not None and is_trusted(self.source) else []
+        own = split_chain(self.source)[-1:] if self.source is not None and is_trusted(self.source) else []
         named = [prefix.partition("://")[2] or prefix for prefix in (*(self.allow or ()), *self.prefixes, *own)]
         roots = {real(prefix): True for prefix in named if prefix.startswith("/")}
-        if longest_prefix(roots, path) is None:
+        if find_longest_prefix(roots, path) is None:
             rule = "a symbolic link leads there from a permitted directory"
-            raise TargetNotAllowed(path, rule, remedy(path))
+            raise TargetNotAllowed(path, rule, describe_remedy(path))
 
     @property
     def _stranger(self) -> str:
         return f"a manifest from elsewhere ({self.source})"
 
     def _is_source(self, url: str) -> bool:
-        """Return whether ``url`` is the source itself or lies below it, or beside it in the same archive."""
+        """Return whether ``url`` is the source itself, lies below the source, or is another member of its archive."""
         source = self.source or ""
-        if len(links(source)) > 1:  # the first link determines the filesystem that opens the chain
+        if len(split_chain(source)) > 1:  # the first link determines the filesystem that opens the chain
             same = protocol_of(url) == protocol_of(source)
             return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
         below = source.rstrip("/") + "/"
         return f"{url}/" == below or url == source or (url.startswith(below) and not leads_out(url))
 
     def _add_cache_before(self, url: str) -> str:
-        """Return the cache (``simplecache::``) in front of the source if ``url`` has it too, and ``""`` otherwise."""
+        """Return the cache in front of the source (``simplecache::``) if ``url`` has the same cache; else ``""``."""
         cache, mark, _ = (self.source or "").partition("::")
         is_cache = mark and "://" not in cache and cache not in ARCHIVES
         return cache + mark if is_cache and url.startswith(cache + mark) else ""
@@ -355,10 +362,12 @@ class Admission(msgspec.Struct, frozen=True):
     def _is_own_host(self, url: str, redirected_by: str) -> bool:
         """Return whether the source redirects to another port of its own host, like hubs that sign URLs for a store."""
         source = self.source or ""
-        if len(links(source)) == 1 and source == server_of(source):
-            return False  # this is the rule of a recorded origin, which is a server, not the URL of a source
+        if len(split_chain(source)) == 1 and source == server_of(source):
+            return False  # this is the rule for a recorded origin: ``source`` is only a server
         protocol, host, _ = origin_of(source)
-        is_own = self._is_source(redirected_by) or redirected_by == links(source)[-1]  # the source, or its archive
+        is_own = (
+            self._is_source(redirected_by) or redirected_by == split_chain(source)[-1]
+        )  # the source, or its archive
         return is_own and origin_of(url)[:2] in ((protocol, host), ("https", host))
 
     def _is_named(self, url: str, *, by_protocol: bool) -> bool:
@@ -367,14 +376,14 @@ class Admission(msgspec.Struct, frozen=True):
         For a chain, this must hold for each link.
         """
         named = self.named_prefixes
-        *firsts, last = links(url)
+        *firsts, last = split_chain(url)
         protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
         return all(
-            (by_protocol and protocol in self.protocols) or longest_prefix(named, link) is not None
+            (by_protocol and protocol in self.protocols) or find_longest_prefix(named, link) is not None
             for link, protocol in zip([*firsts, last], protocols, strict=True)
         )
 
-    def _lend(self, url: str, redirected_by: str | None) -> Access:
+    def _admit_by_protocol(self, url: str, redirected_by: str | None) -> Access:
         """Return the access to ``url``, whose protocol the user named; TargetNotAllowed for a private network."""
         if self.source is None or is_trusted(self.source):
             return Access.OWN
@@ -382,37 +391,37 @@ class Admission(msgspec.Struct, frozen=True):
         named = self.named_prefixes
         elsewhere = [
             link
-            for link in links(url)
+            for link in split_chain(url)
             if "://" in link and protocol_of(link) not in (*LOCAL, *ARCHIVES, "memory")
-            if origin_of(link) != own and longest_prefix(named, link) is None
+            if origin_of(link) != own and find_longest_prefix(named, link) is None
         ]
-        granted = [self._at_public_server(link, redirected_by, Access.LENT) for link in elsewhere]
+        granted = [self._require_public_server(link, redirected_by, Access.LENT) for link in elsewhere]
         return min(granted, default=Access.OWN)
 
     def _admit_by_default(self, url: str, redirected_by: str | None) -> Access:
         protocol = protocol_of(url)
-        if len(links(url)) > 1:
-            raise TargetNotAllowed(url, f"{self._stranger} may not chain filesystems", remedy(url))
+        if len(split_chain(url)) > 1:
+            raise TargetNotAllowed(url, f"{self._stranger} may not chain filesystems", describe_remedy(url))
         if protocol == "data":
             return Access.NONE
         if protocol is None or protocol in LOCAL or protocol == "memory":
             rule = f"{self._stranger} may not point to this machine's files and memory"
-            raise TargetNotAllowed(url, rule, remedy(url))
+            raise TargetNotAllowed(url, rule, describe_remedy(url))
         if origin_of(url) == origin_of(self.source or ""):
             return Access.OWN
         if protocol not in ANONYMOUS:
             rule = f"{self._stranger} may point to web servers and object stores, not to {protocol}://"
-            raise TargetNotAllowed(url, rule, remedy(url))
-        return self._at_public_server(url, redirected_by, Access.NONE)
+            raise TargetNotAllowed(url, rule, describe_remedy(url))
+        return self._require_public_server(url, redirected_by, Access.NONE)
 
-    def _at_public_server(self, url: str, redirected_by: str | None, access: Access) -> Access:
+    def _require_public_server(self, url: str, redirected_by: str | None, access: Access) -> Access:
         """Return ``access``; TargetNotAllowed if ``url`` is spelled as an address of a private network."""
-        host = _host_of(url)
+        host = _find_host(url)
         if host is None or not is_private(host):
             return access
         if redirected_by is not None and self._is_own_host(url, redirected_by):
             return Access.OWN  # this permits the connection; credentials are not sent to another port
-        raise TargetNotAllowed(url, f"{self._stranger} may not point into private networks", remedy(url))
+        raise TargetNotAllowed(url, f"{self._stranger} may not point into private networks", describe_remedy(url))
 
 
 def _parse_prefix(prefix: str) -> str:
@@ -429,16 +438,16 @@ def _parse_prefix(prefix: str) -> str:
 INSIDE = "a manifest from elsewhere may not point into private networks"
 
 
-def remedy(url: str, purpose: str = "If you trust it") -> str:
-    """Return advice for the user: the option that admits ``url``, and URLs near it."""
-    if len(links(url)) > 1:
+def describe_remedy(url: str, purpose: str = "If you trust it") -> str:
+    """Return advice for the user: the option that admits ``url``, and other URLs of its server or directory."""
+    if len(split_chain(url)) > 1:
         return "If you trust the manifest, pass allow='any'"
-    place = repr(_place(url))
+    place = repr(_find_prefix(url))
     return f"{purpose}, pass options={{{place}: {{}}}}; if you pass allow=, add {place} to it instead"
 
 
-def _place(url: str) -> str:
+def _find_prefix(url: str) -> str:
     """Return the prefix of ``url`` that advice names: its server or bucket, or its local directory."""
-    if len(links(url)) > 1 or protocol_of(url) in (None, *LOCAL):
+    if len(split_chain(url)) > 1 or protocol_of(url) in (None, *LOCAL):
         return url.rpartition("/")[0] + "/"
     return server_of(url) + "/"

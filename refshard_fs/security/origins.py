@@ -1,4 +1,4 @@
-"""Record which targets in a user's set come from a stranger's set, to open them by that set's rule. No I/O here.
+"""Record which targets in a user's set come from a stranger's set, to open them by the stranger's rule. No I/O here.
 
 A saved copy of a stranger's set is a file of the user, but the stranger chose its references. So a set that this
 package writes records their origins: for URL prefixes, the servers of the sets that named URLs there. A target is
@@ -15,15 +15,15 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.errors import ManifestError, sanitize
-from refshard_fs.security.admission import Admission, normalize, origin_of
-from refshard_fs.security.policy import DECOMPRESS, leads_out, links, longest_prefix, protocol_of, server_of
+from refshard_fs.security.admission import Admission, origin_of, try_canonicalize
+from refshard_fs.security.policy import DECOMPRESS, find_longest_prefix, leads_out, protocol_of, server_of, split_chain
 
-_MAX_NAMES: Final = 5  # a remark names so many servers, and counts the others
+_MAX_NAMES: Final = 5  # the most servers that a remark names; it counts the others
 MEMBER = "from"  # the name of the record in a document
 
 
 class Origins(msgspec.Struct, frozen=True):
-    """For each URL prefix, the servers of the sets that named URLs below it; prefixes have no slash at the end.
+    """For each URL prefix, the servers of the sets that named URLs below the prefix, which has no slash at the end.
 
     The longest prefix applies. URLs below a prefix without servers, or below no prefix, are the user's own.
     """
@@ -40,9 +40,9 @@ class Origins(msgspec.Struct, frozen=True):
 
     def of(self, url: str) -> tuple[str, ...]:
         """Return the servers whose sets named the absolute ``url``; empty if the URL is the user's own."""
-        return self._servers_below(_place(url)) if self.by_prefix else ()
+        return self._find_servers(_canonicalize_last_link(url)) if self.by_prefix else ()
 
-    def _servers_below(self, url: str) -> tuple[str, ...]:
+    def _find_servers(self, url: str) -> tuple[str, ...]:
         server = server_of(url)
         stem = server if leads_out(url) else url.rstrip("/")
         while len(stem) > len(server):
@@ -52,19 +52,19 @@ class Origins(msgspec.Struct, frozen=True):
         return self.by_prefix.get(server, ())
 
     def with_urls(self, named: Iterable[tuple[str | None, tuple[str, ...]]]) -> Origins:
-        """Return the origins of this set after adding URLs; ``named`` has each with the servers whose sets named it."""
+        """Return the origins of this set with more URLs: ``named`` has (URL, servers whose sets named it)."""
         found: dict[str, tuple[str, ...]] = {}
         for url, origins in named:
             if url is not None and self.of(url) != origins:
-                found[_key(url, origins)] = origins
-        return _without_repeats({**self.by_prefix, **found}) if found else self
+                found[_choose_prefix(url, origins)] = origins
+        return _drop_repeats({**self.by_prefix, **found}) if found else self
 
     @classmethod
     def combine(cls, named: Collection[tuple[str | None, tuple[str, ...]]], servers: Iterable[str]) -> Origins:
         """Return the origins of a set that is made of sets from ``servers``.
 
-        ``named`` has its URLs, each with the servers whose sets named it. A URL that the user also named is the user's
-        own.
+        ``named`` has (URL, servers whose sets named it) for the URLs of the set. A URL that also has an entry without
+        servers is the user's own.
         """
         servers = frozenset(servers)
         if not servers and not any(origins for _, origins in named):
@@ -72,7 +72,7 @@ class Origins(msgspec.Struct, frozen=True):
         by_server: dict[str, dict[str, tuple[str, ...]]] = {}
         for url, origins in named:
             if url is not None:
-                place = _place(url)
+                place = _canonicalize_last_link(url)
                 known = by_server.setdefault(server_of(place), {})
                 known[place] = known.get(place, origins) and origins
         found: dict[str, tuple[str, ...]] = {}
@@ -80,11 +80,11 @@ class Origins(msgspec.Struct, frozen=True):
             if len(set(known.values())) == 1:
                 found[server] = next(iter(known.values()))
             else:
-                found |= {_key(place, origins): origins for place, origins in known.items() if origins}
+                found |= {_choose_prefix(place, origins): origins for place, origins in known.items() if origins}
         for origin in sorted(servers - cls(found).servers):
-            place = _place(origin).rstrip("/")  # recorded as `Adoption.add_own` does
+            place = _canonicalize_last_link(origin).rstrip("/")  # recorded as `Adoption.add_own` does
             found[place] = (*found.get(place, ()), origin)
-        return _without_repeats(found)
+        return _drop_repeats(found)
 
     @property
     def remark(self) -> str:
@@ -95,14 +95,15 @@ class Origins(msgspec.Struct, frozen=True):
         others = {
             sanitize(server_of(prefix))
             for prefix, origins in self.by_prefix.items()
-            if origins and origin_of(prefix) not in {origin_of(links(origin)[-1]) for origin in origins}
+            if origins and origin_of(prefix) not in {origin_of(split_chain(origin)[-1]) for origin in origins}
         }
         if not others:
             return ""
         return (
             f"sets that are not yours, from {_list_names(map(sanitize, self.servers))}, name targets on other servers: "
-            f"{_list_names(others)}. The result keeps the limits of these sets: it reaches those servers without your "
-            "credentials, and not in private networks. If you trust one, name its prefix in options= when you open it"
+            f"{_list_names(others)}. The result keeps the limits of these sets: its targets there are opened without "
+            "your credentials, and not in private networks. If you trust such a server, name its URL in options= when "
+            "you open the result"
         )
 
     def to_json(self) -> dict[str, list[str]]:
@@ -141,62 +142,63 @@ class Adoption:
             return
         url = url.removeprefix(DECOMPRESS)
         self._rule.admit(url)
-        origin = origin_for(self._rule, url)
+        origin = find_origin(self._rule, url)
         if origin:
-            server = server_of(_place(url))
-            if "::" in url or server not in self._found:  # a chain needs the whole source, which covers the server
+            server = server_of(_canonicalize_last_link(url))
+            if "::" in url or server not in self._found:  # the origin of a chain applies to all URLs of the server
                 self._found[server] = origin
-        elif (chosen := longest_prefix(self._rule.named_prefixes, _place(url))) is not None:
+        elif (chosen := find_longest_prefix(self._rule.named_prefixes, _canonicalize_last_link(url))) is not None:
             self._found.setdefault(chosen[0], ())
 
     def add_own(self, url: str) -> None:
         """Add a URL that the user chose."""
-        self._found[_place(url).rstrip("/")] = ()
+        self._found[_canonicalize_last_link(url).rstrip("/")] = ()
 
-    def origins(self, known: Origins) -> Origins:
-        """Return the origins of all added URLs, and the origins that the set itself records (``known``)."""
+    def combine_origins(self, known: Origins) -> Origins:
+        """Return the origins of all added URLs, and ``known``, the origins that the set itself records."""
         if self._rule.trusts_source:
             return known.with_urls((url, ()) for url in self._found)
-        source = (_origin(self._rule.source or "", None),)
+        source = (_make_origin(self._rule.source or "", None),)
         found = dict(self._found)
         for prefix, origins in known.by_prefix.items():
             found[prefix] = (*(origin for origin in origins if origin not in source), *source)
         if not any(found.values()):  # no URL comes from the stranger, but metadata may
-            found[_place(source[0]).rstrip("/")] = source
-        return _without_repeats(found)
+            found[_canonicalize_last_link(source[0]).rstrip("/")] = source
+        return _drop_repeats(found)
 
 
-def origin_for(rule: Admission, url: str) -> tuple[str, ...]:
+def find_origin(rule: Admission, url: str) -> tuple[str, ...]:
     """Return the origin of a ``url`` in a set with this ``rule``; empty if the URL is the user's own."""
     url = url.removeprefix(DECOMPRESS)
     if rule.trusts_source or protocol_of(url) == "data":
         return ()
     named = rule.named_prefixes
-    is_own = named and longest_prefix(named, _place(url)) is not None
-    return () if is_own else (_origin(rule.source or "", url if "::" in url else server_of(url)),)
+    is_own = named and find_longest_prefix(named, _canonicalize_last_link(url)) is not None
+    return () if is_own else (_make_origin(rule.source or "", url if "::" in url else server_of(url)),)
 
 
-def _place(url: str) -> str:
-    """Return the canonical ``url``; for a chain, its last link."""
-    return normalize(links(url)[-1])
+def _canonicalize_last_link(url: str) -> str:
+    """Return the canonical spelling of ``url``; for a chain, of its last link."""
+    return try_canonicalize(split_chain(url)[-1])
 
 
-def _key(url: str, origins: tuple[str, ...]) -> str:
-    """Return the prefix that records ``url``: the URL's server if its origins are that server; else the URL."""
-    place = _place(url)
-    is_home = origins and all(len(links(o)) == 1 and origin_of(o) == origin_of(place) for o in origins)
+def _choose_prefix(url: str, origins: tuple[str, ...]) -> str:
+    """Return the prefix by which to record ``url``: its server if ``origins`` are this server; else the URL itself."""
+    place = _canonicalize_last_link(url)
+    is_home = origins and all(len(split_chain(o)) == 1 and origin_of(o) == origin_of(place) for o in origins)
     return server_of(place) if is_home else place.rstrip("/")
 
 
 @lru_cache(1024)
-def _origin(source: str, url: str | None) -> str:
-    """Return the origin to record for ``url`` of ``source``: a server or bucket, with a login only if ``url`` has it.
+def _make_origin(source: str, url: str | None) -> str:
+    """Return the origin to record for ``url`` in the set ``source``: the server or bucket of the set.
 
-    For a chain (a member of an archive, or a URL behind a cache) it is the whole ``source``: only that set may open it.
+    The origin has the login in the URL of the set only if ``url`` has it, too. For a chain (a member of an archive, or
+    a URL behind a cache) the origin is the whole ``source``: only this set may open the chain.
     """
-    if url is not None and len(links(url)) > 1:
+    if url is not None and len(split_chain(url)) > 1:
         return source
-    server = server_of(links(source)[-1])
+    server = server_of(split_chain(source)[-1])
     protocol, separator, authority = server.partition("://")
     if protocol.lower() in _WITH_LOGINS and (url is None or server_of(url) != server):
         authority = authority.rpartition("@")[2]
@@ -206,7 +208,7 @@ def _origin(source: str, url: str | None) -> str:
 _WITH_LOGINS = frozenset(["http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "dav"])
 
 
-def _without_repeats(found: Mapping[str, tuple[str, ...]]) -> Origins:
+def _drop_repeats(found: Mapping[str, tuple[str, ...]]) -> Origins:
     """Return the origins, without the prefixes that a shorter prefix covers."""
     return _share(tuple(found.items()))
 
@@ -216,11 +218,11 @@ def _share(found: tuple[tuple[str, tuple[str, ...]], ...]) -> Origins:
     """Return the same object for equal origins: a hundred thousand files of one server have equal origins."""
     kept: dict[str, tuple[str, ...]] = {}
     for prefix, origins in sorted(found, key=lambda item: len(item[0])):
-        if Origins(kept)._servers_below(prefix) != origins:
+        if Origins(kept)._find_servers(prefix) != origins:
             kept[prefix] = origins
     return Origins(kept)
 
 
 def read_member(document: Any, where: str) -> Origins:
-    """Return the origins recorded in a decoded JSON document; none if it has no record."""
+    """Return the origins that a decoded JSON document records; empty ones if it has no record."""
     return Origins.read(document[MEMBER], where) if isinstance(document, Mapping) and MEMBER in document else Origins()

@@ -1,6 +1,6 @@
 """Resolve URLs against the URL of a manifest, split chains, and match prefixes. No I/O here.
 
-The URL that is opened is exactly the string that was matched.
+Callers open exactly the string that was matched.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ LOCAL = ("file", "local")
 DECOMPRESS = "decompress::"  # stands before the URL of a file that is compressed as a whole
 ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")  # protocols whose paths are members
 
-_MAX_DECODINGS = 4  # a chain of servers may percent-decode a path so many times
+_MAX_DECODINGS = 4  # servers and the proxies before them may percent-decode a path so many times
 
 _LITERAL = re.compile(r"https?://\[[0-9a-f:.]+\](?=[:/?#]|$)", re.IGNORECASE | re.ASCII)
 
 
-def links(url: str) -> list[str]:
-    """Return the links of a chain; a URL that is not a chain is its own only link.
+def split_chain(url: str) -> list[str]:
+    """Return the links of a chain; the URL alone if it is not a chain.
 
-    The ``::`` of an IPv6 address separates links only within a chain, as in fsspec, which opens chains.
+    The ``::`` in an IPv6 address does not make a URL a chain; but within a chain it separates links, as in fsspec.
     """
     parts = url.split("::")
     if len(parts) > 1 and (literal := _LITERAL.match(url)) and "::" not in url[literal.end() :]:
@@ -35,9 +35,9 @@ def links(url: str) -> list[str]:
     return parts
 
 
-def _first(url: str) -> tuple[str, str, str]:
-    """Return the first link of a chain, ``::`` and the other links; for any other URL, the URL and two empty texts."""
-    first, *rest = links(url)
+def _split_first_link(url: str) -> tuple[str, str, str]:
+    """Return the first link of a chain, ``::``, and the other links; for other URLs, the URL and two empty texts."""
+    first, *rest = split_chain(url)
     return first, "::" if rest else "", "::".join(rest)
 
 
@@ -56,7 +56,7 @@ def is_absolute(path: str) -> bool:
 
 def relative_to(base: str, path: str) -> str:
     """Return the URL of ``path``, relative to the directory URL ``base``; ``..`` cannot leave the host or bucket."""
-    head, sep, tail = _first(base)
+    head, sep, tail = _split_first_link(base)
     if sep and "://" not in head:  # a chain such as zip::s3://b/a.zip: the path is a member
         return f"{head}://{path}::{tail}"
     if sep:
@@ -66,7 +66,7 @@ def relative_to(base: str, path: str) -> str:
         protocol, rest = "", head
     root, slash, folder = rest.partition("/")
     joined = posixpath.join("/" + folder, path.removeprefix("./")).lstrip("/")
-    if protocol in ("", "http", "https", *LOCAL) or ".." in path.split("/"):  # elsewhere '.' and '' are names
+    if protocol in ("", "http", "https", *LOCAL) or ".." in path.split("/"):  # in object stores, '.' and '' are names
         joined = posixpath.normpath("/" + joined).lstrip("/")
     return f"{protocol}{sep}{root}{slash or (root and '/')}{joined}"
 
@@ -88,16 +88,17 @@ def resolve(url: str, base: str | None, protocol: str | None) -> str:
     return relative_to(base, url)
 
 
-def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
-    """Return the item of ``table`` whose key is the longest prefix of ``url``; a prefix ends at a slash.
+def find_longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
+    """Return the item of ``table`` whose key is the longest prefix of ``url``; None if no key is a prefix.
 
-    ``s3://data`` and ``s3://data/`` are the same prefix; neither matches ``s3://data-private/x``.
+    Prefixes end between segments: ``s3://data`` and ``s3://data/`` are the same prefix, and neither is a
+    prefix of ``s3://data-private/x``.
     """
     if not table:
         return None
     if leads_out(url):
-        url = server_of(_first(url)[0])
-    prefixes = _prefixes_by_stem(tuple(table))
+        url = server_of(_split_first_link(url)[0])
+    prefixes = _index_prefixes(tuple(table))
     end = len(url)
     while end >= 0:
         for stem in (url[:end], url[: end + 1]):  # "s3:" and "s3://", whose last slash is at `end`
@@ -109,16 +110,16 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
 
 
 @lru_cache(64)  # `allow=` may have thousands of prefixes, which are searched for each chunk
-def _prefixes_by_stem(prefixes: tuple[str, ...]) -> dict[str, str]:
-    """Return the prefixes by their text without slashes at the end; the first of equal prefixes wins."""
+def _index_prefixes(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Return the prefixes by their text without slashes at the end; of equal prefixes, the first is kept."""
     return {prefix if prefix.endswith("://") else prefix.rstrip("/"): prefix for prefix in reversed(prefixes)}
 
 
 def leads_out(url: str) -> bool:
     """Return whether a server may resolve ``url`` to a place outside the directories that it names.
 
-    That includes ``..`` that is percent-encoded, even several times; ``..`` between backslashes; and ``..`` with a
-    parameter that some servers ignore (``..;x``).
+    A segment ``.`` or ``..`` is such a place, also if it is percent-encoded (even several times), stands between
+    backslashes, or has a parameter that some servers ignore (``..;x``).
     """
     if ".." not in url and "/." not in url and "%" not in url and "\\" not in url:
         return False
@@ -133,21 +134,21 @@ def leads_out(url: str) -> bool:
 def server_of(url: str) -> str:
     """Return the protocol and the server or bucket of ``url``; a chain, or a path without a protocol, is unchanged."""
     protocol, separator, rest = url.partition("://")
-    if not separator or len(links(url)) > 1:
+    if not separator or len(split_chain(url)) > 1:
         return url
     return protocol + separator + re.split(r"[/?#]", rest, maxsplit=1)[0]
 
 
 def place_of(url: str) -> str | None:
     """Return the prefix of the bucket or host of ``url``, or of the last link of a chain; None for local files."""
-    last = links(url)[-1]
+    last = split_chain(url)[-1]
     return None if protocol_of(last) in (None, "data", "memory", *LOCAL) else server_of(last) + "/"
 
 
 def directory_of(url: str | PurePath) -> str:
     """Return the directory URL of the document at ``url``."""
     text = str(url)
-    head, sep, tail = _first(text)
+    head, sep, tail = _split_first_link(text)
     if sep and "://" not in head:  # a link without a path, such as a cache: the next link is the document
         return directory_of(tail)
     folder = head.rpartition("/")[0]
@@ -158,14 +159,15 @@ def directory_of(url: str | PurePath) -> str:
     return folder + sep + tail
 
 
-def locator(url: str) -> Callable[[str], str]:
+def make_locator(url: str) -> Callable[[str], str]:
     """Return a function that returns, for a key, the URL of its object below the directory ``url``.
 
-    It inserts the key before a query (such as a signature); in a chain, into the link of the archive or behind a cache.
+    The key is inserted before a query (such as a signature); in a chain, into the link of an archive, or into the link
+    after a cache.
     """
-    head, sep, tail = _first(url)
+    head, sep, tail = _split_first_link(url)
     if sep and "://" not in head and head not in ARCHIVES:  # e.g. simplecache::https://...
-        inner = locator(tail)
+        inner = make_locator(tail)
         return lambda key: f"{head}::{inner(key)}"
     if sep and "://" not in head:
         return lambda key: f"{head}://{key}::{tail}"

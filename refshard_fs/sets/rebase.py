@@ -19,7 +19,7 @@ from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.stream import Respell
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
-from refshard_fs.security.policy import LOCAL, directory_of, links, longest_prefix, protocol_of, resolve
+from refshard_fs.security.policy import LOCAL, directory_of, find_longest_prefix, protocol_of, resolve, split_chain
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.lazy_set import OTHERS, LazySet
 from refshard_fs.source.collect import respell_urls
@@ -81,7 +81,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     @property
     def remark(self) -> str:
         """One line on the targets that only this package can read, and why; empty if other software reads all."""
-        chained = [url for url in self.columns.urls if url is not None and len(links(url)) > 1]
+        chained = [url for url in self.columns.urls if url is not None and len(split_chain(url)) > 1]
         if not chained:
             return ""
         return (
@@ -155,7 +155,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
     by_old_prefix = {_normalize(prefix): new for prefix, new in prefixes.items()}
 
     def respell(url: str | None) -> str | None:
-        found = None if url is None else longest_prefix(by_old_prefix, _normalize(url))
+        found = None if url is None else find_longest_prefix(by_old_prefix, _normalize(url))
         if url is None or found is None:
             return url
         stem, new = found
@@ -227,13 +227,13 @@ def _find_moved_origins(refs: ReferenceSet, respell: Respell, chosen: Mapping[st
     for url in refs.urls:
         if respell(url) == url:
             adoption.add(url)
-    known = adoption.origins(refs.origins)
+    known = adoption.combine_origins(refs.origins)
     if not known:
         return known
     strangers = () if rule.source is None or rule.trusts_source else (rule.source,)
     named: list[tuple[str, Origin]] = []
     for url, new in ((url, respell(url)) for url in refs.urls if url is not None):
-        is_chosen = new != url and longest_prefix(chosen, new or "") is not None  # "..": it may leave the prefix
+        is_chosen = new != url and find_longest_prefix(chosen, new or "") is not None  # "..": it may leave the prefix
         named.append((new or url, () if is_chosen else known.of(url) or strangers))
     return Origins.combine(named, known.servers)
 
@@ -247,7 +247,7 @@ def _check_prefixes(prefixes: Iterable[str], urls: Sequence[str]) -> None:
                 "and does not depend on where files are. missing='ignore' returns it unchanged"
             )
         normalized = {_normalize(prefix): None}
-        if not any(longest_prefix(normalized, _normalize(url)) for url in urls):
+        if not any(find_longest_prefix(normalized, _normalize(url)) for url in urls):
             raise ValueError(
                 f"none of the set's {count_text(len(urls), 'URL')} begins with {prefix!r}: expected the beginning of a "
                 f"URL, such as {redact(urls[0])!r}, up to a slash. missing='ignore' ignores other prefixes"

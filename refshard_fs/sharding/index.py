@@ -18,9 +18,9 @@ from refshard_fs.core import checksums as crc32c
 
 Buffer: TypeAlias = bytes | memoryview
 
-MAX_INDEX = 256 << 20  # bytes; a longer index is refused: forged metadata would make it allocate memory
+MAX_INDEX = 256 << 20  # bytes: the longest index; forged metadata could otherwise make a reader allocate any size
 PAIR = 16  # bytes of an offset and a length
-BEYOND = np.uint64(2**63)  # bytes: no file is so long
+BEYOND = np.uint64(2**63)  # bytes: all files are shorter
 NONE = 2**64 - 1  # the offset and the length of a missing chunk
 _LAST = np.uint64(2**63 - 1)  # the largest end of a range
 
@@ -71,10 +71,10 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
     """The decoder of the index of ``shard``, a key of ``array``.
 
     ``view`` is the number of the view that needs the index: a shard may be rewritten before the source is opened again,
-    and the new view must not use the index of the old one. ``size`` is the size of the shard without the trailer. If
-    the shard reaches from byte ``first`` of an object to the object's end, this size may be unknown before the index is
-    read: then `sized` sets it. ``cut`` is the number of bytes of trailer that are read with the index, behind it; None
-    if the whole shard is read.
+    and then the new view must not use the index of the old shard. ``size`` is the size of the shard without the
+    trailer. If the shard reaches from byte ``first`` of an object to the object's end, this size may be unknown before
+    the index is read: then `sized` sets it. ``cut`` is the number of trailer bytes that are read together with the
+    index, and cut off; None if the whole shard is read.
     """
 
     level: Level
@@ -86,7 +86,7 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
     first: int = 0
 
     def sized(self, object_size: int) -> TableIndex:
-        """Return this index of a shard in an object of ``object_size`` bytes."""
+        """Return this decoder for an object of ``object_size`` bytes, so that it knows the size of the shard."""
         if self.size is not None:
             return self
         return msgspec.structs.replace(self, size=max(object_size - self.first - self.level.trailer, 0))
@@ -127,7 +127,7 @@ class Offsets:
 
 
 class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
-    """An index of ``slots`` pairs of unsigned 64-bit numbers, and then their CRC-32C if ``checked``.
+    """An index of ``slots`` pairs of unsigned 64-bit numbers, followed by their CRC-32C if ``checked``.
 
     The pair of a missing chunk has all bits set, or (``absent="no length"``) a length of 0.
     """
@@ -197,11 +197,12 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
             )
 
 
-def slots_of(lengths: tuple[int, ...]) -> int:
+def count_slots(lengths: tuple[int, ...]) -> int:
     """Return the number of slots of a shard of ``lengths`` chunks; ValueError if its index is too long."""
     slots = math.prod(lengths)
     if slots < 1 or slots * PAIR > MAX_INDEX:
+        chunks = "×".join(map(str, lengths))
         raise ValueError(
-            f"expected an index of at most {MAX_INDEX} bytes: {'×'.join(map(str, lengths))} chunks in a shard need more"
+            f"expected an index of at most {MAX_INDEX} bytes: {chunks} chunks in a shard have {slots * PAIR} bytes"
         )
     return slots

@@ -22,7 +22,7 @@ from refshard_fs.sharding.packing import pack_shard
 
 Coords: TypeAlias = tuple[int, ...]
 
-_PLANS = 1024  # a layout remembers the plans for so many sizes of shards
+_PLANS = 1024  # the most sizes of shards whose plans a layout keeps
 
 
 class Equal(msgspec.Struct, frozen=True):
@@ -30,12 +30,12 @@ class Equal(msgspec.Struct, frozen=True):
 
     length: int
 
-    def shard(self, chunk: int) -> tuple[int, int, int]:
+    def find_shard(self, chunk: int) -> tuple[int, int, int]:
         """Return the number of the shard of ``chunk``, the chunk's place in that shard, and the shard's length."""
         number, place = divmod(chunk, self.length)
         return number, place, self.length
 
-    def chunks(self, shard: int) -> range:
+    def find_chunks(self, shard: int) -> range:
         """Return the chunks that have a slot in shard number ``shard``."""
         return range(shard * self.length, (shard + 1) * self.length)
 
@@ -43,18 +43,18 @@ class Equal(msgspec.Struct, frozen=True):
 class Ragged(msgspec.Struct, frozen=True):
     """A division of a dimension into shards of various lengths.
 
-    ``ends`` has, for each shard, the number of the first chunk behind it; ascending.
+    ``ends`` has, for each shard, the number of the first chunk after it.
     """
 
     ends: tuple[int, ...]
 
-    def shard(self, chunk: int) -> tuple[int, int, int]:
-        """Return the same as `Equal.shard`; IndexError beyond the last shard."""
+    def find_shard(self, chunk: int) -> tuple[int, int, int]:
+        """Return the result of `Equal.find_shard`; IndexError beyond the last shard."""
         number = bisect_right(self.ends, chunk)
         first = self.ends[number - 1] if number else 0
         return number, chunk - first, self.ends[number] - first
 
-    def chunks(self, shard: int) -> range:
+    def find_chunks(self, shard: int) -> range:
         """Return the chunks that have a slot in shard number ``shard``."""
         if not 0 <= shard < len(self.ends):
             return range(0)
@@ -76,7 +76,7 @@ class Nest(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The kinds of index in shards of one size, outermost first, with the strides of slots along each dimension."""
+    """The kinds of index in shards of one size, outermost first, and the strides of slots along each dimension."""
 
     levels: tuple[Level, ...]
     parts: tuple[Coords, ...]
@@ -85,7 +85,7 @@ class _Plan(NamedTuple):
 
 
 class ChunkInShard(NamedTuple):
-    """The shard of a chunk: the shard's key, coordinates, and lengths in chunks; and the chunk's place in the shard."""
+    """The key and coordinates of a chunk's shard, the shard's lengths in chunks, and the chunk's place in the shard."""
 
     shard: str
     coords: Coords
@@ -107,22 +107,22 @@ class ShardLayout:
         self._plan = lru_cache(_PLANS)(self._make_plan)
 
     def split(self, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
-        """Return the shard of the chunk ``coords``: its coordinates, its lengths, and the chunk's place in it.
+        """Return the coordinates and the lengths of the shard of the chunk ``coords``, and the chunk's place in it.
 
         If shards have various sizes, raises IndexError beyond the last shard.
         """
         lengths = self.grid.shards
         if lengths:  # all shards have one size: this takes half the time of the code below
             return tuple(map(floordiv, coords, lengths)), lengths, tuple(map(mod, coords, lengths))
-        parts = [cut.shard(coord) for cut, coord in zip(self.cuts, coords, strict=True)]
+        parts = [cut.find_shard(coord) for cut, coord in zip(self.cuts, coords, strict=True)]
         return tuple(p[0] for p in parts), tuple(p[2] for p in parts), tuple(p[1] for p in parts)
 
-    def levels(self, lengths: Coords) -> tuple[Level, ...]:
+    def get_levels(self, lengths: Coords) -> tuple[Level, ...]:
         """Return the kinds of index that locate a chunk in a shard of ``lengths`` chunks, outermost first."""
         return self._plan(lengths).levels
 
-    def slots(self, place: Sequence[Any], lengths: Coords) -> tuple[Any, ...]:
-        """Return the slot of the chunk at ``place`` in each of the `levels`; of many chunks if ``place`` has arrays."""
+    def find_slots(self, place: Sequence[Any], lengths: Coords) -> tuple[Any, ...]:
+        """Return the slot of the chunk at ``place`` in each of `get_levels`; of many chunks if ``place`` has arrays."""
         plan = self._plan(lengths)
         *outer, last = plan.strides
         out = []
@@ -136,11 +136,11 @@ class ShardLayout:
     ) -> list[Buffer] | None:
         """Apply ``changes`` to the shard ``old`` (None: a new shard) of ``lengths`` chunks; return the new parts.
 
-        ``changes`` are payloads by place; None removes a chunk. Returns None if no chunk is left. Raises ValueError if
-        the old shard is damaged, and its subclass Misfit if a payload cannot be stored in such a shard.
+        ``changes`` are the bytes of chunks by place; None removes a chunk. Returns None if no chunk is left. Raises
+        ValueError if the old shard is damaged, and its subclass Misfit if a chunk cannot be stored in such a shard.
         """
         plan = self._plan(lengths)
-        by_slots = {self.slots(place, lengths): payload for place, payload in changes.items()}
+        by_slots = {self.find_slots(place, lengths): payload for place, payload in changes.items()}
         return pack_shard([*zip(plan.levels, plan.counts, strict=True)], old, by_slots)
 
     def _make_plan(self, lengths: Coords) -> _Plan:
@@ -165,27 +165,31 @@ class ShardLayout:
             shard, lengths, place = self.split(coords)
         except IndexError:
             return None
-        return ChunkInShard(self.key(path, shard), shard, lengths, place)
+        return ChunkInShard(self.make_key(path, shard), shard, lengths, place)
 
-    def key(self, path: str, shard: Coords) -> str:
+    def make_key(self, path: str, shard: Coords) -> str:
         """Return the key of ``shard`` of the array at ``path``."""
         return join(path, self.grid.encoding.encode(shard))
 
-    def chunks(self, shard: Coords) -> list[range]:
-        """Return the chunks of the array in ``shard``, along each dimension: without slots outside of the array."""
-        return [
-            range(room.start, min(room.stop, n)) for room, n in zip(self.room(shard), self.grid.counts, strict=True)
-        ]
+    def find_chunks(self, shard: Coords) -> list[range]:
+        """Return the chunks of the array in ``shard``, as a range for each dimension."""
+        ranges = zip(self.find_slot_ranges(shard), self.grid.counts, strict=True)
+        return [range(slots.start, min(slots.stop, count)) for slots, count in ranges]
 
-    def room(self, shard: Coords) -> list[range]:
-        """Return the chunks that have a slot in ``shard``, along each dimension, also those outside of the array."""
-        return [cut.chunks(number) for cut, number in zip(self.cuts, shard, strict=True)]
+    def find_slot_ranges(self, shard: Coords) -> list[range]:
+        """Return the chunks with a slot in ``shard``, also beyond the array's end, as a range for each dimension."""
+        return [cut.find_chunks(number) for cut, number in zip(self.cuts, shard, strict=True)]
 
-    def shard_directory(self, leading: Coords) -> str | None:
-        """Return the directory of the shards of chunks that begin with ``leading``; None outside of the grid."""
+    def find_shard_directory(self, leading: Coords) -> str | None:
+        """Return the directory of the shards of the chunks at ``leading``; None outside of the grid.
+
+        ``leading`` are the first coordinates of the chunks.
+        """
         if not self.grid.contains(leading):
             return None
-        return self.grid.directory_of([cut.shard(coord)[0] for coord, cut in zip(leading, self.cuts, strict=False)])
+        return self.grid.directory_of(
+            [cut.find_shard(coord)[0] for coord, cut in zip(leading, self.cuts, strict=False)]
+        )
 
     def expand(
         self, leading: Coords, names: Sequence[Listed]
@@ -197,12 +201,12 @@ class ShardLayout:
         depth = len(leading)
         if self.grid.is_nested and depth < len(self.cuts) - 1:
             numbers = [int(listed.name) for listed in names if listed.is_directory and is_number(listed.name)]
-            chunks = [i for number in numbers for i in self.cuts[depth].chunks(number)]
+            chunks = [i for number in numbers for i in self.cuts[depth].find_chunks(number)]
             return [str(i) for i in chunks if i < self.grid.counts[depth]], []
-        directory = self.shard_directory(leading) or ""
+        directory = self.find_shard_directory(leading) or ""
         shards = [self.grid.decode(join(directory, listed.name)) for listed in names if not listed.is_directory]
         first = [range(coord, coord + 1) for coord in leading]
-        return [], [(shard, product(*first, *self.chunks(shard)[depth:])) for shard in shards if shard is not None]
+        return [], [(shard, product(*first, *self.find_chunks(shard)[depth:])) for shard in shards if shard is not None]
 
 
 class Unsharded(NamedTuple):

@@ -52,7 +52,7 @@ class MortonCode:
 
 
 @lru_cache(maxsize=64)
-def ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+def compute_ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
     """Return the place of each cell in Morton order; cells are counted in C order."""
     cells = np.indices(counts).reshape(len(counts), -1) if counts else np.zeros((0, 1), np.int64)
     codes = np.zeros(cells.shape[1], np.int64)
@@ -78,17 +78,17 @@ def pack_shard(levels: Levels, old: Buffer | None, changes: Mapping[Slots, Buffe
             chunks[slot] = parts
     if not chunks:
         return None
-    order = ranks(counts)
+    order = compute_ranks(counts)
     body = level.pack(sorted(chunks.items(), key=lambda chunk: int(order[chunk[0]])))
-    return [*body, *_checksums(body, level.trailer)]
+    return [*body, *_compute_checksums(body, level.trailer)]
 
 
 def _read_chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]:
-    """Return the payloads of ``shard`` by slot; ValueError if it is damaged."""
+    """Return the bytes of the chunks in ``shard`` by slot; ValueError if the shard is damaged."""
     size, length = len(shard) - level.trailer, level.length
     if size < length:
-        raise ValueError(f"expected an index of {length} bytes, found only {max(size, 0)} bytes")
-    stored, found = bytes(shard[size:]), b"".join(_checksums([shard[:size]], level.trailer))
+        raise ValueError(f"expected an index of {length} bytes, found a shard of only {len(shard)} bytes")
+    stored, found = bytes(shard[size:]), b"".join(_compute_checksums([shard[:size]], level.trailer))
     if stored != found:
         raise ValueError(f"expected the checksum {stored.hex()} of its first {size} bytes, found {found.hex()}")
     table = level.table(bytes(shard[size - length : size] if level.at_end else shard[:length]), size)
@@ -96,8 +96,8 @@ def _read_chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]
     return {slot: (shard[offset : offset + length],) for slot, (offset, length) in places}
 
 
-def _checksums(parts: Sequence[Buffer], trailer: int) -> list[bytes]:
-    """Return the ``trailer`` bytes behind ``parts``: checksums, each of all bytes before it."""
+def _compute_checksums(parts: Sequence[Buffer], trailer: int) -> list[bytes]:
+    """Return the ``trailer`` bytes that follow ``parts``: checksums, each of all bytes before it."""
     sums: list[bytes] = []
     found = 0
     for part in parts if trailer else ():

@@ -1,7 +1,7 @@
 """Recognise arrays with zarr v3's ``sharding_indexed`` codec, nested to any depth. No I/O here.
 
-Specification: zarr-specs, codecs/sharding-indexed. Inner chunks can be read in ranges if the only codecs around the
-sharding codec are ``transpose`` (before it) and ``crc32c`` (after it).
+Specification: zarr-specs, codecs/sharding-indexed. Inner chunks can be read in ranges if the only other codecs are
+``transpose``, before the sharding codec, and ``crc32c``, after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Meta
 from refshard_fs.core import checksums as crc32c
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.sharding.index import OffsetsLevel, slots_of
+from refshard_fs.sharding.index import OffsetsLevel, count_slots
 from refshard_fs.sharding.layout import Coords, Cut, Equal, Nest, Ragged, ShardFormat, ShardLayout, Unsharded
 
 _NAME = "sharding_indexed"
@@ -39,7 +39,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
         return Unsharded(None, doc, transformed)
     if meta is None or meta.grid is None:
         return Unsharded(None, doc, "its chunk grid or its chunk key encoding is not known")
-    levels, innermost, reason = _unwind(codecs, len(meta.shape))
+    levels, innermost, reason = _parse_levels(codecs, len(meta.shape))
     if not levels:
         return Unsharded(None, doc, reason)
     inner = levels[-1].chunk_shape
@@ -47,15 +47,17 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     shards = tuple(cut.length for cut in cuts if isinstance(cut, Equal))
     grid = ChunkGrid.regular(meta.shape, inner, meta.grid.encoding)
     if grid.size >= _MAX_CHUNKS:
-        raise ValueError(f"expected fewer than 2**63 chunks: its shape {list(meta.shape)} has more of {list(inner)}")
+        raise ValueError(
+            f"expected fewer than 2**63 chunks: its shape is {list(meta.shape)}, in chunks of {list(inner)}"
+        )
     if len(shards) == len(cuts):
         grid = msgspec.structs.replace(grid, shards=shards)
     nests = [
         Nest(_divide(level.chunk_shape, inner), level.axes, partial(_set_slots, level.offsets)) for level in levels
     ]
-    slots_of(_find_largest(cuts, nests[0].part))
+    count_slots(_find_largest(cuts, nests[0].part))
     for outer, nest in pairwise(nests):
-        slots_of(_divide(outer.part, nest.part))
+        count_slots(_divide(outer.part, nest.part))
     chunk_grid = {"name": "regular", "configuration": {"chunk_shape": list(inner)}}
     shown = {**doc, "chunk_grid": chunk_grid, "codecs": innermost}
     reason = reason and f"its inner chunks are shards themselves, and {reason}"
@@ -73,14 +75,14 @@ class _Level(NamedTuple):
     offsets: OffsetsLevel
 
 
-class _Opaque(ValueError):
-    """Inner chunks cannot be read in ranges, because of a codec, which the text names."""
+class _OpaqueShard(ValueError):
+    """Inner chunks cannot be read in ranges; the text names the codec that prevents it."""
 
 
-def _unwind(codecs: list[Any], ndim: int) -> tuple[list[_Level], list[Any], str | None]:
-    """Return the levels of shards, outermost first; the codecs of the innermost chunks; and the reason for stopping.
+def _parse_levels(codecs: list[Any], ndim: int) -> tuple[list[_Level], list[Any], str | None]:
+    """Return the levels of shards, outermost first; the codecs of the innermost chunks; and a reason, or None.
 
-    The reason is None unless these chunks are shards that cannot be read in ranges.
+    The reason says why the innermost chunks, if they are shards themselves, cannot be read in ranges.
     """
     levels: list[_Level] = []
     transposes: list[Any] = []
@@ -91,7 +93,7 @@ def _unwind(codecs: list[Any], ndim: int) -> tuple[list[_Level], list[Any], str 
             trailer = _find_trailer(codecs[at + 1 :])
             configuration = _convert(_parse_codec(codecs[at]).configuration, _Configuration)
             index = _make_index(configuration, trailer)
-        except _Opaque as e:
+        except _OpaqueShard as e:
             return levels, [*transposes, *codecs], str(e)
         if len(configuration.chunk_shape) != ndim:
             found = len(configuration.chunk_shape)
@@ -140,7 +142,7 @@ def _permute_axes(before: Sequence[Any], axes: Coords) -> Coords:
     """Permute ``axes``, the array's dimensions in the shard's order, by the codecs ``before`` sharding."""
     for codec in map(_parse_codec, before):
         if codec.name != "transpose":
-            raise _Opaque(f"codec {codec.name!r} before sharding changes the content of shards")
+            raise _OpaqueShard(f"codec {codec.name!r} before sharding changes the content of shards")
         match codec.configuration.get("order"):
             case "C":
                 pass
@@ -157,7 +159,7 @@ def _find_trailer(after: Sequence[Any]) -> int:
     """Return the number of bytes that the codecs ``after`` sharding append to a shard."""
     for codec in map(_parse_codec, after):
         if codec.name != "crc32c":
-            raise _Opaque(f"codec {codec.name!r} after sharding makes shards unreadable in ranges")
+            raise _OpaqueShard(f"codec {codec.name!r} after sharding makes shards unreadable in ranges")
     return crc32c.LENGTH * len(after)
 
 
@@ -166,7 +168,9 @@ def _make_index(configuration: _Configuration, trailer: int) -> OffsetsLevel:
     chain = list(map(_parse_codec, configuration.index_codecs))
     names = [codec.name for codec in chain]
     if names not in (["bytes"], ["bytes", "crc32c"], ["endian"], ["endian", "crc32c"]):
-        raise _Opaque(f"its index is encoded by {', '.join(names) or 'nothing'}: expected bytes, or bytes and crc32c")
+        raise _OpaqueShard(
+            f"its index is encoded by {', '.join(names) or 'nothing'}: expected bytes, or bytes and crc32c"
+        )
     is_big = _convert(chain[0].configuration, _Endian).endian == "big"
     at_end = configuration.index_location == "end"
     return OffsetsLevel(slots=0, at_end=at_end, checked=len(chain) > 1, big_endian=is_big, trailer=trailer)
@@ -199,8 +203,8 @@ def _find_largest(cuts: Sequence[Cut], part: Coords) -> Coords:
         for cut in cuts
     ]
     return tuple(
-        max(_divide_exactly(length, inner) for length in of_dimension)
-        for of_dimension, inner in zip(lengths, part, strict=True)
+        max(_divide_exactly(length, inner) for length in different)
+        for different, inner in zip(lengths, part, strict=True)
     )
 
 
@@ -210,7 +214,9 @@ def _divide(outer: Coords, inner: Coords) -> Coords:
 
 def _divide_exactly(outer: int, inner: int) -> int:
     if outer <= 0 or outer % inner:
-        raise ValueError(f"expected shards of whole chunks: shards of {outer} along a dimension have chunks of {inner}")
+        raise ValueError(
+            f"expected shards of whole chunks, found shards of {outer} and chunks of {inner} in a dimension"
+        )
     return outer // inner
 
 

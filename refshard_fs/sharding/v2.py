@@ -1,8 +1,8 @@
-"""Recognise sharded arrays of zarr v2: the prototype of zarr-python PR 876, also below zarr v3 metadata. No I/O here.
+"""Recognise sharded arrays of the prototype for zarr v2 (zarr-python PR 876), also with v3 metadata. No I/O here.
 
 - ``"shard_format": "indexed"``: each shard ends with an index of (offset, length) pairs, little-endian, all ones for
   a missing chunk. Earlier versions of the prototype wrote them big-endian, with a length of 0 for a missing chunk.
-  Files do not tell which version wrote them: ``shard_options={"endian": "big"}`` selects the earlier versions.
+  Files do not state which version wrote them: ``shard_options={"endian": "big"}`` selects the earlier versions.
 - ``"morton_order"``, the first version: slots of one size, and a mask of the slots that hold a chunk. In spite of the
   name, the first dimension varies fastest; ``shard_options={"slots": "morton"}`` is for shards in Morton order.
 """
@@ -21,16 +21,16 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.sharding import packing
-from refshard_fs.sharding.index import NONE, Buffer, Level, Misfit, Offsets, OffsetsLevel, slots_of
+from refshard_fs.sharding.index import NONE, Buffer, Level, Misfit, Offsets, OffsetsLevel, count_slots
 from refshard_fs.sharding.layout import Equal, Nest, ShardFormat, ShardLayout, Unsharded
 
 Order = Literal["fortran", "morton"]
 
 
 class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
-    """An index with one bit for each slot of ``slot`` bytes: a big-endian number, whose lowest bit is the first slot's.
+    """An index with a bit for each slot of ``slot`` bytes: a big-endian number, whose lowest bit is the first slot's.
 
-    ``lengths`` are the numbers of slots along each dimension.
+    ``lengths`` are the numbers of slots along each dimension; ``order`` is the order of the slots in the shard.
     """
 
     lengths: tuple[int, ...]
@@ -48,14 +48,14 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
         expected = math.prod(self.lengths) * self.slot + self.length
         if size is not None and size != expected:
             raise ValueError(f"expected {expected} bytes of slots and mask, found {size}")
-        ranks = _ranks(self.lengths, self.order)
+        ranks = _compute_ranks(self.lengths, self.order)
         written = np.unpackbits(np.frombuffer(data, np.uint8)[::-1], bitorder="little")[ranks]
         pairs = np.stack([ranks * np.uint64(self.slot), np.full_like(ranks, self.slot)], axis=1)
         pairs[written == 0] = NONE
         return Offsets(pairs)
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
-        ranks = _ranks(self.lengths, self.order)
+        ranks = _compute_ranks(self.lengths, self.order)
         parts: list[Sequence[Buffer]] = [(bytes(self.slot),)] * len(ranks)
         mask = 0
         for slot, payload in chunks:
@@ -68,11 +68,11 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 @lru_cache(maxsize=64)
-def _ranks(lengths: tuple[int, ...], order: Order) -> npt.NDArray[np.uint64]:
-    """Return the position of each slot in the shard, in slots; the result is in the C order of slots."""
+def _compute_ranks(lengths: tuple[int, ...], order: Order) -> npt.NDArray[np.uint64]:
+    """Return the position of each slot in the shard, counted in slots; slots are in C order."""
     if order == "fortran":
         return np.arange(math.prod(lengths), dtype=np.uint64).reshape(lengths, order="F").ravel()
-    return packing.ranks(lengths).astype(np.uint64)
+    return packing.compute_ranks(lengths).astype(np.uint64)
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
@@ -93,14 +93,14 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     if not isinstance(kind, str) or kind not in ("indexed", "morton_order"):
         return Unsharded(None, doc, f"its shard_format is {str(kind)[:100]!r}: expected 'indexed' or 'morton_order'")
     lengths = _parse_lengths(shards, len(meta.shape), pad=meta.zarr_format == 3)
-    slots_of(lengths)
+    count_slots(lengths)
     level: Level
     if kind == "morton_order":
         if doc.get("compressor") is not None or doc.get("filters"):
             return Unsharded(None, doc, "its slots have one size, but its chunks are compressed")
         slot = math.prod(meta.chunks) * _find_itemsize(meta.dtype)
         if slot * math.prod(lengths) >= zarrmeta.COUNTABLE:
-            raise ValueError(f"expected a shard of at most 2**63 bytes: its slots of {slot} bytes take more")
+            raise ValueError(f"expected a shard of fewer than 2**63 bytes: its slots of {slot} bytes take more")
         level = MaskLevel(lengths, slot, options.get("slots", "fortran"))
     elif options.get("endian") == "big":
         level = OffsetsLevel(math.prod(lengths), big_endian=True, absent="no length")
@@ -119,7 +119,7 @@ def _is_sharding(transformer: object) -> bool:
 
 
 def _parse_lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:
-    """Return the chunks per shard along each dimension; with ``pad`` (the v3 transformer), the last may be left out."""
+    """Return the chunks per shard along each dimension; with ``pad`` (the v3 transformer), missing numbers are 1."""
     lengths = shards if isinstance(shards, list) else [shards if pad else 0]
     if pad:
         lengths = lengths + [1] * (ndim - len(lengths)) if ndim else []

@@ -1,9 +1,9 @@
 """Show sharded arrays of any key space as ordinary arrays of their inner chunks. No I/O here.
 
 An inner chunk is a part of the shard's entry: of a range of a file, a member of an archive, or bytes in memory. The
-index of each level is a need, and the engine remembers it. The view rewrites the metadata of sharded arrays, and shows
-all other keys unchanged. If the shards of an array cannot be read in ranges, the view shows the shards, and
-`ShardView.reports` has the reason.
+index of each level is a need, and the engine keeps the decoded index in memory. The view rewrites the metadata of
+sharded arrays, and shows all other keys unchanged. If the shards of an array cannot be read in ranges, the view shows
+the shards, and `ShardView.reports` has the reason.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from refshard_fs.sharding.known_shard_formats import load_shard_formats, unshard
 from refshard_fs.sharding.layout import Coords, ShardLayout
 
 _FULL = 0.75  # a shard is read whole if at least this share of its chunks is needed
-_SMALL = 1 << 18  # the most elements of a shard that is read whole, without reading its index before
-_WHOLE = 1 << 20  # the most bytes of such a shard
-_BATCH = 64  # indexes that one round of reads loads when chunks are listed
+_SMALL = 1 << 18  # the most elements of a shard that is read whole before its index is known
+_WHOLE = 1 << 20  # the most bytes of a shard that is read whole before its index is known
+_BATCH = 64  # the most indexes that are loaded in one round of reads when chunks are listed
 
 
 class ArrayInfo(NamedTuple):
-    """The facts about one array: the shown grid, and the layout of its shards if the inner chunks are shown.
+    """The facts about one array: the grid that the view shows, and the layout of its shards if it shows inner chunks.
 
-    If the shards, or shards within them, cannot be opened, ``reason`` says why. ``stored`` is the array's metadata in
-    the source if the inner chunks are shown.
+    ``reason`` says why the shards, or shards within them, cannot be opened; None if they can. ``stored`` is the array's
+    metadata in the source if the view shows inner chunks.
     """
 
     grid: ChunkGrid | None
@@ -50,7 +50,7 @@ class ArrayInfo(NamedTuple):
 
 
 class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
-    """Rewrite metadata of sharded arrays, except the arrays ``whole``, to show inner chunks.
+    """Rewrite metadata of sharded arrays, except the arrays ``whole``, so that they describe inner chunks.
 
     ``options`` are the user's ``shard_options``.
     """
@@ -109,7 +109,7 @@ class ShardView(ArrayView[ArrayInfo]):
 
     def object_of(self, key: str) -> str:
         path = self._documents.find_array(key)
-        at = None if path is None or self.find_own_grid(path) is None else self._layout(path).find_shard(path, key)
+        at = None if path is None or self.find_own_grid(path) is None else self._get_layout(path).find_shard(path, key)
         return self.base.object_of(key if at is None else at.shard)
 
     def register_arrays(self) -> Steps[None]:
@@ -117,7 +117,7 @@ class ShardView(ArrayView[ArrayInfo]):
         marks = tuple(mark for known in load_shard_formats() for mark in known.marks)
         yield from self._documents.register_arrays(marks, ArrayInfo)
 
-    def array_info(self, path: str) -> Steps[ArrayInfo | None]:
+    def find_array_info(self, path: str) -> Steps[ArrayInfo | None]:
         """Return the facts about the array ``path``, after reading its metadata if needed; None if there is none."""
         if path not in self._documents.arrays:
             yield from run_together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
@@ -127,16 +127,16 @@ class ShardView(ArrayView[ArrayInfo]):
         seen = self._documents.arrays.get(path)
         return None if seen is None or seen.layout is None else seen.layout.grid
 
-    def _layout(self, path: str) -> ShardLayout:
+    def _get_layout(self, path: str) -> ShardLayout:
         layout = self._documents.arrays[path].layout
         assert layout is not None
         return layout
 
     def find_chunk_entry(self, key: str, path: str, coords: Coords) -> Steps[Entry | None]:
-        layout = self._layout(path)
+        layout = self._get_layout(path)
         shard, lengths, place = layout.split(coords)
         (entry,) = yield from self._find_chunks(
-            [key], path, shard, lengths, [layout.slots(place, lengths)], reads=False
+            [key], path, shard, lengths, [layout.find_slots(place, lengths)], reads=False
         )
         return entry
 
@@ -157,7 +157,7 @@ class ShardView(ArrayView[ArrayInfo]):
                 continue
             shard, lengths, place = layout.split(coords)
             try:
-                slots = layout.slots(place, lengths)
+                slots = layout.find_slots(place, lengths)
             except Exception:  # noqa: BLE001  # an error in another package's `Level` fails only this key
                 found.append(self.single_lookup(number, key))
                 continue
@@ -172,14 +172,14 @@ class ShardView(ArrayView[ArrayInfo]):
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
         """Return the ranges of the shards that are worth reading whole, because most of their chunks are in ``keys``.
 
-        ``keys`` are in the order of reading. If all other shards are read whole, the last one is, too: more keys of it
-        may follow.
+        ``keys`` are in the order of reading. If all other shards are read whole, the last shard is, too: keys of more
+        of its chunks may follow.
         """
         wanted: Counter[tuple[str, int]] = Counter()
         for key in keys:
             path = yield from self.discover_array(key)
             if path is not None and self.find_own_grid(path) is not None:
-                at = self._layout(path).find_shard(path, key)
+                at = self._get_layout(path).find_shard(path, key)
                 wanted.update([] if at is None else [(at.shard, math.prod(at.lengths))])
         full = [count >= _FULL * size for (_, size), count in wanted.items()]
         if len(full) > 1 and all(full[:-1]):
@@ -195,38 +195,38 @@ class ShardView(ArrayView[ArrayInfo]):
             path, coords, is_inside = at
             if not is_inside:
                 return False
-            layout = self._layout(path)
-            key = layout.key(path, layout.split(coords)[0])
+            layout = self._get_layout(path)
+            key = layout.make_key(path, layout.split(coords)[0])
         return (yield from self.base.is_empty(key))
 
     def _find_chunks(
         self, keys: Sequence[str], path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords], *, reads: bool
     ) -> Steps[Sequence[Entry | None]]:
-        """Return the same as `_find_in_shard`, for the chunks with these ``keys``, which are in the slots ``wanted``.
+        """Return the entries of the chunks ``keys``, which are in the slots ``wanted`` of ``shard``.
 
-        If only consolidated metadata have described the array so far, read its own document in the same round as the
-        index. If ``keys`` will be read (``reads``), and the first read of an array needs most of a small shard, read
-        the shard in one request.
+        If only consolidated metadata have described the array so far, its own document is read in the same round as the
+        index. If the bytes of ``keys`` are read next (``reads``), and the first read of an array needs most of a small
+        shard, the shard is read by one request.
         """
         is_unconfirmed = self.confirms and self._documents.is_unconfirmed(path)
         if not is_unconfirmed and (path in self._begun or not reads):
             return (yield from self._find_in_shard(path, shard, lengths, wanted))
-        layout = self._layout(path)
-        name, levels = layout.key(path, shard), layout.levels(lengths)
+        layout = self._get_layout(path)
+        name, levels = layout.make_key(path, shard), layout.get_levels(lengths)
         entry = yield from self.base.lookup(name)
         try:
             if not isinstance(entry, Span) or entry != Span(entry.url, optional=True):
                 yield from self._documents.confirm(path)
             elif reads and len(wanted) >= _FULL * math.prod(lengths) and self._is_small(path, entry.url):
                 _, whole = yield from run_together([self._documents.confirm(path), _answer(Head(entry.url, _WHOLE))])
-                now = self._layout(path)
-                is_same = now.grid.shards == layout.grid.shards and now.levels(lengths) == levels
+                now = self._get_layout(path)
+                is_same = now.grid.shards == layout.grid.shards and now.get_levels(lengths) == levels
                 if is_same and whole is not None and whole[0].size == len(whole[1]):
                     self._begun.add(path)
                     return (yield from self._find_in_level(Inline(whole[1]), levels, 0, wanted, name, path))
             elif is_unconfirmed:
                 yield from run_together(
-                    [self._documents.confirm(path), _answer(self._load(entry, levels[0], name, path))]
+                    [self._documents.confirm(path), _answer(self._make_load(entry, levels[0], name, path))]
                 )
         except (OSError, RefShardError):  # the look-up below raises the error, for this shard only
             pass
@@ -243,19 +243,19 @@ class ShardView(ArrayView[ArrayInfo]):
         self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords]
     ) -> Steps[Sequence[Entry | None]]:
         """Return the entries of the chunks of ``shard`` in the slots ``wanted``; None for a missing chunk."""
-        layout = self._layout(path)
-        name = layout.key(path, shard)
+        layout = self._get_layout(path)
+        name = layout.make_key(path, shard)
         entry = yield from self.base.lookup(name)
         if entry is None or not wanted:
             return [None] * len(wanted)
-        return (yield from self._find_in_level(entry, layout.levels(lengths), 0, wanted, name, path))
+        return (yield from self._find_in_level(entry, layout.get_levels(lengths), 0, wanted, name, path))
 
     def _find_in_level(
         self, entry: Entry, levels: Sequence[Level], depth: int, wanted: Sequence[Coords], shard: str, path: str
     ) -> Steps[Sequence[Entry | None]]:
-        """Return the same as `_find_in_shard`; ``entry`` is the shard, or a shard within it at the level ``depth``."""
+        """Return the result of `_find_in_shard`; ``entry`` is the shard, or a shard in it at the level ``depth``."""
         found: list[Entry | None] = [None] * len(wanted)
-        table = yield self._load(entry, levels[depth], shard, path)
+        table = yield self._make_load(entry, levels[depth], shard, path)
         if table is None:
             return found
         entry = _mark_existing(entry)
@@ -270,18 +270,18 @@ class ShardView(ArrayView[ArrayInfo]):
             self._find_in_level(part, levels, depth + 1, [wanted[place] for place in places], shard, path)
             for part, places in inner
         ]
-        # A single look-up yields its needs one by one, so each answer may already be remembered.
+        # A single look-up yields its needs one by one, so that a known answer costs no round.
         answers = [(yield from steps[0])] if len(steps) == 1 else (yield from run_together(steps))
         for (_, places), entries in zip(inner, answers, strict=True):
             for place, chunk in zip(places, entries, strict=True):
                 found[place] = chunk
         return found
 
-    def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
+    def _make_load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
         """Return the need for the index of a shard, or of a shard within it, at ``entry``."""
         length, trailer, size, view = level.length, level.trailer, entry.size, self._documents.view
         if size is None:  # only the target knows the end of the shard
-            if not isinstance(entry, Span):  # computed bytes are computed as a whole
+            if not isinstance(entry, Span):  # decoded bytes are only available as a whole
                 return Load(entry, TableIndex(level, shard, path, view, cut=None))
             index = TableIndex(level, shard, path, view, cut=trailer if level.at_end else 0, first=entry.start)
             return Load(entry.suffix(length + trailer) if level.at_end else entry.window(0, length), index)
@@ -289,7 +289,8 @@ class ShardView(ArrayView[ArrayInfo]):
             raise DamagedIndex(
                 "",
                 _describe_place(entry),
-                f"shard {shard!r} of array {path!r}: expected an index of {length + trailer} bytes, found {size} bytes",
+                f"shard {shard!r} of array {path!r}: expected an index of {length + trailer} bytes, found a shard of "
+                f"{size} bytes",
             )
         start = size - length - trailer if level.at_end else 0
         return Load(entry.part(start, length), TableIndex(level, shard, path, view, size - trailer))
@@ -303,37 +304,39 @@ class ShardView(ArrayView[ArrayInfo]):
         return self.base.whole_shards
 
     @property
-    def is_reference_set(self) -> bool:  # type: ignore[override]  # its base may become one
+    def is_reference_set(self) -> bool:  # type: ignore[override]  # a property, since the answer of the base may change
         return self.base.is_reference_set
 
     def list_chunks(self, array: str) -> Steps[Listing | None]:
         stored = yield from self.base.list_chunks(array)
         if self.find_own_grid(array) is None:
             return stored
-        layout = self._layout(array)
+        layout = self._get_layout(array)
         shards, others, directories = yield from self._list_shards(array, layout.grid)
-        rooms = [room for room in map(layout.chunks, shards) if all(room)]  # without shards outside of the grid
-        columns = [_number_chunks(room, layout.grid.counts) for room in rooms]
+        inside = [
+            ranges for ranges in map(layout.find_chunks, shards) if all(ranges)
+        ]  # without shards outside of the grid
+        columns = [_number_chunks(ranges, layout.grid.counts) for ranges in inside]
         numbers = np.concatenate([np.zeros(0, np.uint64), *columns])
         indexes = frozenset() if stored is None else stored.indexes
         return Listing(ArrayChunks(layout.grid, numbers), dict(others), directories, indexes)
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        if self.find_own_grid(array) is None or not len(numbers) or not self._layout(array).grid.counts:
+        if self.find_own_grid(array) is None or not len(numbers) or not self._get_layout(array).grid.counts:
             return (yield from super().chunks(array, numbers, grid))
-        layout = self._layout(array)
+        layout = self._get_layout(array)
         column = make_column(numbers)
         coords = np.array(np.unravel_index(column.astype(np.int64), layout.grid.counts)).reshape(-1, len(column))
         shards = dict.fromkeys(layout.split(of_chunk)[0] for of_chunk in zip(*coords.tolist(), strict=True))
-        sizes = {shard: tuple(map(len, layout.room(shard))) for shard in shards}
-        levels = {lengths: layout.levels(lengths) for lengths in set(sizes.values())}
+        sizes = {shard: tuple(map(len, layout.find_slot_ranges(shard))) for shard in shards}
+        levels = {lengths: layout.get_levels(lengths) for lengths in set(sizes.values())}
         if any(len(nested) > 1 for nested in levels.values()):  # shards of shards
             return (yield from super().chunks(array, numbers, grid))
         builder = ChunksBuilder(len(column))
         order = np.argsort(column)
         cells = {lengths: _list_cells(layout, lengths) for lengths in levels}
         for batch in batches(list(sizes), _BATCH):
-            steps = [self._load_table(array, layout.key(array, shard), levels[sizes[shard]][0]) for shard in batch]
+            steps = [self._load_table(array, layout.make_key(array, shard), levels[sizes[shard]][0]) for shard in batch]
             for shard, loaded in zip(batch, (yield from run_together(steps)), strict=True):
                 if loaded is None:
                     continue
@@ -345,7 +348,7 @@ class ShardView(ArrayView[ArrayInfo]):
 
     def _load_table(self, path: str, name: str, level: Level) -> Steps[tuple[Entry, Table] | None]:
         entry = yield from self.base.lookup(name)
-        table = None if entry is None else (yield self._load(entry, level, name, path))
+        table = None if entry is None else (yield self._make_load(entry, level, name, path))
         return None if entry is None or table is None else (entry, table)
 
     def _list_shards(
@@ -375,11 +378,11 @@ class ShardView(ArrayView[ArrayInfo]):
     def list_chunks_in(
         self, path: str, leading: Coords | None, names: Sequence[Listed] | None
     ) -> Steps[list[Listed] | None]:
-        layout = self._layout(path)
+        layout = self._get_layout(path)
         grid = layout.grid
         if leading is None:
             return [n for n in names or () if grid.has_name(n.name, is_directory=n.is_directory)]
-        directory = layout.shard_directory(leading)
+        directory = layout.find_shard_directory(leading)
         if directory is None:
             return None
         if names is None:
@@ -389,9 +392,11 @@ class ShardView(ArrayView[ArrayInfo]):
         directories, shards = layout.expand(leading, names)
         found = [Listed(name, None, True) for name in directories]
         for of_batch in batches(shards, _BATCH):
-            batch = [(tuple(map(len, layout.room(shard))), shard, [*chunks]) for shard, chunks in of_batch]
+            batch = [(tuple(map(len, layout.find_slot_ranges(shard))), shard, [*chunks]) for shard, chunks in of_batch]
             steps = [
-                self._find_in_shard(path, shard, lengths, [layout.slots(layout.split(c)[2], lengths) for c in chunks])
+                self._find_in_shard(
+                    path, shard, lengths, [layout.find_slots(layout.split(c)[2], lengths) for c in chunks]
+                )
                 for lengths, shard, chunks in batch
             ]
             for (_, _, chunks), entries in zip(batch, (yield from run_together(steps)), strict=True):
@@ -400,7 +405,7 @@ class ShardView(ArrayView[ArrayInfo]):
         return sorted(found, key=by_name)
 
     def has_chunks_in(self, path: str, leading: Coords) -> Steps[bool]:
-        directory = self._layout(path).shard_directory(leading)
+        directory = self._get_layout(path).find_shard_directory(leading)
         return directory is not None and (yield from self.base.is_directory(join(path, directory)))
 
 
@@ -409,18 +414,18 @@ def _answer(need: Need) -> Steps[Any]:
 
 
 def _list_cells(layout: ShardLayout, lengths: Coords) -> npt.NDArray[np.int64]:
-    """Return the place of the chunk of each slot, a column for each slot, in a shard with one index.
+    """Return the places of the chunks in a shard with one index: a column for each slot, in the order of slots.
 
     ``lengths`` are the shard's numbers of chunks along each dimension.
     """
     places = np.indices(lengths).reshape(len(lengths), math.prod(lengths))
-    (slots,) = layout.slots([*places], lengths)
+    (slots,) = layout.find_slots([*places], lengths)
     return places[:, np.argsort(np.zeros(math.prod(lengths), np.int64) + slots)]
 
 
-def _number_chunks(rooms: Sequence[range], counts: Sequence[int]) -> UInt64s:
-    """Return the numbers of the chunks in ``rooms``, the ranges of a shard, in a grid of ``counts`` chunks."""
-    coords = np.ix_(*(np.arange(room.start, room.stop) for room in rooms))
+def _number_chunks(ranges: Sequence[range], counts: Sequence[int]) -> UInt64s:
+    """Return the numbers of the chunks in ``ranges``, one for each dimension, in a grid of ``counts`` chunks."""
+    coords = np.ix_(*(np.arange(part.start, part.stop) for part in ranges))
     found = np.zeros((1,) * len(counts), np.int64)
     for coord, count in zip(coords, counts, strict=True):
         found = found * count + coord
@@ -432,7 +437,7 @@ def _list_ranges(
 ) -> tuple[UInt64s, npt.NDArray[np.uint64]]:
     """Return the numbers of the chunks in the index ``table`` of ``shard``, and offset and length of each."""
     slots = np.array(table.present(), np.int64)
-    begins = np.array([room.start for room in layout.room(shard)], np.int64)
+    begins = np.array([slot_range.start for slot_range in layout.find_slot_ranges(shard)], np.int64)
     counts = np.array(layout.grid.counts, np.int64)
     coords = cells[:, slots] + begins[:, None]
     inside = (coords < counts[:, None]).all(axis=0)
@@ -457,7 +462,7 @@ def _put_parts(
 
 
 def _cut_chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:
-    """Return the entry of the chunk in ``slot`` of a shard; None if it is missing."""
+    """Return the entry of the chunk in ``slot`` of a shard; None if the chunk is missing."""
     found = table.locate(slot)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Convert metadata that users write through the view to metadata with shards, for the source. No I/O here."""
+"""Convert metadata that users write through the view to metadata with shards, to store in the source. No I/O here."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def update_stored_metadata(
     Return None if ``written`` describes another array: then ``written`` itself is to be stored. ``options`` are the
     user's ``shard_options``. Raises ManifestError if the new shape does not fit into the shards.
     """
-    shown = _inner_metadata(stored, options)
-    if shown is None or _inner_metadata(written, options) is not None or not _is_same(shown, written):
+    shown = _find_inner_metadata(stored, options)
+    if shown is None or _find_inner_metadata(written, options) is not None or not _is_same(shown, written):
         return None
-    of_shards = ("chunk_grid", "codecs", "storage_transformers", "shards", "shard_format")
-    merged = {**written, **{name: stored[name] for name in of_shards if name in stored}}
+    shard_fields = ("chunk_grid", "codecs", "storage_transformers", "shards", "shard_format")
+    merged = {**written, **{name: stored[name] for name in shard_fields if name in stored}}
     try:
         found = unshard_metadata(merged, options)
     except ValueError as e:
-        raise ManifestError(f"{_WHERE} is refused: {e}") from e
+        raise ManifestError(f"the written shape {written['shape']} does not fit into its shards: {e}") from e
     grid = zarrmeta.grid_of(written)
     if found is None or found.layout is None or grid is None or found.layout.grid.counts != grid.counts:
         raise ManifestError(
@@ -50,7 +50,7 @@ def update_stored_metadata(
     return merged
 
 
-def _inner_metadata(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _find_inner_metadata(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the metadata that the view shows for an array; None if it shows the stored metadata."""
     found = unshard_metadata(doc, options)
     return None if found is None or found.layout is None else found.document
@@ -101,7 +101,7 @@ def restore_document(view: ShardView, key: str, data: bytes) -> Steps[StoredDocu
     Raises ManifestError if a written array does not fit into its shards.
     """
     paths = list(_parse_arrays(key, data))
-    found = yield from run_together([view.array_info(array) for array in paths])
+    found = yield from run_together([view.find_array_info(array) for array in paths])
     stored = {p: seen.stored for p, seen in zip(paths, found, strict=True) if seen is not None and seen.stored}
     document = DocumentIndex(*parent(key), -1, _Resharding(stored, view.options)).decode(data)
     return StoredDocument(document.data, {array: seen.layout for array, seen in document.arrays.items()})
@@ -131,7 +131,10 @@ class _Resharding(msgspec.Struct, frozen=True):
             if doc.get("node_type") == "group":
                 return doc, None
             stored = self.stored.get(path)
-            merged = None if stored is None else update_stored_metadata(stored, doc, options)
+            try:
+                merged = None if stored is None else update_stored_metadata(stored, doc, options)
+            except ManifestError as e:
+                raise ManifestError(f"array {path or '/'!r}: {e}") from e
             if merged is None:
                 return doc, ArrayInfo(None)
             found = unshard_metadata(merged, options)

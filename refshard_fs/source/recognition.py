@@ -25,7 +25,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import make_resolver
 from refshard_fs.security.admission import OBJECT_STORES, WEB
-from refshard_fs.security.policy import DECOMPRESS, directory_of, locator, protocol_of
+from refshard_fs.security.policy import DECOMPRESS, directory_of, make_locator, protocol_of
 from refshard_fs.sharding.known_shard_formats import load_shard_formats
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, recognise_unsupported
@@ -232,7 +232,7 @@ def _probe_zarr(url: str, max_bytes: int, names: Sequence[str]) -> Steps[Probe |
     Other documents of the root count as absent until they are looked up again. If the server answers every URL with a
     web page, the hierarchy does not exist.
     """
-    below = locator(url)
+    below = make_locator(url)
     try:
         found = yield tuple(Head(below(name), min(DOCUMENT_HEAD, max_bytes)) for name in names)
     except OSError as e:  # the caller then requests single names, and raises their errors
@@ -273,7 +273,7 @@ def _is_final(error: OSError) -> bool:
 
 
 def _probe_directory(url: str, max_bytes: int) -> Steps[Probe]:
-    below, known = locator(url), load_formats()
+    below, known = make_locator(url), load_formats()
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
     documents = yield from _read_documents(below, dict(zip(wanted, stats, strict=True)), max_bytes)

@@ -15,8 +15,8 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.reading.memory import Budget
 from refshard_fs.reading.plan import Limits
-from refshard_fs.security.admission import WEB, Admission, normalize
-from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
+from refshard_fs.security.admission import WEB, Admission, try_canonicalize
+from refshard_fs.security.policy import LOCAL, find_longest_prefix, place_of, protocol_of
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.options import CachingOptions, Options
 from refshard_fs.source.transaction import Transaction, transaction_of
@@ -140,7 +140,7 @@ def route(opening: Options, data_url: str | None) -> Routes:
     by_prefix, only_sizes = _split_versions(options)
     if data_url is not None:
         protocol = protocol_of(data_url)
-        known = protocol in by_protocol or longest_prefix(by_prefix, data_url) is not None
+        known = protocol in by_protocol or find_longest_prefix(by_prefix, data_url) is not None
         if not known and protocol not in ("memory", *LOCAL):
             is_like_source = source is not None and (protocol_of(source) or "file") == protocol
             inherited = (source_options if is_like_source else None) or remote_options or {}
@@ -156,12 +156,12 @@ def route(opening: Options, data_url: str | None) -> Routes:
             place = place_of(source)
             if place is not None and not remote_options and protocol_of(place) not in by_protocol:
                 by_prefix.setdefault(place, own if "::" not in source else own.get(protocol_of(place) or "", {}))
-        elif fs is not None and longest_prefix(by_prefix, source) is None and protocol_of(source) not in WEB:
+        elif fs is not None and find_longest_prefix(by_prefix, source) is None and protocol_of(source) not in WEB:
             # fs= is for the references, not for the manifest, which may need credentials of the environment. Web
             # servers do not use such credentials, so there fs= opens the source, too: earthaccess needs one session
             # for both.
             by_prefix[source] = {}
-    by_prefix = {normalize(prefix): own for prefix, own in by_prefix.items()}
+    by_prefix = {try_canonicalize(prefix): own for prefix, own in by_prefix.items()}
     bare = by_protocol.get(None)
     rule_of = partial(Admission.of, allow=allow, protocols=[*filter(None, by_protocol)], prefixes=[*options])
     retry = Retry(opening.reading.retries, opening.reading.timeout)

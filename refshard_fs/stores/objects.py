@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 
 from refshard_fs.core.model import ABSENT, Facts, Version
 from refshard_fs.errors import ReadOnlyError, SourceNotReachable, sanitize
-from refshard_fs.security.policy import leads_out, locator, protocol_of
+from refshard_fs.security.policy import leads_out, make_locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
 from refshard_fs.stores.stale_drafts import locked_directory, remove_stale_drafts
 from refshard_fs.stores.store import Buffer, Condition, ObjectBytes, Place, Store, facts_in
@@ -34,7 +34,7 @@ class Objects:
 
     def __init__(self, url: str, stores: Stores | InstanceOrOptions) -> None:
         self.url = url.rstrip("/")
-        self._url_of = locator(self.url)
+        self._url_of = make_locator(self.url)
         self._stores = stores if isinstance(stores, Stores) else Stores.of(self.url, stores)
         self._opened: tuple[int, Store, str] | None = None
 

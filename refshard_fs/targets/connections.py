@@ -27,7 +27,7 @@ from yarl import URL
 
 from refshard_fs.core.forks import call_in_child
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.security.admission import INSIDE, Access, Network, is_private, network_of, remedy
+from refshard_fs.security.admission import INSIDE, Access, Network, describe_remedy, find_network, is_private
 
 
 def count_permitted_connections() -> int:
@@ -193,13 +193,13 @@ class Guard(NamedTuple):
         name = host.lower().rstrip(".")
         if f"{name}:{port}" in self.proxies:
             return
-        network, address = max((network_of(text.partition("%")[0]), text) for text in addresses)
+        network, address = max((find_network(text.partition("%")[0]), text) for text in addresses)
         most = _first.setdefault((name, port), network) if self.own else Network.PUBLIC
         if network > most:
             rule = f"{INSIDE}, and {host} is {address}"
             if self.own:
                 rule += ", but its address was outside that network at its first use"
-            raise TargetNotAllowed(f"//{host}:{port}/", rule, remedy(f"//{host}:{port}/"))
+            raise TargetNotAllowed(f"//{host}:{port}/", rule, describe_remedy(f"//{host}:{port}/"))
 
     async def judge_server(self, url: str) -> None:
         """Raise TargetNotAllowed if the server of ``url``, to which another library connects, breaks the rule.
@@ -209,7 +209,7 @@ class Guard(NamedTuple):
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         if not self.own and is_private(host):
-            raise TargetNotAllowed(url, INSIDE, remedy(url))
+            raise TargetNotAllowed(url, INSIDE, describe_remedy(url))
         with contextlib.suppress(socket.gaierror):
             infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
             self.judge(host, port, [str(info[4][0]) for info in infos])

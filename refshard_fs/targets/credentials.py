@@ -9,7 +9,7 @@ import msgspec
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.security import policy
-from refshard_fs.security.admission import ANONYMOUS, Access, Admission, is_trusted, normalize
+from refshard_fs.security.admission import ANONYMOUS, Access, Admission, is_trusted, try_canonicalize
 from refshard_fs.targets.failures import Retry
 
 InstanceOrOptions: TypeAlias = AbstractFileSystem | Mapping[str, Any]
@@ -55,7 +55,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
         """
         named = policy.protocol_of(url)
         protocol = named or "file"
-        prefix = policy.longest_prefix(self.by_prefix, normalize(url)) if self.by_prefix else None
+        prefix = policy.find_longest_prefix(self.by_prefix, try_canonicalize(url)) if self.by_prefix else None
         if prefix is not None:
             return ("prefix", prefix[0], protocol), prefix[1]
         return (protocol,), self.by_protocol.get(named, self.by_protocol.get(protocol, {}))

@@ -25,7 +25,7 @@ from yarl import URL
 
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import TargetNotAllowed, sanitize
-from refshard_fs.security.admission import Access, remedy
+from refshard_fs.security.admission import Access, describe_remedy
 from refshard_fs.targets.answer import Answer, Target, make_range_headers, read_answer
 from refshard_fs.targets.connections import Guard, Judge, close_with, drop_certificate, open_session
 from refshard_fs.targets.failures import Unreadable
@@ -71,7 +71,7 @@ def _name_in_refusal(url: URL) -> Iterator[None]:
     except aiohttp.ClientConnectorError as e:
         cause = getattr(e, "os_error", None)  # errors of certificates have none before aiohttp 3.13
         if isinstance(cause, TargetNotAllowed):
-            raise TargetNotAllowed(str(url), cause.rule, remedy(str(url))) from None
+            raise TargetNotAllowed(str(url), cause.rule, describe_remedy(str(url))) from None
         raise
 
 

@@ -28,9 +28,9 @@ from refshard_fs.security.admission import (
     INSIDE,
     WEB,
     Access,
+    describe_remedy,
     is_private,
     origin_of,
-    remedy,
 )
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.credentials import (
@@ -153,7 +153,7 @@ class Pool:
         advice = ""
         if grant.access is Access.NONE:
             hint, advice = _HINT_NO_ACCESS, self._advise_on_endpoint(grant.url)
-        only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
+        only_size = policy.find_longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
         return VersionedObject(target, version, retry, self._stats, hint, advice, is_written=self._is_written), path
 
@@ -190,7 +190,7 @@ class Pool:
         grant = credentials_for(url, self._options, rules)
         if grant.access is not Access.OWN:
             rule = "objects are written only with your own credentials, and you gave none for this URL"
-            raise TargetNotAllowed(url, rule, remedy(url))
+            raise TargetNotAllowed(url, rule, describe_remedy(url))
         return self._target_at(grant, rules)
 
     async def close(self) -> None:
@@ -222,7 +222,7 @@ class Pool:
         if isinstance(given, AbstractFileSystem):
             return self._target_of_instance(token, given, url, judge, access)
         options = portable_options(given)
-        if others := policy.links(url)[1:]:
+        if others := policy.split_chain(url)[1:]:
             given_of = {_find_protocol(link): self._options.options_of(link) for link in others}
             joined = options | {
                 name: portable_options(own) for name, own in given_of.items() if own and name not in options
@@ -254,7 +254,7 @@ class Pool:
         from refshard_fs.targets import zip as archives  # imported only for an archive
 
         url = grant.url
-        _, *others = policy.links(url)
+        _, *others = policy.split_chain(url)
         outer = "::".join(others)
         if archives.needs_fsspec(options, list(map(_find_protocol, others))):
             return self._chain(token, joined, url)
@@ -305,7 +305,7 @@ class Pool:
             fs = _make_new_instance(guarded, options, loop, by_configuration=access is not Access.NONE)
             place = getattr(fs, "base", None) if protocol in ("gs", "gcs") else None  # STORAGE_EMULATOR_HOST sets it
             if judge is not None and access is not Access.OWN and place and is_private(origin_of(str(place))[1]):
-                raise TargetNotAllowed(url, f"{INSIDE}, where its endpoint {place} is", remedy(url))
+                raise TargetNotAllowed(url, f"{INSIDE}, where its endpoint {place} is", describe_remedy(url))
             is_named = _names_endpoint(options)
             return self._make_target(fs, judge, access, owned=bool(fs.async_impl), names_endpoint=is_named)
 
@@ -427,7 +427,7 @@ def _check_ambient(protocol: str, url: str) -> None:
     found = [name for name in _AMBIENT.get(protocol, ()) if name in os.environ]
     if found:
         rule = f"it must be read without credentials, but its filesystem always uses those in {found[0]}"
-        raise TargetNotAllowed(url, rule, remedy(url, "To read it with these credentials"))
+        raise TargetNotAllowed(url, rule, describe_remedy(url, "To read it with these credentials"))
 
 
 def _make_new_instance(

@@ -27,7 +27,7 @@ from s3fs.core import S3FileSystem
 from yarl import URL
 
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.security.admission import remedy
+from refshard_fs.security.admission import describe_remedy
 from refshard_fs.targets.connections import GuardedResolver, close_session, make_tls_context, open_session
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.generic import run_in_thread
@@ -100,7 +100,9 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                 await self.guard.judge_server(endpoint)
             except TargetNotAllowed as e:
                 url = f"s3://{bucket}/"
-                raise TargetNotAllowed(url, f"{e.rule}, where its endpoint {endpoint} is", remedy(url)) from None
+                raise TargetNotAllowed(
+                    url, f"{e.rule}, where its endpoint {endpoint} is", describe_remedy(url)
+                ) from None
             self._permitted.add(endpoint)
 
     async def close(self) -> None:

@@ -84,7 +84,7 @@ def save(
             if copies is not None and copies.remark is not None:
                 adoption.add_own(copies.url)
             nonlocal recorded
-            recorded = adoption.origins(stream.origins)
+            recorded = adoption.combine_origins(stream.origins)
             return recorded
 
         destination = Destination(url, objects, record_size, overwrite, origins, options, settings)

@@ -55,15 +55,15 @@ class Growth(NamedTuple):
         coords = self.after.encoding.decode(make_relative(name, self.path), len(self.before))
         if coords is None or self.layout is None:
             return coords is not None and self.is_new(coords)
-        room = self.layout.room(coords)
-        return all(map(len, room)) and self.is_new(tuple(part.start for part in room))
+        ranges = self.layout.find_slot_ranges(coords)
+        return all(map(len, ranges)) and self.is_new(tuple(part.start for part in ranges))
 
     def list_names(self) -> Iterator[str]:
         """Yield the names of the objects that have only chunks of the new part."""
         seen: set[str] = set()
         for coords in self._iterate_new():
             if self.layout is not None:
-                coords = tuple(cut.shard(coord)[0] for cut, coord in zip(self.layout.cuts, coords, strict=True))
+                coords = tuple(cut.find_shard(coord)[0] for cut, coord in zip(self.layout.cuts, coords, strict=True))
             name = join(self.path, self.after.encoding.encode(coords))
             if name not in seen and self.has(name):
                 seen.add(name)
@@ -221,7 +221,7 @@ class _Arrays:
             if path in self._written:
                 layout = self._written[path]
                 if layout is None and self._view is not None and not self._edits.hides(path):
-                    seen = yield from self._view.array_info(path)
+                    seen = yield from self._view.find_array_info(path)
                     if seen is not None and seen.layout is not None:
                         self.replaced[path] = None
                 return path, layout
@@ -230,7 +230,7 @@ class _Arrays:
         found = yield from self._view.discover_array(key)
         if found is None:
             return "", None
-        seen = yield from self._view.array_info(found)
+        seen = yield from self._view.find_array_info(found)
         is_removed = all(self._edits.get(join(found, name)) is REMOVED for name in zarrmeta.ARRAY_DOCUMENTS)
         return (found, None) if seen is None or is_removed else (found, seen.layout)
 
@@ -264,10 +264,10 @@ def list_keys(view: KeySpace, prefix: str) -> Steps[list[str]]:
 
 def _plan_new_shard(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth | None, *, old: bool) -> ShardPlan:
     """Return the plan of a shard without new chunks; chunks in the new part of a growing array count as removed."""
-    limits = tuple(map(len, layout.chunks(at.coords)))
+    limits = tuple(map(len, layout.find_chunks(at.coords)))
     shard = ShardPlan(at.shard, array, layout, at.lengths, {}, old, limits)
     if grown is not None:
-        begins = [room.start for room in layout.room(at.coords)]
+        begins = [ranges.start for ranges in layout.find_slot_ranges(at.coords)]
         for place in itertools.product(*map(range, limits)):
             if grown.is_new(tuple(map(int.__add__, begins, place))):
                 shard.changes[place] = None

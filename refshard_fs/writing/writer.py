@@ -18,7 +18,7 @@ from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Entry, Inline, Span, add_origin
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReadOnlyError
-from refshard_fs.security.origins import origin_for
+from refshard_fs.security.origins import find_origin
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.settings import READ_AS, WriteSettings, format_by_suffix
 from refshard_fs.source.source import Source
@@ -107,7 +107,7 @@ class Writer:
             return False
         if entry.size is None and (entry.start, entry.stop) != (0, None):
             return False
-        await self.refer(key, add_origin(entry, origin_for(self.source.admission, entry.url)))
+        await self.refer(key, add_origin(entry, find_origin(self.source.admission, entry.url)))
         return True
 
     async def find_manifests(self, keys: Iterable[str]) -> set[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from refshard_fs import TargetNotAllowed
 from refshard_fs.security.admission import Access, Admission, _encode_host, canonicalize, is_private, is_trusted
-from refshard_fs.security.policy import directory_of, links, locator, resolve
+from refshard_fs.security.policy import directory_of, make_locator, resolve, split_chain
 
 REMOTE = Admission.of("https://pub.example/sets/refs.json", None, (), ())
 BUCKET = Admission.of("s3://data/sets/refs.json", None, (), ())
@@ -253,13 +253,17 @@ SIX = "http://[2001:4860::8888]"
 
 
 def test_ipv6_address_is_not_a_chain() -> None:
-    assert links(f"{SIX}:80/a::b") == ["http://[2001:4860", "8888]:80/a", "b"]  # fsspec takes this URL for a chain
-    assert links(f"zip://a::{SIX}/x.zip") == ["zip://a", "http://[2001:4860", "8888]/x.zip"]
-    assert links("http://[zip::x]/a") == ["http://[zip", "x]/a"]
+    assert split_chain(f"{SIX}:80/a::b") == [
+        "http://[2001:4860",
+        "8888]:80/a",
+        "b",
+    ]  # fsspec takes this URL for a chain
+    assert split_chain(f"zip://a::{SIX}/x.zip") == ["zip://a", "http://[2001:4860", "8888]/x.zip"]
+    assert split_chain("http://[zip::x]/a") == ["http://[zip", "x]/a"]
     for url in (SIX, f"{SIX}/a", f"{SIX}:8080/a?b#c", "HTTPS://[::1]/a"):
-        assert links(url) == [url]
+        assert split_chain(url) == [url]
     assert directory_of(f"{SIX}/a/refs.json") == f"{SIX}/a"
-    assert locator(f"{SIX}/a")("k/0") == f"{SIX}/a/k/0"
+    assert make_locator(f"{SIX}/a")("k/0") == f"{SIX}/a/k/0"
     assert resolve("../x.nc", f"{SIX}/a/b", None) == f"{SIX}/a/x.nc"
 
 

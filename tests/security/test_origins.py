@@ -64,7 +64,7 @@ def test_origins_of_sets_of_a_server_are_one_object() -> None:
     def adopt(name: str) -> Origins:
         adoption = Adoption(Admission.of(f"https://a.org/{name}", None, (), ()))
         adoption.add(f"https://a.org/{name}")
-        return adoption.origins(NOTHING)
+        return adoption.combine_origins(NOTHING)
 
     assert adopt("1.nc") is adopt("2.nc")
     assert adopt("1.nc").servers == {"https://a.org"}
@@ -325,7 +325,7 @@ def origins(source: str, urls: list[str], known: Origins = NOTHING, **options: A
     adoption = Adoption(Admission.of(source, **given))
     for url in urls:
         adoption.add(url)
-    return adoption.origins(known).to_json()
+    return adoption.combine_origins(known).to_json()
 
 
 MAKERS: dict[str, Callable[[str, str], object]] = {

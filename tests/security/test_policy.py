@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import RefShardError, RefShardFileSystem, TargetNotAllowed
-from refshard_fs.security.policy import leads_out, longest_prefix, server_of
+from refshard_fs.security.policy import find_longest_prefix, leads_out, server_of
 from tests.servers.http import RangeServer
 
 SECRET = "HUSHHUSH"
@@ -25,8 +25,8 @@ CLIMBING = [
 @pytest.mark.case(id="P34")
 def test_path_with_double_dots_matches_no_prefix(path: str, http_server: RangeServer) -> None:
     assert leads_out(f"https://h{path}")
-    assert longest_prefix({"https://h/a/": 1}, f"https://h{path}") is None
-    assert longest_prefix({"https://h/a/": 1, "https://h/": 2}, f"https://h{path}") == ("https://h", 2)
+    assert find_longest_prefix({"https://h/a/": 1}, f"https://h{path}") is None
+    assert find_longest_prefix({"https://h/a/": 1, "https://h/": 2}, f"https://h{path}") == ("https://h", 2)
     options = {f"{http_server.url}/a/": {"headers": {"Authorization": SECRET}}}
     refs = {"k": [http_server.url + path, 0, 1]}
     with contextlib.suppress(RefShardError, FileNotFoundError):
@@ -43,7 +43,7 @@ def test_path_with_double_dots_matches_no_prefix(path: str, http_server: RangeSe
 )
 def test_plain_paths_match_their_prefix(path: str) -> None:
     assert not leads_out(f"https://h{path}")
-    assert longest_prefix({"https://h/a/": 1}, f"https://h{path}") == ("https://h/a", 1)
+    assert find_longest_prefix({"https://h/a/": 1}, f"https://h{path}") == ("https://h/a", 1)
 
 
 PARTS = st.lists(st.sampled_from(["s3://", "s3:", "file://", "/", "a", "b", "a/b", "https://h", "::"]), max_size=5)
@@ -58,7 +58,7 @@ def test_longest_prefix_equals_a_full_scan(prefixes: list[str], url: str) -> Non
         for stem, value in stems
         if url == stem or url.startswith(stem if stem.endswith("://") else stem + "/")
     ]
-    assert longest_prefix(table, url) == max(fitting, key=lambda found: len(found[0]), default=None)
+    assert find_longest_prefix(table, url) == max(fitting, key=lambda found: len(found[0]), default=None)
 
 
 @given(st.text(alphabet="./%2eEfF5cC;\\ab", max_size=24))

@@ -24,7 +24,7 @@ from yarl import URL
 from refshard_fs import RefShardError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.errors import contains_credentials, sanitize
 from refshard_fs.security import admission
-from refshard_fs.security.admission import Access, Admission, Network, network_of
+from refshard_fs.security.admission import Access, Admission, Network, find_network
 from refshard_fs.targets import connections
 from refshard_fs.targets.generic import GuardedFtp, take_turn
 from refshard_fs.targets.http import _make_bare_tls
@@ -120,7 +120,7 @@ def _resolved(guard: connections.Guard, host: str) -> str:
 )  # fmt: skip
 @pytest.mark.case(id="P14")
 def test_address_classes_are_recognised(host: str, network: Network) -> None:
-    assert network_of(host) is network
+    assert find_network(host) is network
 
 
 @pytest.mark.parametrize("options", [{"headers": {"Authorization": SECRET}}, {"cookies": {"a": SECRET}}])

@@ -217,7 +217,7 @@ def test_ambient_credentials_go_only_to_own_buckets(http_server: RangeServer, mo
         assert RefShardFileSystem(fo=source, options={"s3://bucket/": {}}).cat_file("k") == b"public"
         store.clear()
         for module in (admission, guarded):
-            monkeypatch.setattr(module, "network_of", lambda host: admission.Network.PUBLIC)
+            monkeypatch.setattr(module, "find_network", lambda host: admission.Network.PUBLIC)
         assert RefShardFileSystem(fo=source).cat_file("k") == b"public"
         assert not any("AKIDAMBIENT" in repr(r) for r in store.requests())
         store.fault(403, "/bucket/x", times=1)
@@ -236,7 +236,7 @@ def test_fsspec_configuration_is_not_used_for_remote_sets(
     given = {"headers": {"X-Token": "HUSHHUSH"}, "client_kwargs": {"headers": {"Authorization": "HUSHHUSH"}}}
     monkeypatch.setitem(fsspec.config.conf, "http", given)
     for module in (admission, guarded):
-        monkeypatch.setattr(module, "network_of", lambda host: admission.Network.PUBLIC)
+        monkeypatch.setattr(module, "find_network", lambda host: admission.Network.PUBLIC)
     with RangeServer() as other:
         other.put("/x", b"public")
         url = other.url.replace("127.0.0.1", "localhost") + "/x"

@@ -34,7 +34,7 @@ def test_each_chunk_has_its_own_slot(kind: str) -> None:
     for coords in product(*map(range, COUNTS)):
         shard, lengths, places = layout.split(coords)
         assert [(s, p, n) for s, p, n in zip(shard, places, lengths, strict=True)] == [
-            cut.shard(coord) for cut, coord in zip(cuts, coords, strict=True)
+            cut.find_shard(coord) for cut, coord in zip(cuts, coords, strict=True)
         ]
-        seen.add((shard, *layout.slots(places, lengths)))
+        seen.add((shard, *layout.find_slots(places, lengths)))
     assert len(seen) == layout.grid.size

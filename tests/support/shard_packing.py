@@ -29,11 +29,11 @@ def pack_shards(
     out = dict(shards)
     by_shard: dict[Coords, dict[Coords, bytes | None]] = {}
     for coords, data in chunks.items():
-        cuts = [cut.shard(i) for cut, i in zip(layout.cuts, coords, strict=True)]
+        cuts = [cut.find_shard(i) for cut, i in zip(layout.cuts, coords, strict=True)]
         by_shard.setdefault(tuple(n for n, _, _ in cuts), {})[tuple(place for _, place, _ in cuts)] = data
     for shard, changes in by_shard.items():
         key = layout.grid.encoding.encode(shard)
-        lengths = tuple(map(len, layout.room(shard)))
+        lengths = tuple(map(len, layout.find_slot_ranges(shard)))
         parts = layout.rewrite(lengths, shards.get(key), changes)
         if parts is None:
             out.pop(key, None)

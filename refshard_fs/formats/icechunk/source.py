@@ -33,7 +33,7 @@ from refshard_fs.formats.icechunk.objects import ManifestIndex, Node, Refs, Repo
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.origins import Origins
-from refshard_fs.security.policy import LOCAL, locator, protocol_of
+from refshard_fs.security.policy import LOCAL, make_locator, protocol_of
 
 TOGETHER: Final = 8  # manifests in memory at a time, for operations on whole arrays
 AHEAD: Final = 16  # if more arrays are coordinates, their manifests are not read on opening
@@ -60,7 +60,7 @@ class IcechunkKeySpace(PartedKeySpace):
         self.committed_as = "icechunk" if options.version in (Version(), Version(branch=self.branch)) else None
         if snapshot.origins is not None:
             self._origins = Origins.read(zarrmeta.loads(snapshot.origins), root)
-        self._locate = locator(root)
+        self._locate = make_locator(root)
         self._containers = containers
         self._absolute = lru_cache(_MEMO)(self._resolve_location)
         self._members: dict[str, bytes] = {}
@@ -241,7 +241,7 @@ def _convert_pin(url: str, pin: Pin | None) -> Pin | None:
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open the snapshot that the options choose; the default is the last one of the branch ``main``."""
-    locate, most, version = locator(probe.url), options.max_manifest_bytes, options.version
+    locate, most, version = make_locator(probe.url), options.max_manifest_bytes, options.version
     repo = yield from _read_whole(locate(REPO), most)
     containers: Mapping[str, str] = {}
     if repo is not None:

@@ -41,7 +41,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import make_resolver
 from refshard_fs.security.origins import read_member
-from refshard_fs.security.policy import directory_of, locator, relative_to
+from refshard_fs.security.policy import directory_of, make_locator, relative_to
 
 KEPT = 900  # seconds that replaced files are kept for readers that opened the set before
 BATCH = 8  # partitions that a listing loads at a time
@@ -187,7 +187,7 @@ class ParquetKeySpace(PartedKeySpace):
         cache_size: int = 128,
     ) -> None:
         self.root = self.root_url = root
-        self.document_url = locator(root)(PARQUET)
+        self.document_url = make_locator(root)(PARQUET)
         self.layout = Layout(document, relative_to(root, PARQUET))
         self.document = document
         self.grids: Mapping[str, ChunkGrid] = self.layout.grids

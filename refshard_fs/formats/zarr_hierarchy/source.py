@@ -21,7 +21,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, find_grid
 from refshard_fs.references.versions import STAT_BATCH, make_pin, request_facts
 from refshard_fs.security.admission import WEB
-from refshard_fs.security.policy import locator, protocol_of
+from refshard_fs.security.policy import make_locator, protocol_of
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -32,7 +32,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         return ZarrHierarchy(probe.url, listable=listable, documents=documents)
     names: Sequence[Listed] | None = yield Names(probe.url)
     existing = [listed.name for listed in names or () if listed.name in DOCUMENTS]
-    locate = locator(probe.url)
+    locate = make_locator(probe.url)
     answers: Sequence[Any] = yield tuple(Load(Span(locate(name), optional=True), Raw()) for name in existing)
     return ZarrHierarchy(probe.url, listable=names is not None, documents=dict(zip(existing, answers, strict=True)))
 

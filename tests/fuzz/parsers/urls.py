@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import Access, Admission, canonicalize, is_private
-from refshard_fs.security.policy import leads_out, links, longest_prefix, protocol_of, server_of
+from refshard_fs.security.policy import find_longest_prefix, leads_out, protocol_of, server_of, split_chain
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
@@ -50,7 +50,7 @@ def check_input(data: bytes) -> None:
     path = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0]
     if "://" in url and ".." in unquote(unquote(path)).replace("\\", "/").split("/"):
         assert leads_out(url)
-        assert longest_prefix(_INSIDE, url) is None
+        assert find_longest_prefix(_INSIDE, url) is None
     for rule in _RULES:
         try:
             opened, access = rule.admit(url)
@@ -61,7 +61,7 @@ def check_input(data: bytes) -> None:
         if rule.allow is not None and not opened.startswith("https://pub.example/refs.json"):
             assert opened.startswith("https://allowed.example/a")
         assert protocol not in (None, "file", "local", "memory")
-        assert len(links(opened)) == 1 or protocol == "data"
+        assert len(split_chain(opened)) == 1 or protocol == "data"
         if access is Access.NONE and protocol in ("http", "https"):
             assert not is_private((urlsplit(opened).hostname or "").rstrip("."))
             assert "@" not in urlsplit(opened).netloc

@@ -85,6 +85,6 @@ def _check(known: object) -> None:
         return
     for number in {0, layout.grid.size - 1}:
         _, lengths, place = layout.split(layout.grid.coords(number))
-        for level, slot in zip(layout.levels(lengths), layout.slots(place, lengths), strict=True):
+        for level, slot in zip(layout.get_levels(lengths), layout.find_slots(place, lengths), strict=True):
             assert slot >= 0
             assert level.length <= MAX_INDEX + 4
