@@ -101,7 +101,7 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
                 cut = 0
             if len(data) != length + cut or (size is not None and size < length):
                 available = len(data) if size is None else min(size + cut, len(data))
-                raise ValueError(f"expected an index of {length + cut} bytes, found {available}")
+                raise ValueError(f"expected an index of {length + cut} bytes, found {available} bytes")
             return self.level.table(data[:length], size)
         except ValueError as e:
             raise ValueError(f"shard {self.shard!r} of array {self.array!r}: {e}") from e

@@ -1,4 +1,4 @@
-"""Packed references are unpacked unchanged, and damaged ones raise an error before blosc decompresses them."""
+"""Packed references are unpacked unchanged, and damaged bytes raise an error before blosc decompresses them."""
 
 from __future__ import annotations
 

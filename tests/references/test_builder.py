@@ -72,7 +72,7 @@ def assert_equal_sets(one: ReferenceSet, other: ReferenceSet) -> None:
     assert sorted(one.grids) == sorted(other.grids)
 
 
-def test_many_small_arrays_have_the_same_answers() -> None:
+def test_many_small_arrays_are_equal_in_columns_and_by_key() -> None:
     document = many()
     found = JsonIndex("refs.json").decode(dumps(document))
     assert not found.chunks
@@ -111,7 +111,7 @@ def test_binary_form_and_pickles_keep_a_set() -> None:
         assert_equal_sets(again, refs)
 
 
-def test_keys_may_have_quotes() -> None:
+def test_keys_with_quotes_are_read() -> None:
     odd = {'g/v7/x"1': ["u", 1, 2], 'g/v7/"/0': ["u", 3, 4], '"c': "data", 'g/v8/"0': "data", "g/v9/q/0": ["u", 5, 6]}
     document = {**many(), **odd}
     found = JsonIndex("refs.json").decode(dumps(document))
@@ -120,7 +120,7 @@ def test_keys_may_have_quotes() -> None:
 
 
 @pytest.mark.parametrize("from_memory", [False, True])
-def test_metadata_shows_sharding_and_manifests(*, from_memory: bool) -> None:
+def test_metadata_lacks_finds_marks_of_shards(*, from_memory: bool) -> None:
     marks = (b"sharding_indexed", b'"shards"')
     for mark in (None, "sharding_indexed", "shards", "resharded"):
         document = many()
@@ -143,7 +143,7 @@ def test_chunks_move_to_columns_once_metadata_are_worth_reading() -> None:
     assert dict(References(refs)) == document
 
 
-def test_replaced_column_entries_keep_their_order() -> None:
+def test_later_members_replace_earlier_ones_in_columns() -> None:
     first = {"a/.zarray": json.dumps(ARRAY), "a/0.0": ["u", 1, 2], "a/0.1": "data", "a/1.0": ["u", 3, 4]}
     again = {"a/0.0": "later", "a/0.1": ["u", 5, 6]}
     padding = {f"x{i}": ["u", i, 1] for i in range(20_000)}
@@ -239,7 +239,7 @@ def test_columns_of_a_whole_array_are_made_once() -> None:
     assert peak < 36 * count
 
 
-def test_urls_that_blocks_repeat_are_merged_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_urls_are_merged_while_blocks_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """The URLs of all blocks take 30 MB, and merging all of them at the end would take three times as much."""
     monkeypatch.setattr(builder, "MERGED_URLS", 8192)
     urls, blocks = [f"s3://bucket/{i:0140d}" for i in range(1000)], 200

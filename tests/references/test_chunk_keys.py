@@ -22,7 +22,7 @@ COUNTS = [(), (1,), (12,), (3, 11), (2, 3, 4)]
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
-def test_scan_finds_the_same_as_single_lookups(encoding: ChunkKeyEncoding) -> None:
+def test_place_chunks_agrees_with_single_lookups(encoding: ChunkKeyEncoding) -> None:
     paths = ["", *(f"g/v{i}" for i in range(len(COUNTS))), "g/v2/in", "a-very-long-name-" * 5]
     grids = {path: ChunkGrid(COUNTS[i % len(COUNTS)], encoding) for i, path in enumerate(paths)}
     keys = [f"{path}/{tail}" if path else tail for path, grid in grids.items() for tail in grid.tails()]

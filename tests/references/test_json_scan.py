@@ -60,7 +60,7 @@ def test_urls_of_any_length_are_distinct() -> None:
     assert len(found.urls) == 22
 
 
-def test_fast_reader_declines_unusual_input() -> None:
+def test_scan_returns_none_for_unusual_json() -> None:
     assert scan(b'"a":["u",1,2]') is not None
     assert scan(b'"a":["u"],"b":["v"]') is not None
     assert scan(b'"a":["u"],"b":["v",1,2]') is not None

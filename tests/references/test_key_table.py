@@ -20,7 +20,7 @@ from tests.support.key_tables import members
 
 
 @given(st.lists(members, max_size=4), st.booleans())
-def test_table_equals_a_mapping_with_the_last_duplicates(runs: list[dict[str, Value]], all_alike: bool) -> None:
+def test_table_keeps_the_last_member_of_each_key(runs: list[dict[str, Value]], all_alike: bool) -> None:
     expected = {key: value for run in runs for key, value in run.items()}
     with pytest.MonkeyPatch.context() as patch:
         if all_alike:  # all keys get the same hash
@@ -66,7 +66,7 @@ def test_tables_survive_binary_form_and_pickles(found: dict[str, Value]) -> None
     assert digest_of(pickled.unpack_compressed(shrunk)) == digest_of(refs)
 
 
-def test_damaged_binary_form_is_an_error() -> None:
+def test_damaged_binary_form_raises_only_decoding_errors() -> None:
     refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of_mapping({f"k{i}": "text" * 9 for i in range(50)}))
     packed = bytearray(b"".join(compiled.pack(refs)))
     for at in range(0, len(packed), 7):

@@ -19,7 +19,7 @@ from tests.support.key_tables import members
 
 
 @pytest.mark.parametrize("first", [0, 5_000])
-def test_directory_sizes_need_memory_for_that_directory_only(first: int) -> None:
+def test_sizes_of_few_rows_take_little_memory(first: int) -> None:
     table = KeyTable.of_mapping({f"v{i}/0": "base64:" + "QUJD" * 250 for i in range(10_000)})
     tracemalloc.start()
     assert table.get_sizes(np.arange(first, first + 3)) == [750] * 3

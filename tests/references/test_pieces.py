@@ -43,7 +43,7 @@ def test_hash_depends_on_the_seed() -> None:
 @given(pieces)
 @example([b"a" * 20] * 70)
 @example([b"a" * n for n in range(15, 20)] * 20)
-def test_joined_pieces_lie_one_after_the_other(found: list[bytes]) -> None:
+def test_join_pieces_equals_joining_single_pieces(found: list[bytes]) -> None:
     text, starts, stops = join_with_positions(found)
     assert join_pieces(text, starts, stops) == b"".join(found)
 
@@ -51,7 +51,7 @@ def test_joined_pieces_lie_one_after_the_other(found: list[bytes]) -> None:
 @given(
     st.lists(st.one_of(st.binary(max_size=2), st.sampled_from([b"x" * 60, b"x" * 59 + b"y", b"x" * 600])), max_size=60)
 )
-def test_runs_begin_where_the_piece_changes(found: list[bytes]) -> None:
+def test_runs_and_distinct_pieces_are_found(found: list[bytes]) -> None:
     text, starts, stops = join_with_positions(found)
     expected = [i for i, piece in enumerate(found) if not i or found[i - 1] != piece]
     begun = find_runs(text, starts, stops).tolist()
@@ -63,7 +63,7 @@ def test_runs_begin_where_the_piece_changes(found: list[bytes]) -> None:
 
 
 @given(st.lists(st.one_of(st.integers(0, 99), st.integers(0, 10**15 - 1)), min_size=1, max_size=60))
-def test_numbers_are_read_before_their_ends(found: list[int]) -> None:
+def test_numbers_that_end_at_positions_are_parsed(found: list[int]) -> None:
     text, _, stops = join_with_positions([b"x%d" % number for number in found])
     numbers = parse_numbers_before(text, stops)
     assert numbers is not None

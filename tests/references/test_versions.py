@@ -38,7 +38,7 @@ def test_objects_in_memory_are_pinned_by_size_and_time() -> None:
         open_source(found).cat_file("a/0")
 
 
-def test_s3_listing_pins_the_requested_version(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
+def test_s3_listing_pins_chunks_without_requesting_them(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
     s3_server.create_bucket("snapshots")
     for key, data in STORE.items():
         s3_server.put(f"snapshots/store/{key}", data)
@@ -57,7 +57,7 @@ def test_s3_listing_pins_the_requested_version(s3_server: SeaweedServer, s3_prox
         fs.cat_file("a/1")
 
 
-def test_unreachable_object_is_named(http_server: RangeServer) -> None:
+def test_error_names_the_unreachable_object(http_server: RangeServer) -> None:
     url = http_server.put("x", b"data")
     http_server.fault(403, "/x")
     with pytest.raises(SourceNotReachable, match=f"the current version of {url} cannot be read"):

@@ -41,7 +41,7 @@ def test_own_sets_may_point_anywhere(source: str | None, url: str) -> None:
     ],
 )
 @pytest.mark.case(id="P1")
-def test_remote_set_may_point_to_its_server_and_public_ones(url: str, access: Access) -> None:
+def test_remote_set_may_point_to_its_own_and_public_servers(url: str, access: Access) -> None:
     assert REMOTE.admit(url)[1] is access
 
 
@@ -100,7 +100,7 @@ def test_remote_set_may_not_point_to_private_places(rule: Admission, url: str) -
     ],
 )
 @pytest.mark.case(id="P34")
-def test_admitted_url_is_the_opened_url(url: str, spelled: str) -> None:
+def test_admitted_url_has_its_canonical_spelling(url: str, spelled: str) -> None:
     assert canonicalize(url) == spelled
     assert REMOTE.admit(url)[0] == spelled
 
@@ -149,14 +149,14 @@ def test_allow_list_admits_its_prefixes(url: str) -> None:
                                  "https://h.example.evil/a/b", "https://pub.example/x.nc", "/etc/passwd"])  # fmt: skip
 @pytest.mark.parametrize("source", ["https://pub.example/refs.json", None, "/home/me/refs.json"])
 @pytest.mark.case(id="P9")
-def test_allow_list_excludes_all_others(url: str, source: str | None) -> None:
+def test_allow_list_excludes_other_urls(url: str, source: str | None) -> None:
     rule = Admission.of(source, ["s3://pub", "https://H.example:443/a/"], (), ())
     with pytest.raises(TargetNotAllowed):
         rule.admit(url)
 
 
 @pytest.mark.case(id="P7")
-def test_options_admit_their_prefixes() -> None:
+def test_options_admit_named_protocols_and_prefixes() -> None:
     rule = Admission.of("https://pub.example/refs.json", None, ["file", "S3"], ["http://10.0.0.7/data/"])
     assert rule.admit("file:///data/x.nc")[1] is Access.OWN
     assert rule.admit("/data/x.nc")[1] is Access.OWN
@@ -179,7 +179,7 @@ def test_source_may_point_below_itself() -> None:
 
 
 @pytest.mark.case(id="P10")
-def test_prefix_with_a_login_is_named_without_it() -> None:
+def test_error_for_prefix_with_a_login_hides_the_login() -> None:
     with pytest.raises(
         ValueError, match=r"'http://\.\.\.@h\.org/x/' in allow= .* credentials; give them as options"
     ) as e:
@@ -232,7 +232,7 @@ def test_addresses_are_private_unless_global(address: object) -> None:
 @pytest.mark.parametrize(
     "first", ["file:///etc/passwd", "local:///etc/passwd", "dir:///etc", "memory://x", "reference://x"]
 )
-def test_chain_with_equal_last_links_is_not_own(source: str, first: str) -> None:
+def test_other_chain_with_the_sources_last_link_is_refused(source: str, first: str) -> None:
     with pytest.raises(TargetNotAllowed):
         Admission.of(source, None, (), ()).admit(f"{first}::https://pub.example/a.zip")
 
@@ -241,7 +241,7 @@ def test_chain_with_equal_last_links_is_not_own(source: str, first: str) -> None
     "url", ["zip://x::file:///secret.zip", "zip://x::https://pub.example/a.zip::file:///x", "s3://pub/x::file:///etc"]
 )
 @pytest.mark.case(id="P9")
-def test_chain_is_admitted_if_each_link_is(url: str) -> None:
+def test_chain_is_admitted_only_if_each_link_is(url: str) -> None:
     rule = Admission.of("https://pub.example/refs.json", None, ["zip", "https"], ["s3://pub/"])
     with pytest.raises(TargetNotAllowed):
         rule.admit(url)
@@ -267,7 +267,7 @@ def test_ipv6_address_is_not_a_chain() -> None:
     assert resolve("../x.nc", f"{SIX}/a/b", None) == f"{SIX}/a/x.nc"
 
 
-def test_set_in_an_archive_points_beside_it() -> None:
+def test_relative_url_in_an_archive_names_another_member() -> None:
     for folder in ("", "set/", "a/b/"):
         base = directory_of(f"zip://{folder}refs.json::s3://b/a.zip")
         assert resolve("x.bin", base, None) == f"zip://{folder}x.bin::s3://b/a.zip"

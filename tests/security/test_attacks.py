@@ -131,7 +131,7 @@ def test_names_of_codecs_import_nothing(
     assert "evil_codec" not in sys.modules
 
 
-DOORS: dict[str, Callable[[str, Path], Any]] = {
+INTERFACES: dict[str, Callable[[str, Path], Any]] = {
     "xarray": lambda url, _: xr.open_dataset(url, engine="refshard").load(),
     "a chain": lambda url, _: xr.open_dataset("refshard::" + url, engine="refshard").load(),
     "mapper": lambda url, _: fsspec.get_mapper("refshard::" + url)["t/0"],
@@ -145,19 +145,19 @@ DOORS: dict[str, Callable[[str, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("interface", INTERFACES)
 @pytest.mark.parametrize("where", ["file", "private network", "chain"])
 def test_no_interface_reaches_files_or_private_networks(
-    door: str, where: str, http_server: RangeServer, tmp_path: Path
+    interface: str, where: str, http_server: RangeServer, tmp_path: Path
 ) -> None:
     """The secret is one byte, which any read beyond the rules would return."""
     (tmp_path / "secret").write_bytes(b"\x07")
     with RangeServer() as inside:
         url = inside.put("/secret", b"\x07")
         target = {"file": str(tmp_path / "secret"), "private network": url, "chain": f"simplecache::{url}"}[where]
-        source = strangers(http_server, array([target, 0, 1], {}), name=door.replace(" ", ""))
+        source = strangers(http_server, array([target, 0, 1], {}), name=interface.replace(" ", ""))
         with pytest.raises(Exception) as caught:  # noqa: PT011  # zarr and fsspec may wrap our error: it is searched for below
-            DOORS[door](source, tmp_path)
+            INTERFACES[interface](source, tmp_path)
         assert any(isinstance(e, TargetNotAllowed) for e in chain(caught.value)), caught.value
         assert inside.requests() == []
     assert not (tmp_path / "got").exists()

@@ -74,7 +74,7 @@ def test_json_sets_refuse_invalid_keys(key: str, many: int) -> None:
 
 @pytest.mark.parametrize("name", ["a//b", "b/", "/", "/a", "..", DEEP])
 @pytest.mark.parametrize("version", [2, 3])
-def test_consolidated_metadata_hides_invalid_keys(name: str, version: int, http_server: RangeServer) -> None:
+def test_invalid_key_in_consolidated_metadata_is_an_error(name: str, version: int, http_server: RangeServer) -> None:
     if version == 2:
         http_server.put("/s/.zgroup", b'{"zarr_format": 2}')
         document = {"zarr_consolidated_format": 1, "metadata": {f"{name}/.zarray": zarray([1], [1])}}
@@ -157,7 +157,7 @@ def test_endless_arrays_cost_only_existing_chunks(name: str, separator: str) -> 
 
 
 @pytest.mark.parametrize("selection", [np.s_[:], np.s_[0:2], np.s_[::2], np.s_[::-1], np.s_[5:, 3]])
-def test_too_large_selection_is_refused_with_its_number(selection: Any) -> None:
+def test_error_for_large_selection_states_its_chunks(selection: Any) -> None:
     with pytest.raises(ManifestError, match=r"has \d{8,} chunks"):
         select_chunk_numbers(selection, (2**40, 2**40), (1, 1))
 

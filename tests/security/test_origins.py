@@ -171,7 +171,7 @@ def test_append_separates_own_and_remote_parts(
         assert other.requests() == []
 
 
-def test_saved_set_is_limited_as_a_part_of_a_document(
+def test_saved_set_keeps_its_limits_as_a_piece_of_a_cube(
     http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
 ) -> None:
     with RangeServer() as other:
@@ -227,10 +227,10 @@ def test_redirects_of_remote_urls_follow_the_rules(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_saved_set_of_the_own_server_is_read(
+def test_saved_set_is_read_from_its_own_server(
     format: str, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is read with the user's configuration, even from a private server, without a warning or an option."""
+    """Its targets are read with the user's configuration, even from a private server, without warning or option."""
     monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": SECRET}})
     source = put(http_server, refs_of(http_server.put("/x", b"x")))
     out = str(tmp_path / FORMATS[format])
@@ -358,7 +358,7 @@ def test_convert_reports_the_servers_of_a_remote_set(
     assert "on other servers: http://elsewhere.test." in capsys.readouterr().err
 
 
-def test_save_at_the_same_server_reports_nothing(http_server: RangeServer, tmp_path: Path) -> None:
+def test_save_without_other_servers_gives_no_warning(http_server: RangeServer, tmp_path: Path) -> None:
     url = put(http_server, refs_of("../file"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -402,11 +402,11 @@ def test_nested_origin_records_are_merged() -> None:
 @pytest.mark.parametrize(
     "url", ["HTTPS://A.org./x", "https://a.org:443/x", "https://a.org?x", "zip://m::https://a.org/x"]
 )
-def test_origin_record_is_found_by_every_spelling(url: str) -> None:
+def test_origin_record_is_found_for_every_spelling_of_a_url(url: str) -> None:
     assert Origins({"https://a.org": ("https://b.org",)}).of(url) == ("https://b.org",)
 
 
-def test_archive_members_follow_their_origin_records() -> None:
+def test_recorded_origins_admit_members_of_archives() -> None:
     named = []
     for archive in ("zip://s.json::https://a.org/1.zip", "zip://s.json::https://a.org/2.zip"):
         member = archive.replace("s.json", "x")

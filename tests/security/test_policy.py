@@ -23,7 +23,7 @@ CLIMBING = [
 
 @pytest.mark.parametrize("path", CLIMBING)
 @pytest.mark.case(id="P34")
-def test_path_with_double_dots_matches_no_prefix(path: str, http_server: RangeServer) -> None:
+def test_path_with_double_dots_matches_only_its_server(path: str, http_server: RangeServer) -> None:
     assert leads_out(f"https://h{path}")
     assert find_longest_prefix({"https://h/a/": 1}, f"https://h{path}") is None
     assert find_longest_prefix({"https://h/a/": 1, "https://h/": 2}, f"https://h{path}") == ("https://h", 2)

@@ -57,7 +57,7 @@ def manifest(server: RangeServer, refs: dict[str, Any]) -> str:
 
 
 @pytest.mark.case(id="P1")
-def test_another_port_of_the_sets_own_host_is_not_its_own(http_server: RangeServer) -> None:
+def test_other_port_of_the_sets_host_is_refused(http_server: RangeServer) -> None:
     with RangeServer() as other:
         url = other.put("/x", b"inside")
         fs = RefShardFileSystem(manifest(http_server, {"k": [url]}))
@@ -119,7 +119,7 @@ def _resolved(guard: connections.Guard, host: str) -> str:
     ],
 )  # fmt: skip
 @pytest.mark.case(id="P14")
-def test_address_classes_are_recognised(host: str, network: Network) -> None:
+def test_network_of_a_host_is_found(host: str, network: Network) -> None:
     assert find_network(host) is network
 
 
@@ -263,7 +263,7 @@ def test_ftp_host_that_becomes_private_gets_no_login(names: dict[str, str], monk
 @pytest.mark.parametrize("domain", ["", "; Domain=co.test", "; Domain=test"])
 @pytest.mark.case(id="P16")
 def test_cookie_goes_to_no_other_port_or_host(domain: str, how: str) -> None:
-    """aiohttp 3.12.0 calls the one method, later versions the other."""
+    """aiohttp 3.12.0 calls `update_cookies`, later versions call `update_cookies_from_headers`."""
     if not hasattr(CookieJar, how):
         pytest.skip("this aiohttp parses the headers itself")
 

@@ -58,7 +58,7 @@ def test_remote_set_cannot_read_local_files(how: str, secret: str, http_server: 
 
 
 @pytest.mark.case(id="P3")
-def test_remote_set_cannot_read_memory_of_the_process_or_chains(http_server: RangeServer, tmp_path: Path) -> None:
+def test_remote_set_cannot_use_memory_urls_chains_or_ssh(http_server: RangeServer, tmp_path: Path) -> None:
     urls = ["memory://x", "zip://x::file:///x.zip", "refshard::" + http_server.url + "/x.json", "ssh://host/x"]
     fs = RefShardFileSystem(fo=manifest(http_server, {f"k{i}": [url] for i, url in enumerate(urls)}))
     for i in range(len(urls)):
@@ -144,7 +144,7 @@ def test_allow_list_limits_own_sets_too(http_server: RangeServer) -> None:
 
 
 @pytest.mark.case(id="P14")
-def test_redirects_follow_the_same_rules(http_server: RangeServer) -> None:
+def test_redirect_outside_the_allow_list_is_refused(http_server: RangeServer) -> None:
     with RangeServer() as private:
         target = private.put("/x", b"inside")
         http_server.put("/pub/x", b"outside")
@@ -350,7 +350,7 @@ def test_pickle_imports_only_the_package() -> None:
 
 
 @pytest.mark.case(id="P23")
-def test_secrets_are_not_shown(http_server: RangeServer) -> None:
+def test_repr_and_errors_contain_no_secrets(http_server: RangeServer) -> None:
     secrets = {"key": "AKIDHIDDEN", "secret": "HUSHHUSH", "token": "TOKENTOKEN"}
     fs = RefShardFileSystem(
         fo={"k": ["s3://b/x"]}, remote_protocol="s3", remote_options=secrets, options={"s3://c/": secrets}

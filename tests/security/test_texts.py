@@ -114,7 +114,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_secrets_are_removed(name: str) -> None:
+def test_redact_removes_secret_parameters(name: str) -> None:
     url = f"https://host/x?a=1&{name}={SECRET}&b=2"
     assert SECRET not in redact(url)
     assert "a=1" in redact(url)
@@ -163,6 +163,6 @@ def test_harmless_cause_is_unchanged() -> None:
     assert SECRET not in repr(sanitize_cause(ValueError(f"https://h/?token={SECRET}")))
 
 
-def test_long_texts_are_clipped_before_inspection() -> None:
+def test_long_texts_are_cut() -> None:
     assert len(sanitize("\x1b" * 10_000_000)) < 5 * LONGEST
     assert len(str(ManifestError("x" * 10_000_000))) < 2 * LONGEST

@@ -154,7 +154,7 @@ def test_chunks_may_overlap_leave_gaps_or_be_empty() -> None:
 
 @pytest.mark.parametrize("sized", [True, False])
 @pytest.mark.case(id="P26")
-def test_forged_count_allocates_nothing(tmp_path: Path, sized: bool) -> None:
+def test_forged_count_allocates_little_memory(tmp_path: Path, sized: bool) -> None:
     fs, _ = source(tmp_path, "v2", SHARD_2, sized=sized)
     forged = json.dumps({**META_2, "shape": [2**40], "shards": [2**24]})  # an index of 256 MiB
     if sized:

@@ -190,7 +190,7 @@ def chunk(content: dict[str, bytes], place: int) -> str:
     return f"a/c/{place}" if "zarr.json" in content else f"a/{place}"
 
 
-# All that is wrong, where lengths are told by files, by a server and by references, and each layout everywhere.
+# All wrong places in files, on a server and in references; one wrong place of each layout in all kinds of sources.
 @pytest.mark.parametrize(
     ("wrong", "place"),
     [
@@ -228,7 +228,7 @@ def test_fixed_slots_and_mask_fill_the_shard(place: str, places: dict[str, Sourc
 
 
 @pytest.mark.parametrize("shape", ["end", "start", "trailed"])
-def test_inflated_shard_has_its_true_length(shape: str) -> None:
+def test_chunk_beyond_a_decompressed_shard_is_an_error(shape: str) -> None:
     """The length of inflated bytes is known only after inflating them."""
     at_end, trailer = shape != "start", 4 if shape == "trailed" else 0
     index = TableIndex(OffsetsLevel(4, at_end, checked=True, trailer=trailer), "c/0", "a", 0, cut=None)
@@ -336,7 +336,7 @@ def two_nested() -> tuple[dict[str, Any], bytes]:
     return meta, sound + sound[:-1] + bytes([sound[-1] ^ 1]) + index + crc32c(index).to_bytes(4, "little")
 
 
-def test_damaged_nested_shard_leaves_its_neighbours(http_server: RangeServer) -> None:
+def test_damaged_nested_shard_does_not_affect_others(http_server: RangeServer) -> None:
     meta, shard = two_nested()
     group = json.dumps({"zarr_format": 3, "node_type": "group"})
     refs = {"zarr.json": group, "a/zarr.json": json.dumps(meta), "a/c/0": [http_server.put("/x", shard), 0, len(shard)]}

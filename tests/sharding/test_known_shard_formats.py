@@ -14,8 +14,8 @@ PLAIN = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order":
 
 def test_each_format_has_a_name_and_marks() -> None:
     known = load_shard_formats()
-    assert len({each.name for each in known}) == len(known) >= 2
-    assert all(each.marks for each in known)
+    assert len({shard_format.name for shard_format in known}) == len(known) >= 2
+    assert all(shard_format.marks for shard_format in known)
 
 
 def test_no_format_recognises_unsharded_metadata() -> None:

@@ -14,9 +14,9 @@ from refshard_fs.sharding.layout import Cut, Equal, Nest, Ragged, ShardLayout
 
 COUNTS = (7, 6)
 MAKERS: dict[str, tuple[tuple[Cut, ...], tuple[int, ...]]] = {
-    "alike": ((Equal(4), Equal(2)), (4, 2)),
-    "alike, as only the cuts say": ((Equal(4), Equal(2)), ()),
-    "of sizes of their own": ((Ragged((4, 6, 8)), Equal(2)), ()),
+    "equal": ((Equal(4), Equal(2)), (4, 2)),
+    "equal, without shards in the grid": ((Equal(4), Equal(2)), ()),
+    "unequal": ((Ragged((4, 6, 8)), Equal(2)), ()),
 }
 
 

@@ -130,10 +130,10 @@ def test_chunks_written_in_any_order_are_read_back(data: st.DataObject) -> None:
     changes = st.dictionaries(st.sampled_from(every), st.none() | payload, max_size=12)
     shards: dict[str, bytes] = {}
     expected: dict[tuple[int, ...], bytes] = {}
-    for some in data.draw(st.lists(changes, min_size=1, max_size=4)):
-        shards = pack_shards(layout, shards, some)
-        expected |= {at: found for at, found in some.items() if found is not None}
-        expected = {at: found for at, found in expected.items() if some.get(at, b"") is not None}
+    for written in data.draw(st.lists(changes, min_size=1, max_size=4)):
+        shards = pack_shards(layout, shards, written)
+        expected |= {at: found for at, found in written.items() if found is not None}
+        expected = {at: found for at, found in expected.items() if written.get(at, b"") is not None}
         assert read_chunks(doc, shards, **options) == expected
     if not expected:
         assert shards == {}
@@ -150,7 +150,7 @@ LAYOUTS = {
 }
 
 
-def of_ours(folder: Path, name: str) -> np.ndarray[Any, Any]:
+def write_shards(folder: Path, name: str) -> np.ndarray[Any, Any]:
     """Write an array in shards by this package, first whole, then chunk by chunk; return its values."""
     doc = make_version_3((13, 17), (6, 12), LAYOUTS[name], fill=FILL)
     layout = find_layout(doc)
@@ -173,7 +173,7 @@ def _inner(payload: bytes, name: str) -> bytes:
 def test_written_shards_are_read_back(tmp_path: Path, name: str) -> None:
     if IS_ZARR_2:
         pytest.skip("zarr 2 has no codecs of version 3")
-    data = of_ours(tmp_path, name)
+    data = write_shards(tmp_path, name)
     assert np.array_equal(open_array(tmp_path)[...], data)
 
 
@@ -184,14 +184,14 @@ def test_zarr_python_reads_the_values(tmp_path: Path, name: str) -> None:
         pytest.skip("zarr 2 reads no shards of version 3")
     import zarr
 
-    data = of_ours(tmp_path, name)
+    data = write_shards(tmp_path, name)
     assert np.array_equal(zarr.open_array(str(tmp_path), mode="r")[...], data)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "checksummed"])  # tensorstore refuses that layout
 def test_tensorstore_reads_the_values(tmp_path: Path, name: str) -> None:
     tensorstore = pytest.importorskip("tensorstore")
-    data = of_ours(tmp_path, name)
+    data = write_shards(tmp_path, name)
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}
     assert np.array_equal(tensorstore.open(spec, read=True).result().read().result(), data)
 
@@ -204,13 +204,13 @@ def test_zarrs_reads_the_values(tmp_path: Path, name: str) -> None:
     pytest.importorskip("zarrs")
     import zarr
 
-    data = of_ours(tmp_path, name)
+    data = write_shards(tmp_path, name)
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
         assert np.array_equal(zarr.open_array(str(tmp_path), mode="r")[...], data)
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
-def test_written_bytes_equal_zarr_pythons(tmp_path: Path, location: Any) -> None:
+def test_written_bytes_equal_those_of_zarr_python(tmp_path: Path, location: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("zarr 2 writes no shards of version 3")
     import zarr

@@ -107,7 +107,7 @@ def test_column_through_all_shards_takes_two_rounds(counter: Counter) -> None:
     assert kinds == ["index", "chunks"]
 
 
-def test_single_chunk_reads_are_followed_by_readahead(folder: Path, data: np.ndarray[Any, Any]) -> None:
+def test_reads_of_single_chunks_start_readahead(folder: Path, data: np.ndarray[Any, Any]) -> None:
     with RangeServer(directory=folder) as server:
         fs = open_source(f"{server.url}/a", asynchronous=True)
 
@@ -196,7 +196,7 @@ def test_prefetch_with_a_damaged_shard_fetches_other_shards(folder: Path, tmp_pa
             fs.cat_file(keys[0])
 
 
-def test_cancelled_prefetch_of_whole_shards_holds_nothing(counter: Counter) -> None:
+def test_cancelled_prefetch_of_whole_shards_frees_requests(counter: Counter) -> None:
     async def announce() -> None:
         fs = open_source(f"{counter.server.url}/a", asynchronous=True)
         await fs._cat_file("zarr.json")

@@ -69,7 +69,7 @@ def test_shards_of_unknown_size_are_read(folder: Path) -> None:
     assert np.array_equal(open_array(refs, "a")[...], DATA)
 
 
-def test_plain_reference_sets_are_not_wrapped() -> None:
+def test_set_without_shards_has_no_shard_view() -> None:
     refs = {"a/.zarray": json.dumps({"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|i1"}), "a/0": "shards"}
     assert not isinstance(open_source(refs).source.open(), ShardView)
 
@@ -224,15 +224,15 @@ def test_known_shard_that_vanishes_is_an_error() -> None:
         assert not entry.optional
 
 
-def test_lookup_loads_index_and_metadata_once() -> None:
+def test_repeated_lookup_has_the_same_needs() -> None:
     view, files, _ = held(MAKERS["whole file"])
     _, asked = run(view.lookup("a/6.1"), files)
     assert [(n.entry.url, n.entry.start, n.entry.stop) for n in asked] == [("a/3.0", -64, None)]
     _, again = run(view.lookup("a/6.0"), files)
-    assert again == asked  # equal needs: the engine has remembered their answers
+    assert again == asked  # the engine keeps the answers to equal needs
 
 
-def test_chunks_of_a_shard_are_neighbours_for_readahead() -> None:
+def test_grid_of_inner_chunks_is_known_after_metadata_are_read() -> None:
     view, files, chunks = held(MAKERS["whole file"])
     assert find_chunk(view.grids, "a/0.0") is None  # the metadata are not read yet
     run(view.lookup("a/.zarray"), files)
