@@ -31,14 +31,16 @@ UNWRITTEN: Final = 1 << 18
 # The encoding of chunk keys by zarr version: all chunks of an array lie in one directory.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 MOST_FILL: Final = 1 << 26  # bytes: the largest unwritten chunk that is filled here
-_DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute in which xarray looks for names in version 2
+_DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions, for xarray in version 2
 _SHOWN: Final = 100  # characters of a long path that a report shows
 _TRIED: Final = 10_000  # the most counts of chunks that are tried, to find one that divides the axis evenly
 # Codecs that do not compress.
 _FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8", "vlen-bytes", "vlen-array"])
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
 PACKING: Final = ("scale_factor", "add_offset")  # xarray decodes packed values to the dtype of these attributes
-PACKING_TYPE: Final = "_refshard_packing"  # the attribute in which sets keep this dtype: JSON numbers have none
+PACKING_TYPE: Final = (
+    "_refshard_packing"  # the attribute in which sets keep the dtype of `PACKING`, which JSON numbers lack
+)
 # The attribute that names attributes with objects, such as pyramids: xarray gets JSON texts, which NetCDF can hold.
 OBJECTS: Final = "_refshard_objects"
 PIECE: Final = 4 << 20  # bytes: contiguous arrays are cut into chunks of about this size, large enough for a request
@@ -72,7 +74,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     file_codecs: tuple[str, ...] = ()
 
     def grid(self, zarr_format: int) -> ChunkGrid:
-        """Return the chunk grid."""
+        """Return the grid of chunks, whose keys are encoded as in version ``zarr_format``."""
         return ChunkGrid.regular(self.shape, self.chunks, ENCODINGS[zarr_format])
 
     def metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -269,7 +271,7 @@ class RecipeChunks(Chunks):
 
 
 def _name_objects(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the attributes, with `OBJECTS` if any of them have objects."""
+    """Return the attributes. If values of some contain JSON objects, the attribute `OBJECTS` has their names."""
     names = [name for name, value in attributes.items() if _has_objects(value)]
     return {**attributes, OBJECTS: names} if names else attributes
 

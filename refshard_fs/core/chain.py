@@ -15,7 +15,7 @@ LAST_BLOCK: Final = 16 << 20  # bytes: whole reads do not grow beyond this
 
 
 def foresee(lengths: Sequence[int]) -> Sequence[int]:
-    """Return the fewest last ``lengths`` that equal the ones before them: the next records probably repeat them.
+    """Return the shortest run of ``lengths`` at the end that equals the run before it: records probably repeat it.
 
     A single length repeats itself. Return an empty sequence if lengths do not repeat.
     """

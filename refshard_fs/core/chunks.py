@@ -70,7 +70,7 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def add_origin(self, origin: Origin) -> Chunks:
-        """Add ``origin``, the servers of sets that contain this one, to the origins of all targets."""
+        """Return these chunks with ``origin``, the servers of sets that contain them, added to each origin."""
         own = self.origins or [()] * len(self.urls)
         joined = [known if known[: len(origin)] == origin else (*origin, *known) for known in own]
         packed = {row: add_origin(entry, origin) for row, entry in self.packed.items()}
@@ -109,7 +109,7 @@ class ChunksBuilder:
         pins: Sequence[Pin | None] | Mapping[int, Pin | None] = (),
         origins: Sequence[Origin] | Mapping[int, Origin] = (),
     ) -> None:
-        """Set ``rows`` (an index of numpy) to ``ranges``; their targets are indexes into the other arguments."""
+        """Set ``rows`` (an index of numpy) to ``ranges``, whose targets are indexes into the other arguments."""
         has_target = ranges.targets != NO_TARGET
         used, places = distinct_codes(ranges.targets[has_target], len(urls))
         codes = [

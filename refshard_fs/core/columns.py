@@ -200,7 +200,7 @@ class ChunkTable:
         return cls(grid, ranges, numbers)
 
     def __len__(self) -> int:
-        """Number of chunks that exist."""
+        """Return the number of chunks that exist."""
         return int((self.ranges.targets != NO_TARGET).sum()) if self.numbers is None else len(self.numbers)
 
     @property

@@ -43,13 +43,13 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
     Raises ValueError if the data are damaged, decompress to more than ``most`` bytes, or do not reach the end of the
     stream (unless ``has_end`` is false).
     """
-    # A decompressor holds a part twice while it joins it, so parts are small, and one buffer grows.
+    # A decompressor takes twice the memory of a part, so parts are small, and one buffer grows.
     out, part = io.BytesIO(), max(_PART, most >> 4)
     left = most + 1
     try:
         while left and not stream.eof:
             decoded = stream.decompress(data, min(left, part))
-            data = getattr(stream, "unconsumed_tail", b"")  # zlib returns unused input; the others keep it
+            data = getattr(stream, "unconsumed_tail", b"")  # zlib returns unused input; other decompressors keep it
             left -= out.write(decoded)
             if not decoded:
                 break
@@ -94,7 +94,7 @@ class Inflate:
         self._checks_ratio = checks_ratio
         self._make = next((make for magic, make in _STREAMS.items() if head.startswith(magic)), None)
         self._stream: Any = None if self._make is None else self._make()
-        self._taken = self._made = 0  # bytes in, bytes out
+        self._taken = self._made = 0  # bytes that were fed, and bytes that were returned
 
     def feed(self, data: bytes | memoryview, *, is_last: bool = False) -> Iterator[bytes | memoryview]:
         """Decompress ``data``, the next bytes of the document; ``is_last`` says that the document ends with them."""
@@ -126,7 +126,7 @@ class Inflate:
                 out = self._stream.decompress(left, STEP)
             except list_errors() as e:
                 raise DamagedStream(str(e)) from e
-            # zlib returns unused input; the others keep it.
+            # zlib returns unused input; other decompressors keep it.
             left = self._stream.unused_data if self._stream.eof else getattr(self._stream, "unconsumed_tail", b"")
             if out:
                 yield out

@@ -305,7 +305,7 @@ class ArrayView(View, Generic[K]):
 
     @abstractmethod
     def find_chunk_entry(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
-        """Return the entry of ``key``, the chunk at ``coords`` in the `find_own_grid` of the array ``path``."""
+        """Return the entry of ``key``, the chunk at ``coords`` in the result of `find_own_grid` for ``path``."""
 
     @abstractmethod
     def list_chunks_in(
@@ -454,7 +454,7 @@ class ArrayView(View, Generic[K]):
         return (yield from (self.base.is_directory(prefix) if at is None else self.has_chunks_in(*at)))
 
     def _find_grid_above(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
-        """Return the array that contains ``key``, and its `find_own_grid`."""
+        """Return the array that contains ``key``, and the result of `find_own_grid` for this array."""
         path = yield from self._documents.discover_array(key)
         return ("", None) if path is None else (path, self.find_own_grid(path))
 

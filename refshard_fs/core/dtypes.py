@@ -32,8 +32,10 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
     A name without a byte order means little-endian. Raises ManifestError, which begins with ``where``, if ``text`` is
     invalid.
     """
-    if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
+    if not isinstance(text, str) or not text:
         raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: expected the name of a dtype")
+    if len(text) > LONGEST:
+        raise ManifestError(f"{where}: its 'dtype' has {len(text)} characters: expected at most {LONGEST}")
     try:
         spelled = ast.literal_eval(text) if text[0] in "[{('\"" else text
         if is_divided(repr(spelled)):
@@ -251,7 +253,7 @@ def parse_fill_value(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
         if dtype.kind in "mM":
             return np.array(int(number), "<i8").view(dtype.newbyteorder("<"))[()]
         if dtype.kind in "iu" and not np.iinfo(dtype).min <= number <= np.iinfo(dtype).max:
-            raise OverflowError("it does not fit")  # numpy 1 would take it modulo 2**bits
+            raise OverflowError("it does not fit")  # numpy 1 would wrap the number around
         return np.array(number, dtype)[()]
     except (TypeError, ValueError, OverflowError) as e:
         raise ValueError(f"its fill_value is {fill!r}: expected a value of {dtype}: {e}") from e
@@ -290,7 +292,7 @@ def make_plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[
 def remove_padding(texts: npt.NDArray[Any], padding: Padding) -> npt.NDArray[Any]:
     """Replace the padding of fixed-length strings by zeros, which numpy expects.
 
-    The padding of space-padded strings are the spaces at the end; of other strings, all bytes after the first zero.
+    In space-padded strings, the spaces at the end are padding; in other strings, all bytes after the first zero.
     """
     size = texts.dtype.itemsize
     raw = np.ascontiguousarray(texts).view(np.uint8).reshape(*texts.shape, size)

@@ -57,7 +57,7 @@ class _File:
         mapped = self._mapped
         if stop > len(mapped):
             mapped = memoryview(mmap.mmap(self._file.fileno(), self.end, access=mmap.ACCESS_READ))
-            self._mapped = mapped  # another thread may assign a shorter map, so this one is used below
+            self._mapped = mapped  # another thread may assign a shorter map, so the local name is used below
         return mapped[start:stop]
 
     def __del__(self) -> None:
@@ -144,7 +144,7 @@ class Edits:
         self.number = 0  # the number of the last change
 
     def __len__(self) -> int:
-        """Number of edited keys and removed prefixes."""
+        """Return the number of edited keys and removed prefixes."""
         return len(self._changes) + len(self._prefixes)
 
     def get(self, key: str) -> Edit | None:
@@ -292,7 +292,7 @@ class EditedKeySpace(View):
         return None if len(self.edits) else (yield from self.base.snapshot(threshold, on_progress))
 
     @property
-    def is_reference_set(self) -> bool:  # type: ignore[override]  # edits come and go
+    def is_reference_set(self) -> bool:  # type: ignore[override]  # a property, since it depends on the edits
         return not len(self.edits) and self.base.is_reference_set
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:

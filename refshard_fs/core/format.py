@@ -278,7 +278,9 @@ def _find_entry_points() -> list[EntryPoint]:
     `importlib.metadata.entry_points` takes four times as long, which would be most of the time of opening a source.
     """
     names = dict.fromkeys(name for place in sys.path for name in list_packages_with_plugins(place or "."))
-    return [entry for name in names for entry in distribution(name).entry_points]  # uses the first of several versions
+    return [
+        entry for name in names for entry in distribution(name).entry_points
+    ]  # the first of several installed versions
 
 
 def list_packages_with_plugins(place: str) -> list[str]:

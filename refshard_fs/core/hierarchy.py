@@ -41,7 +41,7 @@ class Hierarchy(KeySpace):
     """The keys below ``url``; ``listable`` says whether the target can list (None: unknown).
 
     ``documents`` are documents of the root that were read to recognise the source; None stands for an absent one. Each
-    answers one look-up, if no other key was looked up before: objects may change later.
+    answers one look-up. A look-up of any other key drops all of them: objects may change later.
     """
 
     url_of: Callable[[str], str]
@@ -56,9 +56,8 @@ class Hierarchy(KeySpace):
         self._listable = listable
         self.root_documents = documents or {}
         self.consolidates = any(map(_has_members, self.root_documents.items()))
-        self._is_bare = (
-            bool(documents) and not self.consolidates
-        )  # whether consolidated metadata are known to be absent
+        # Whether consolidated metadata are known to be absent.
+        self._is_bare = bool(documents) and not self.consolidates
         self._named_arrays: set[str] = set()
         self._is_v3 = self.root_documents.get(ROOT) is not None  # then all nodes below have version 3, too
         self.url_of = make_locator(url)
@@ -146,7 +145,7 @@ class Hierarchy(KeySpace):
     def _find_named(self, prefix: str) -> Steps[KnownNodes]:
         """Find nodes that attributes name (as in OME-Zarr): attributes of the group ``prefix``, or of a group above it.
 
-        Only nodes that exist are returned. If ``prefix`` is an array, only this array is.
+        Only existing nodes are returned. If ``prefix`` is an array, the result is this array.
         """
         if prefix in self._named_arrays:
             return KnownNodes(frozenset(), frozenset([prefix]))

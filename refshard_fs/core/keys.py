@@ -199,7 +199,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         if len(parts) != len(counts):
             return None
         number = 0
-        for part, count in zip(parts, counts):  # noqa: B905  # checked above, at half the cost
+        for part, count in zip(parts, counts):  # noqa: B905  # the comparison above costs half as much as strict=True
             coord = _SMALL.get(part)
             if coord is None:
                 coords = encoding.decode(tail, len(counts))
@@ -214,7 +214,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         number = 0
         if len(coords) != len(self.counts):
             raise ValueError(f"expected {len(self.counts)} coordinates, got {coords}")
-        for coord, count in zip(coords, self.counts):  # noqa: B905  # checked above, at half the cost
+        for coord, count in zip(coords, self.counts):  # noqa: B905  # the comparison above costs half as much as strict=True
             if not 0 <= coord < count:
                 return None
             number = number * count + coord

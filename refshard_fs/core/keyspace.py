@@ -246,7 +246,7 @@ class KeySpace(ABC):
         return False
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        """Return the ranges of shards that are better read whole, with fewer requests, for ``keys`` in this order."""
+        """Return the ranges of shards to read whole, which saves requests, if ``keys`` are read in this order."""
         yield from ()
         return []
 
@@ -393,7 +393,7 @@ class _ContentsBuilder:
         self._arrays: dict[str, ArrayChunks] = {}
         self._listed_arrays: set[str] = set()  # arrays whose chunks `list_chunks` returned
         self._indexes: frozenset[str] = frozenset()
-        self._sizes: dict[str, dict[int, int]] = {}  # sizes by array and number
+        self._sizes: dict[str, dict[int, int]] = {}  # bytes of each chunk, by array and number
 
     def _run_all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
         """Run all ``parts`` together. After an error, run smaller and smaller groups: each part stores its error."""
@@ -496,7 +496,10 @@ def _parse_grid(data: bytes, key: str) -> ChunkGrid | None:
 
 
 class View(KeySpace):
-    """A key space that shows the keys of ``base``; subclasses change some. All methods call the base by default."""
+    """A key space that shows the keys of ``base``; subclasses change some of them.
+
+    Properties, single look-ups and listings come from the base; the other methods of `KeySpace` use these.
+    """
 
     base: KeySpace
 
@@ -580,7 +583,7 @@ def lookups_of(base: KeySpace, keys: Sequence[str], places: Sequence[int]) -> li
 
 
 def find_chunk(grids: Mapping[str, ChunkGrid], key: str) -> ChunkPlace | None:
-    """Return the chunk of which ``key`` is the key, in one of the arrays with ``grids``; None if there is none."""
+    """Return the array and the number of the chunk ``key``; None if no array in ``grids`` has this chunk."""
     for path, rest in iterate_splits(key):
         grid = grids.get(path)
         number = None if grid is None else grid.number(rest)

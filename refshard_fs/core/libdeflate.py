@@ -58,7 +58,7 @@ def _define_codecs() -> dict[str, Any]:
     from numcodecs.zlib import Zlib
 
     def define(own: Any, fast: Any) -> Any:
-        class Fast(own):  # type: ignore[misc]  # numcodecs has no types
+        class FastCodec(own):  # type: ignore[misc]  # numcodecs has no types
             def __init__(self, level: int, expected: int) -> None:
                 super().__init__(level)
                 self._expected = expected
@@ -74,8 +74,8 @@ def _define_codecs() -> dict[str, Any]:
                     self._expected = len(decoded)  # filters may change the size of all chunks: expect this size next
                 return decoded if out is None else ndarray_copy(decoded, ensure_contiguous_ndarray(out))
 
-        Fast.__name__ = Fast.__qualname__ = own.__name__
-        return Fast
+        FastCodec.__name__ = FastCodec.__qualname__ = own.__name__
+        return FastCodec
 
     return {"zlib": define(Zlib, try_zlib), "gzip": define(GZip, try_gzip)}
 

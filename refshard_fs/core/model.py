@@ -67,8 +67,9 @@ class Span(msgspec.Struct, frozen=True):
     - ``apart``: the range is merged only with ranges that touch or overlap it; bytes between ranges are not read.
     - ``mixed``: values of several arrays lie in the range, such as records of a file. Its bytes are kept in memory for
       reads of the other arrays.
-    - ``origin``: the servers of other people's sets that named the object, if a set of the user contains their
-      reference. Each of these servers must be allowed to reach the object; this is checked when the target is opened.
+    - ``origin``: the servers of other people's sets that named the object, if a set of the user contains references
+      from these sets. Each of these servers must be allowed to reach the object; this is checked when the target is
+      opened.
     """
 
     url: str
@@ -415,9 +416,9 @@ Need = Load | Stat | Head | Names | Tree
 
 
 def add_origin(what: T, origin: Origin) -> T:
-    """Add the servers ``origin`` to the origin of ``what``: a need, several needs, or an entry.
+    """Return ``what`` (a need, several needs, or an entry) with the servers ``origin`` added to its origin.
 
-    Anything else is returned unchanged.
+    Other objects are returned unchanged.
     """
     match what:
         case Span() | Stat() | Head() | Names() | Tree():

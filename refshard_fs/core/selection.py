@@ -122,7 +122,10 @@ def _check_count(count: int) -> None:
 
 
 def _combine(points: Sequence[tuple[Integers, int, int]]) -> Integers:
-    """Return the chunks that contain the points whose coordinates, broadcast together, are ``points``."""
+    """Return the chunks that contain the points whose coordinates are broadcast together.
+
+    ``points`` has, for each dimension, an array of coordinates, the length of a chunk, and the stride of chunk numbers.
+    """
     try:
         total = sum(np.asarray(at // step * weight) for at, step, weight in points)
     except ValueError as e:

@@ -175,9 +175,7 @@ def _convert_codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | 
     filters: Sequence[Any] = doc.get("filters") or []
     if dtype.kind == "O":
         if not filters or not isinstance(filters[0], dict) or filters[0].get("id") != "vlen-utf8":
-            raise ManifestError(
-                f"{where}: its dtype is '|O', but its first filter is not vlen-utf8: zarr v3 holds text only"
-            )
+            raise ManifestError(f"{where}: its dtype is '|O', but its first filter is not vlen-utf8: {_KEEP_VERSION_2}")
         codecs.append({"name": "vlen-utf8"})
         return codecs + [
             _convert_bytes_codec(c, dtype.itemsize, where) for c in (*filters[1:], doc.get("compressor")) if c

@@ -215,7 +215,7 @@ def parse_plain_grid(text: str) -> ChunkGrid | None:
 def iterate_consolidated_arrays(
     doc: Mapping[str, Any], where: str = "consolidated metadata"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield path and metadata of each array in consolidated metadata (see `iterate_consolidated_nodes`)."""
+    """Yield path and metadata of each array in consolidated metadata, once: see `iterate_consolidated_nodes`."""
     seen: set[str] = set()
     for path, _, content, is_array in iterate_consolidated_nodes(doc, where):
         if is_array and path not in seen:

@@ -21,7 +21,9 @@ from refshard_fs.references.pieces import (
     parse_numbers_before,
 )
 
-_ENDS_A_CHUNK: Final = np.array([chr(byte) in "0123456789c" for byte in range(256)])  # whether a chunk key may end so
+_ENDS_A_CHUNK: Final = np.array(
+    [chr(byte) in "0123456789c" for byte in range(256)]
+)  # by byte: whether chunk keys end with it
 
 
 class Keys(NamedTuple):

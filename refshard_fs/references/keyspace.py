@@ -84,7 +84,7 @@ class FlatKeySpace(KeySpace):
         return self.refs.keys.keys_in_rows.find_named(METADATA)
 
     @cached_property
-    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # a property here
+    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # a property, since it depends on the set
         """Whether the metadata of every array are inline."""
         return bool((self.refs.keys.ranges.targets[self._documents] == NO_TARGET).all())
 

@@ -184,7 +184,7 @@ def compute_hashes(text: Buffer, starts: Positions, stops: Positions, seed: int 
 
 
 def find_distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Booleans, Positions]:
-    """Return a mask of the pieces that equal no earlier piece, and for each piece the number of its equal among these.
+    """Return a mask of the pieces that equal no earlier piece; and for each piece, which of these pieces equals it.
 
     Equal pieces may count as different if pieces with the same hash lie between them, which is very rare.
     """

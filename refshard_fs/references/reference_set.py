@@ -213,7 +213,7 @@ class References(Mapping[str, Any]):
         braces = next((url for url in self._refs.urls if "{{" in (url or "")), None)
         if braces is not None:
             raise ManifestError(
-                f"the set has pins or origins, which need JSON of version 1, but there {{{{ in the URL {braces!r} "
+                f"the set has pins or origins, so its JSON must have version 1, in which {{{{ in the URL {braces!r} "
                 "would be a template: pickle the set"
             )
         return zarrmeta.dumps({"version": 1, "refs": members, "refshard": facts})

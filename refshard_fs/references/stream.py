@@ -271,5 +271,5 @@ def convert_documents(
             path = parent(path)[0]
             outer = found.setdefault(path, convert_group({}))
             if outer.get("node_type") == doc.get("node_type") == "array":
-                raise ManifestError(f"{join(inner, 'zarr.json')!r} must not be within the array {path!r}")
+                raise ManifestError(f"{join(inner, 'zarr.json')!r} must not be within the array {path or '/'!r}")
     return found or {"": convert_group({})}

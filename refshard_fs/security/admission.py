@@ -55,7 +55,7 @@ _PORTS = {"http": 80, "https": 443}
 # No public server has these names (RFC 6762, appendix G; RFC 8375): a proxy may resolve them in a private network.
 _INSIDE = (".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan", ".localdomain", ".home.arpa")
 # 192.0.0.0/24 is in IANA's registry of special addresses, but Python before 3.11.9 lacks most of it. 168.63.129.16 is
-# in no registry: there, Azure gives its machines their settings.
+# in no registry: Azure's machines get their settings from it.
 _NOT_PUBLIC = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("168.63.129.16/32"))
 _PUBLIC = (ipaddress.IPv4Address("192.0.0.9"), ipaddress.IPv4Address("192.0.0.10"))  # exceptions in 192.0.0.0/24
 _DOCUMENTS = ipaddress.IPv6Network("3fff::/20")  # RFC 9637: for examples in documents; Python 3.13 lacks it
@@ -113,7 +113,7 @@ def canonicalize(url: str) -> str:
             raise ValueError("it contains credentials")
         return f"{protocol}://{authority}{slash}{path}"
     server = _spell_server(protocol, authority)
-    return f"{protocol}://{server}{slash}{path.replace(' ', '%20')}"  # HTTP clients send this form
+    return f"{protocol}://{server}{slash}{path.replace(' ', '%20')}"  # HTTP clients send blanks in this form
 
 
 @lru_cache(1024)
@@ -137,7 +137,7 @@ def _spell_server(protocol: str, authority: str) -> str:
 def _encode_host(host: str) -> str:
     """Encode the name of a host as IDNA 2003; ValueError if this is not possible."""
     if not host.isascii():
-        return host.encode("idna").decode("ascii").lower().rstrip(".")  # full stops of other scripts
+        return host.encode("idna").decode("ascii").lower().rstrip(".")  # full stops of other scripts became "."
     # Python's codec would do the same with an ASCII name, but importing it takes milliseconds.
     if host and not all(0 < len(label) < 64 for label in host.split(".")):
         raise ValueError("a label is empty or too long")
@@ -149,7 +149,7 @@ class Network(IntEnum):
 
     PUBLIC = 0
     PRIVATE = 1
-    MACHINE = 2  # this machine, or its local link
+    MACHINE = 2  # this machine, or a link-local address
 
 
 def find_network(host: str) -> Network:
@@ -179,7 +179,7 @@ def find_network(host: str) -> Network:
 
 
 def is_private(host: str) -> bool:
-    """Return whether ``host`` is in this machine, or in a private or link-local network: see `find_network`."""
+    """Return whether ``host`` is this machine, or lies in a private or link-local network: see `find_network`."""
     return find_network(host) is not Network.PUBLIC
 
 

@@ -118,8 +118,8 @@ def _index_prefixes(prefixes: tuple[str, ...]) -> dict[str, str]:
 def leads_out(url: str) -> bool:
     """Return whether a server may resolve ``url`` to a place outside the directories that it names.
 
-    A segment ``.`` or ``..`` is such a place, also if it is percent-encoded (even several times), stands between
-    backslashes, or has a parameter that some servers ignore (``..;x``).
+    Segments ``.`` and ``..`` lead there, also if they are percent-encoded (even several times), stand between
+    backslashes, or have a parameter that some servers ignore (``..;x``).
     """
     if ".." not in url and "/." not in url and "%" not in url and "\\" not in url:
         return False
@@ -166,7 +166,7 @@ def make_locator(url: str) -> Callable[[str], str]:
     after a cache.
     """
     head, sep, tail = _split_first_link(url)
-    if sep and "://" not in head and head not in ARCHIVES:  # e.g. simplecache::https://...
+    if sep and "://" not in head and head not in ARCHIVES:  # a cache, as in simplecache::https://...
         inner = make_locator(tail)
         return lambda key: f"{head}::{inner(key)}"
     if sep and "://" not in head:

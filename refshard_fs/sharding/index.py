@@ -61,9 +61,9 @@ class Level(Protocol, Hashable):
         """
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
-        """Return the parts of a shard, without the trailer: ``chunks`` (slot and payload) in this order, and the index.
+        """Return the parts of a shard, without the trailer: ``chunks`` (slot and bytes) in this order, and the index.
 
-        Raises Misfit if a payload cannot be stored in such a shard.
+        Raises Misfit if a chunk cannot be stored in such a shard.
         """
 
 
@@ -203,6 +203,6 @@ def count_slots(lengths: tuple[int, ...]) -> int:
     if slots < 1 or slots * PAIR > MAX_INDEX:
         chunks = "×".join(map(str, lengths))
         raise ValueError(
-            f"expected an index of at most {MAX_INDEX} bytes: {chunks} chunks in a shard have {slots * PAIR} bytes"
+            f"expected an index of at most {MAX_INDEX} bytes: {chunks} chunks in a shard take {slots * PAIR}"
         )
     return slots

@@ -122,7 +122,7 @@ class ShardLayout:
         return self._plan(lengths).levels
 
     def find_slots(self, place: Sequence[Any], lengths: Coords) -> tuple[Any, ...]:
-        """Return the slot of the chunk at ``place`` in each of `get_levels`; of many chunks if ``place`` has arrays."""
+        """Return the slots of the chunk at ``place``, one in each level; of many chunks if ``place`` has arrays."""
         plan = self._plan(lengths)
         *outer, last = plan.strides
         out = []

@@ -23,7 +23,7 @@ Levels: TypeAlias = Sequence[tuple[Level, tuple[int, ...]]]  # outermost first, 
 class MortonCode:
     """Compressed Morton codes: the bits of a cell's coordinates interleaved to one number, without unused bits.
 
-    Neuroglancer numbers the chunks of a volume by these codes, and zarr-python stores the chunks of a shard in their
+    Neuroglancer numbers the chunks of a volume by these codes, and zarr-python stores the chunks of a shard in this
     order. The grid has ``counts`` cells along each dimension; ValueError if its codes have more than 64 bits.
     """
 

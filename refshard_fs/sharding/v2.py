@@ -134,7 +134,7 @@ def _find_itemsize(spelled: str) -> int:
     except (TypeError, ValueError, SyntaxError) as e:  # SyntaxError: numpy parses some texts as fields
         raise ValueError(f"its slots have one size, but the size of dtype {spelled[:100]!r} is unknown") from e
     if dtype.hasobject:
-        raise ValueError("its slots have one size, but its items have various sizes")
+        raise ValueError("its slots have one size, but its elements are objects of various sizes")
     return dtype.itemsize
 
 

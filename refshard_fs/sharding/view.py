@@ -113,7 +113,7 @@ class ShardView(ArrayView[ArrayInfo]):
         return self.base.object_of(key if at is None else at.shard)
 
     def register_arrays(self) -> Steps[None]:
-        """Add the arrays that the base knows without I/O."""
+        """Add the arrays that the base knows without reads."""
         marks = tuple(mark for known in load_shard_formats() for mark in known.marks)
         yield from self._documents.register_arrays(marks, ArrayInfo)
 
