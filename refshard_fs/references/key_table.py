@@ -256,7 +256,7 @@ class KeyTable(Mapping[str, Value]):
             found = found[characters[starts[found] + i] == byte]
         return found
 
-    def sizes(self, rows: Positions) -> list[int]:
+    def get_sizes(self, rows: Positions) -> list[int]:
         """Return the sizes in bytes of the values in ``rows``; -1 if decoding is needed, or for a whole target."""
         targets, offsets, lengths = self.ranges.take(rows)
         sizes = lengths.view(np.int64)  # -1 for whole targets

@@ -225,7 +225,7 @@ class FlatKeySpace(KeySpace):
         keys, rows = self.refs.keys, self._rows.get(prefix)
         if rows is None:
             return []
-        paths, known = keys.keys_at(rows).list_names(), keys.sizes(rows)
+        paths, known = keys.keys_at(rows).list_names(), keys.get_sizes(rows)
         sizes = [
             self._find_size(path, keys.value(int(row))) if size < 0 else size
             for path, size, row in zip(paths, known, rows, strict=True)
