@@ -63,7 +63,7 @@ async def read_groups(
         if not consolidated:
             nodes |= await _read_nodes(source, await _list_members(source, pending), zarr_format)
         members = _group_by_parent(pending, nodes)
-        found |= {group: _make_group(group, keyspace.in_order(members[group]), nodes) for group in pending}
+        found |= {group: _make_group(group, keyspace.sort_paths(members[group]), nodes) for group in pending}
         pending = [join(group, name) for group in pending for name in found[group].groups] if is_deep else []
     return {group: found[group] for group in _walk_groups(path, found)}
 

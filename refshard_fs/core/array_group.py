@@ -350,7 +350,7 @@ class ArrayGroup(KeySpace):
             return None
         return (yield from self.chunks_by_path[at.array].find_entry(at.number))
 
-    def keys_of_other_parts(self, key: str) -> Iterator[str]:
+    def list_keys_of_other_parts(self, key: str) -> Iterator[str]:
         at = find_chunk(self.grids, key)
         if at is not None:
             for number in self.chunks_by_path[at.array].list_numbers_in_unread_blocks(at.number):

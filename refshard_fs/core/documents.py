@@ -20,7 +20,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, Contents, Numbers
 from refshard_fs.core.keys import ChunkGrid, find_nearest, join, make_relative, parent
-from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of, merge_listings
+from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, make_lookups_of, merge_listings
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, run_together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_document
 from refshard_fs.errors import ManifestError
@@ -345,10 +345,10 @@ class ArrayView(View, Generic[K]):
         path, coords, is_inside = at
         return (yield from self.find_chunk_entry(key, path, coords)) if is_inside else None
 
-    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         return self._look_all_up(keys, reads=False)
 
-    def reads(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_read_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         return self._look_all_up(keys, reads=True)
 
     def _look_all_up(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
@@ -368,13 +368,13 @@ class ArrayView(View, Generic[K]):
         """Return look-ups for all ``keys``; none of them belongs to an array that has to be confirmed."""
         paths = [None if self._documents.is_document(key) else self._documents.find_array(key) for key in keys]
         are_base = [path is not None and self.find_own_grid(path) is None for path in paths]
-        found = [self.single_lookup(number, keys[number]) for number in compress(count(), map(not_, are_base))]
-        return found + lookups_of(self.base, keys, [*compress(count(), are_base)])
+        found = [self.make_single_lookup(number, keys[number]) for number in compress(count(), map(not_, are_base))]
+        return found + make_lookups_of(self.base, keys, [*compress(count(), are_base)])
 
-    def likely(self, keys: Sequence[str]) -> dict[int, Span]:
+    def find_likely_spans(self, keys: Sequence[str]) -> dict[int, Span]:
         found: dict[int, Span] = {}
         for numbers in self._separate_doubtful(keys).values():
-            for number, (_, steps) in zip(numbers, self.base.lookups([keys[n] for n in numbers]), strict=False):
+            for number, (_, steps) in zip(numbers, self.base.make_lookups([keys[n] for n in numbers]), strict=False):
                 with contextlib.suppress(Exception):  # the later look-up of the key raises the error again
                     try:
                         next(steps)
@@ -402,7 +402,7 @@ class ArrayView(View, Generic[K]):
         """Confirm the array ``path``, then return the entries of its ``keys``."""
         yield from self._documents.confirm(path)
         found: list[Entry | None] = [None] * len(keys)
-        look_ups = self.lookups(keys)
+        look_ups = self.make_lookups(keys)
         results = yield from run_together([steps for _, steps in look_ups])
         for (places, _), entries in zip(look_ups, results, strict=True):
             for place, entry in zip(places, entries, strict=True):

@@ -51,10 +51,10 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
         raise ManifestError(
             f"{where}: its 'dtype' is {shorten(text)}: objects are stored as pickles, which are never read"
         )
-    if not dtype.itemsize or dtype.subdtype is not None:
-        raise ManifestError(
-            f"{where}: its 'dtype' is {shorten(text)}: expected elements of at least one byte, which are not arrays"
-        )
+    if not dtype.itemsize:
+        raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: expected elements of at least one byte")
+    if dtype.subdtype is not None:
+        raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: expected single elements, found arrays")
     return dtype
 
 

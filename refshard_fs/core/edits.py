@@ -23,7 +23,7 @@ from refshard_fs.core.chunks import Chunks, Contents, Numbers
 from refshard_fs.core.consolidated import DOCUMENTS, may_repeat, parse_json, reconsolidate
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keys import ChunkGrid, is_within, iterate_splits, join, parent
-from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of
+from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, make_lookups_of
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
@@ -321,13 +321,15 @@ class EditedKeySpace(View):
             return entry if after is before else Inline(zarrmeta.dumps(after))
         return entry
 
-    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups for all ``keys``."""
         unchanged: list[int] = []
         edited: list[int] = []
         for place, key in enumerate(keys):
             (unchanged if self.edits.get(key) is None and not self._may_repeat_edits(key) else edited).append(place)
-        return lookups_of(self.base, keys, unchanged) + [self.single_lookup(place, keys[place]) for place in edited]
+        return make_lookups_of(self.base, keys, unchanged) + [
+            self.make_single_lookup(place, keys[place]) for place in edited
+        ]
 
     def is_empty(self, key: str) -> Steps[bool]:
         return self.edits.get(key) is None and (yield from self.base.is_empty(key))

@@ -93,7 +93,7 @@ class Hierarchy(KeySpace):
         known = KnownNodes() if self._is_bare else (yield from self.read_consolidated())
         return _list_nodes(known if known.keys else (yield from self._find_named(prefix)), prefix, self.url)
 
-    def directories(self, prefix: str) -> Steps[Directories | None]:
+    def list_directories(self, prefix: str) -> Steps[Directories | None]:
         files: Sequence[Listed] | None = (yield Tree(self.url_of(prefix))) if (yield from self.can_list()) else None
         if not files:
             return None if files is None else {}

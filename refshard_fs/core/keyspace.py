@@ -138,7 +138,7 @@ class KeySpace(ABC):
         """The paths of arrays in the order of the source, as far as it is known without reads."""
         return self.grids
 
-    def in_order(self, paths: Iterable[str]) -> list[str]:
+    def sort_paths(self, paths: Iterable[str]) -> list[str]:
         """Sort ``paths`` of arrays and groups by `order`; other paths come last, and keep their order."""
         ranks = self._ranks
         return sorted(paths, key=lambda path: ranks.get(path, len(ranks)))
@@ -169,7 +169,7 @@ class KeySpace(ABC):
         Names are relative to ``prefix``. Sizes are the numbers of bytes that reads return.
         """
 
-    def object_of(self, key: str) -> str:
+    def find_object_key(self, key: str) -> str:
         """Return the key of the stored object that holds ``key``; ``key`` itself if this is unknown without reads."""
         return key
 
@@ -177,7 +177,7 @@ class KeySpace(ABC):
         """Return whether ``prefix`` is a directory; the root always is."""
         return not prefix or (yield from self.children(prefix)) is not None
 
-    def directories(self, prefix: str) -> Steps[Directories | None]:
+    def list_directories(self, prefix: str) -> Steps[Directories | None]:
         """List all directories of objects at and below ``prefix`` by one flat listing, for `answer_from_listing`.
 
         None if this is not possible: then directories are listed one by one.
@@ -205,12 +205,12 @@ class KeySpace(ABC):
                 found: bytes | None = yield Load(entry, Raw())
                 return found
 
-    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups for all ``keys``. If a look-up fails, every key in it fails with the same error.
 
         Keys in the same index should be in the same look-up.
         """
-        return [self.single_lookup(place, key) for place, key in enumerate(keys)]
+        return [self.make_single_lookup(place, key) for place, key in enumerate(keys)]
 
     def group_by_array(self, keys: Sequence[str]) -> tuple[list[int], dict[str, list[tuple[int, int]]]]:
         """Return the positions of ``keys`` that are not chunks, and (position, number) of each chunk by array."""
@@ -224,15 +224,15 @@ class KeySpace(ABC):
                 chunks.setdefault(at.array, []).append((place, at.number))
         return others, chunks
 
-    def reads(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_read_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return the look-ups of `lookups` for keys whose bytes are read next: an entry may be the bytes themselves."""
-        return self.lookups(keys)
+        return self.make_lookups(keys)
 
-    def likely(self, keys: Sequence[str]) -> dict[int, Span]:
+    def find_likely_spans(self, keys: Sequence[str]) -> dict[int, Span]:
         """Return probable spans of some ``keys``, by their positions, if only a read can confirm them."""
         return {}
 
-    def single_lookup(self, place: int, key: str) -> LookUp:
+    def make_single_lookup(self, place: int, key: str) -> LookUp:
         """Return the look-up of one key, at position ``place`` of the requested sequence."""
         return LookUp((place,), _wrap_entry(self.lookup(key)))
 
@@ -245,19 +245,19 @@ class KeySpace(ABC):
         """Return whether ``key`` is known to be an inner chunk of a shard."""
         return False
 
-    def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
+    def find_full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
         """Return the ranges of shards to read whole, which saves requests, if ``keys`` are read in this order."""
         yield from ()
         return []
 
-    def keys_of_other_parts(self, key: str) -> Iterator[str]:
+    def list_keys_of_other_parts(self, key: str) -> Iterator[str]:
         """Yield one key for each part, or block of an index, that is not read yet, the nearest to ``key`` first.
 
         Looking up such a key reads the part or block. A cube has parts, for example: its pieces.
         """
         return iter(())
 
-    def some_urls(self) -> Steps[Sequence[str | None]]:
+    def find_some_urls(self) -> Steps[Sequence[str | None]]:
         """Return the URLs of some targets, as they are written in the set; a set in parts has to read a part."""
         yield from ()
         return self.urls
@@ -296,7 +296,7 @@ class KeySpace(ABC):
         in it by key, and not raised; in a directory that cannot be listed, documents are requested by name.
         """
         builder = _ContentsBuilder(self, errors)
-        known = yield from self.directories(prefix)
+        known = yield from self.list_directories(prefix)
         root = prefix if self.url_of is None else self.url_of(prefix)
         yield from answer_from_listing(builder.add_directory(prefix, None), root, known)
         return builder.finish()
@@ -337,7 +337,7 @@ class KeySpace(ABC):
 
     def find_entries(self, keys: Sequence[str]) -> Steps[list[Entry | None]]:
         """Look up all ``keys`` together; return their entries."""
-        look_ups = self.lookups(keys)
+        look_ups = self.make_lookups(keys)
         found: list[Entry | None] = [None] * len(keys)
         results = yield from run_together([look_up.steps for look_up in look_ups])
         for look_up, entries in zip(look_ups, results, strict=True):
@@ -560,25 +560,25 @@ class View(KeySpace):
     def is_directory(self, prefix: str) -> Steps[bool]:
         return (yield from self.base.is_directory(prefix))
 
-    def object_of(self, key: str) -> str:
-        return self.base.object_of(key)
+    def find_object_key(self, key: str) -> str:
+        return self.base.find_object_key(key)
 
     def is_empty(self, key: str) -> Steps[bool]:
         return (yield from self.base.is_empty(key))
 
-    def directories(self, prefix: str) -> Steps[Directories | None]:
-        return (yield from self.base.directories(prefix))
+    def list_directories(self, prefix: str) -> Steps[Directories | None]:
+        return (yield from self.base.list_directories(prefix))
 
-    def keys_of_other_parts(self, key: str) -> Iterator[str]:
-        return self.base.keys_of_other_parts(key)
+    def list_keys_of_other_parts(self, key: str) -> Iterator[str]:
+        return self.base.list_keys_of_other_parts(key)
 
-    def some_urls(self) -> Steps[Sequence[str | None]]:
-        return (yield from self.base.some_urls())
+    def find_some_urls(self) -> Steps[Sequence[str | None]]:
+        return (yield from self.base.find_some_urls())
 
 
-def lookups_of(base: KeySpace, keys: Sequence[str], places: Sequence[int]) -> list[LookUp]:
+def make_lookups_of(base: KeySpace, keys: Sequence[str], places: Sequence[int]) -> list[LookUp]:
     """Return look-ups in ``base`` for the ``keys`` at the positions ``places``."""
-    found = base.lookups([keys[place] for place in places])
+    found = base.make_lookups([keys[place] for place in places])
     return [LookUp([places[number] for number in numbers], steps) for numbers, steps in found]
 
 

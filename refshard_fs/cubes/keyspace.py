@@ -66,7 +66,7 @@ def _unread_blocks(piece: _OpenPiece, path: str, array: ConcatArray, coords: Seq
     if fit is None or stored is None or array.grid is None:
         return
     encoding = fit.encoding or array.grid.encoding
-    for key in piece.space.keys_of_other_parts(join(path, encoding.encode(array.stored_coords(stored)))):
+    for key in piece.space.list_keys_of_other_parts(join(path, encoding.encode(array.stored_coords(stored)))):
         grid = piece.space.grids[path]
         found = grid.encoding.decode(make_relative(key, path), len(grid.counts))
         placed = None if found is None else fit.shown_chunk((0, *found) if array.is_stacked else found)
@@ -178,8 +178,8 @@ class ConcatKeySpace(KeySpace):
     def inline_grids(self) -> Mapping[str, ChunkGrid]:
         return self._inline_grids
 
-    def some_urls(self) -> Steps[Sequence[str | None]]:
-        return (yield from self.first.some_urls())
+    def find_some_urls(self) -> Steps[Sequence[str | None]]:
+        return (yield from self.first.find_some_urls())
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         if self._documents.is_document(key):
@@ -204,7 +204,7 @@ class ConcatKeySpace(KeySpace):
         (entry,) = yield from self._find_entries(number, path, array, [placed])
         return entry
 
-    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups for all ``keys``: one for all chunks of an array that lie in the same piece."""
         found: list[LookUp] = []
         by_part: dict[tuple[str, int], tuple[list[int], list[Sequence[int]]]] = {}
@@ -212,7 +212,7 @@ class ConcatKeySpace(KeySpace):
             at = None if self._documents.is_document(key) else find_chunk(self.grids, key)
             array = None if at is None else self._documents.arrays.get(at.array)
             if at is None or array is None or not array.starts or array.grid is None:
-                found.append(self.single_lookup(number, key))
+                found.append(self.make_single_lookup(number, key))
                 continue
             piece, placed = array.locate(array.grid.coords(at.number))
             numbers, chunks = by_part.setdefault((at.array, piece), ([], []))
@@ -222,7 +222,7 @@ class ConcatKeySpace(KeySpace):
             found.append(LookUp(numbers, self._find_entries(piece, path, self._documents.arrays[path], chunks)))
         return found
 
-    def keys_of_other_parts(self, key: str) -> Iterator[str]:
+    def list_keys_of_other_parts(self, key: str) -> Iterator[str]:
         at = find_chunk(self.grids, key)
         array = None if at is None else self._documents.arrays.get(at.array)
         if at is None or array is None or not array.starts or array.grid is None or array.recut is not None:
@@ -247,7 +247,7 @@ class ConcatKeySpace(KeySpace):
         stored = [fit.stored_chunk(placed) for placed in chunks]
         encode = (fit.encoding or array.grid.encoding).encode
         keys = [join(path, encode(array.stored_coords(coords))) for coords in stored if coords is not None]
-        look_ups = piece.lookups(keys)
+        look_ups = piece.make_lookups(keys)
         in_part: list[Entry | None] = [None] * len(keys)
         for look_up, some in zip(look_ups, (yield from run_together([each.steps for each in look_ups])), strict=True):
             for at, entry in zip(look_up.places, some, strict=True):

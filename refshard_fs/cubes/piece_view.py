@@ -30,8 +30,8 @@ class PieceView(View):
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from with_origin_of_piece(self.base.lookup(key), self._origin))
 
-    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        return [LookUp(places, self._entries(steps)) for places, steps in self.base.lookups(keys)]
+    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        return [LookUp(places, self._entries(steps)) for places, steps in self.base.make_lookups(keys)]
 
     def _entries(self, steps: Steps[Sequence[Entry | None]]) -> Steps[Sequence[Entry | None]]:
         return [add_origin(entry, self._origin) for entry in (yield from with_origin_of_piece(steps, self._origin))]

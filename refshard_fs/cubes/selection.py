@@ -13,7 +13,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, make_column
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, find_nearest, is_within, join, make_relative, parent
-from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_of, merge_listings
+from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, make_lookups_of, merge_listings
 from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, run_together
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.choice import Choice
@@ -108,7 +108,7 @@ class Selection(View):
         self._spaces = list(dict.fromkeys([base, *spaces.values()]))
         self.in_memory = all(space.in_memory for space in self._spaces)
         if base.url_of is not None:
-            self.url_of = lambda key: (base.url_of or str)(self.object_of(key))
+            self.url_of = lambda key: (base.url_of or str)(self.find_object_key(key))
         owners = {path: spaces.get(path, base) for path in nodes}
         self._arrays = {path: _make_array(owners[path], node) for path, node in nodes.items() if node.is_array}
         for node in nodes.values():
@@ -149,8 +149,8 @@ class Selection(View):
     def strangers(self) -> frozenset[str]:
         return frozenset().union(*(space.strangers for space in self._spaces))
 
-    def some_urls(self) -> Steps[Sequence[str | None]]:
-        urls = yield from run_together([space.some_urls() for space in self._spaces])
+    def find_some_urls(self) -> Steps[Sequence[str | None]]:
+        urls = yield from run_together([space.find_some_urls() for space in self._spaces])
         return list(itertools.chain.from_iterable(urls))
 
     def _locate(self, key: str) -> tuple[_Array, tuple[int, ...] | str] | None:
@@ -201,15 +201,15 @@ class Selection(View):
             array.recut, [(source, section, entry) for section, entry in zip(sections, found, strict=True)]
         )
 
-    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         found, others = self._group_by_source(keys)
-        known = [_place_lookups(places, space.lookups(theirs)) for space, (places, theirs) in found.items()]
-        return [*itertools.chain(*known), *(self.single_lookup(place, keys[place]) for place in others)]
+        known = [_place_lookups(places, space.make_lookups(theirs)) for space, (places, theirs) in found.items()]
+        return [*itertools.chain(*known), *(self.make_single_lookup(place, keys[place]) for place in others)]
 
-    def reads(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_read_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         found, others = self._group_by_source(keys)
-        known = [_place_lookups(places, space.reads(theirs)) for space, (places, theirs) in found.items()]
-        return [*itertools.chain(*known), *lookups_of(self, keys, others)]
+        known = [_place_lookups(places, space.make_read_lookups(theirs)) for space, (places, theirs) in found.items()]
+        return [*itertools.chain(*known), *make_lookups_of(self, keys, others)]
 
     def _group_by_source(self, keys: Sequence[str]) -> tuple[dict[KeySpace, tuple[list[int], list[str]]], list[int]]:
         """Return, by source, the places in ``keys`` and the source's keys; and the places of all other keys."""
@@ -225,17 +225,17 @@ class Selection(View):
                 theirs.append(at[1])
         return found, others
 
-    def likely(self, keys: Sequence[str]) -> dict[int, Span]:
+    def find_likely_spans(self, keys: Sequence[str]) -> dict[int, Span]:
         return {
             places[number]: span
             for space, (places, theirs) in self._group_by_source(keys)[0].items()
-            for number, span in space.likely(theirs).items()
+            for number, span in space.find_likely_spans(theirs).items()
         }
 
-    def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
+    def find_full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
         spans: list[Span] = []
         for space, (_, theirs) in self._group_by_source([*keys])[0].items():
-            spans += yield from space.full_shards(theirs)
+            spans += yield from space.find_full_shards(theirs)
         return spans
 
     def is_inner(self, key: str) -> bool:
@@ -246,25 +246,25 @@ class Selection(View):
         at = self._find_source_key(key)
         return at is not None and (yield from at[0].is_empty(at[1]))
 
-    def object_of(self, key: str) -> str:
+    def find_object_key(self, key: str) -> str:
         at = self._find_source_key(key)
         if at is not None:
-            return at[0].object_of(at[1])
+            return at[0].find_object_key(at[1])
         path, name = parent(key)
         return join(self._arrays[path].source, name) if path in self._arrays else key
 
-    def keys_of_other_parts(self, key: str) -> Iterator[str]:
+    def list_keys_of_other_parts(self, key: str) -> Iterator[str]:
         at = self._find_source_key(key)
         if at is None:
             return
         shown = self._shown_paths[at[0]]
-        for other in at[0].keys_of_other_parts(at[1]):
+        for other in at[0].list_keys_of_other_parts(at[1]):
             path = find_nearest(other, shown)
             array = None if path is None else self._arrays.get(shown[path])
             if path is not None and array is not None and array.is_whole:
                 yield join(shown[path], make_relative(other, path))
 
-    def directories(self, prefix: str) -> Steps[Directories | None]:
+    def list_directories(self, prefix: str) -> Steps[Directories | None]:
         yield from ()
         return None  # the directories of the source may have other names
 

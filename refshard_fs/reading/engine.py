@@ -220,7 +220,7 @@ class Engine(Lookups):
         try:
             if all(read.request.is_whole and not read.future.done() for read in reads):
                 begun = {reads[place].future: reader for place, reader in self._begin(keyspace, keys).items()}
-            async with self.ahead.full_shards(keyspace, keys):
+            async with self.ahead.find_full_shards(keyspace, keys):
                 self.ahead.begin_look_up(keyspace, keys)
                 found = await self.find_all(keyspace, keys, reads=not self.fetcher.has_disk)
                 self.ahead.end_look_up(keyspace, keys, found)
@@ -234,7 +234,7 @@ class Engine(Lookups):
     def _begin(self, keyspace: KeySpace, keys: Sequence[str]) -> dict[int, Reader]:
         """Begin to fetch the ``keys`` with a probable place; return their readers by position."""
         loop = asyncio.get_running_loop()
-        likely = keyspace.likely(keys)
+        likely = keyspace.find_likely_spans(keys)
         begun = {place: Reader(keys[place], span, loop.create_future()) for place, span in likely.items()}
         if begun:
             self.fetcher.read(begun.values())

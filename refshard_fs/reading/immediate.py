@@ -181,7 +181,7 @@ class Immediate:
         if self._foreseen:
             out = [self._take_foreseen(keyspace, key) for key in keys]
         unknown = [place for place, found in enumerate(out) if found is None]
-        for look_up in keyspace.lookups([keys[place] for place in unknown]) if unknown else ():
+        for look_up in keyspace.make_lookups([keys[place] for place in unknown]) if unknown else ():
             with contextlib.suppress(Exception):
                 found = self.run(look_up.steps, may_load=False)
                 for place, entry in zip(look_up.places, () if found is None else found.value, strict=False):

@@ -108,7 +108,7 @@ class Lookups:
 
         With ``reads``, the keys are read next (see `KeySpace.reads`).
         """
-        many = keyspace.reads(keys) if reads else keyspace.lookups(keys)
+        many = keyspace.make_read_lookups(keys) if reads else keyspace.make_lookups(keys)
         out: list[Entry | Exception | None] = [None] * len(keys)
         for look_up, found in zip(many, await self.run_all([look_up.steps for look_up in many]), strict=True):
             for i, place in enumerate(look_up.places):

@@ -100,7 +100,7 @@ class Prefetcher:
         return bool(span.size or is_whole) and not self._immediate.reaches(span)
 
     @contextlib.asynccontextmanager
-    async def full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
+    async def find_full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
         """During the block, fetch whole shards, with their indexes, if ``keys`` are nearly all of their chunks.
 
         If several shards are in one target, they are not fetched so: merged ranges of their chunks take fewer requests.
@@ -108,7 +108,7 @@ class Prefetcher:
         begun: list[Block] = []
         # Not with a cache on disk: only the look-up finds out which ranges are in it.
         if len(keys) >= MANY and not self._fetcher.has_disk:
-            (shards,) = await self._lookups.run_all([keyspace.full_shards(keys)])
+            (shards,) = await self._lookups.run_all([keyspace.find_full_shards(keys)])
             if not isinstance(shards, Exception):  # reading the key raises the error again
                 shared = Counter(span.url for span in shards)
                 begun = self._fetcher.begin(
@@ -147,7 +147,7 @@ class Prefetcher:
     def _open_parts(self, keyspace: KeySpace, keys: Sequence[str], level: int) -> None:
         """Open ``2 ** level`` parts of ``keyspace`` that do not have the first of ``keys``."""
         if self._most:
-            others = (key for key in keyspace.keys_of_other_parts(keys[0]) if key != keys[0])
+            others = (key for key in keyspace.list_keys_of_other_parts(keys[0]) if key != keys[0])
             if keys_of_parts := list(islice(others, 1 << min(level, MOST_PARTS))):
                 self._lookups.start(self._find(keyspace, keys_of_parts))
 
@@ -233,7 +233,7 @@ class Prefetcher:
         """Fetch the boxes ``numbers`` of ``array`` ahead, as far as they fit into the limit."""
         chunks = [(number, chunk) for number in numbers for chunk in array.boxes.chunks(number)]
         keys = [join(array.path, array.boxes.grid.tail(chunk)) for _, chunk in chunks]
-        async with self.full_shards(array.keyspace, keys):
+        async with self.find_full_shards(array.keyspace, keys):
             by_box: dict[int, list[Span]] = {number: [] for number in numbers}
             for (number, _), spans_of_chunk in zip(chunks, await self._find(array.keyspace, keys), strict=True):
                 by_box[number] += spans_of_chunk
@@ -295,7 +295,7 @@ class Prefetcher:
         try:
             for first in range(0, len(keys), WAVE):
                 unread = [key for key in keys[first : first + WAVE] if key in self._expected]
-                async with self.full_shards(keyspace, unread):
+                async with self.find_full_shards(keyspace, unread):
                     wave: dict[str, Sequence[Span]] = {}
                     for key, found in zip(unread, await self._find(keyspace, unread), strict=True):
                         if not found:

@@ -314,7 +314,7 @@ class Admission(msgspec.Struct, frozen=True):
         _, access = self.admit(url)
         if access is not Access.OWN:
             rule = f"{self._stranger} names it, and your own documents take over only URLs on its server or bucket"
-            raise TargetNotAllowed(url, rule, remedy(url))
+            raise TargetNotAllowed(url, rule, describe_remedy(url))
 
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
         """Raise TargetNotAllowed unless the local ``path`` lies in a permitted directory.

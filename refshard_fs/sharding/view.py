@@ -21,7 +21,7 @@ from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Listing,
 from refshard_fs.core.columns import Ranges, UInt64s
 from refshard_fs.core.documents import ArrayView, Documents, NodeView
 from refshard_fs.core.keys import ChunkGrid, join, make_relative
-from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, lookups_of
+from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, make_lookups_of
 from refshard_fs.core.model import Entry, Head, Inline, Listed, Load, Need, Packed, Span, Steps, batches, run_together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, array_meta, grid_of
 from refshard_fs.errors import DamagedIndex, RefShardError
@@ -107,10 +107,10 @@ class ShardView(ArrayView[ArrayInfo]):
         path = self._documents.find_array(key)
         return path is not None and self.find_own_grid(path) is not None
 
-    def object_of(self, key: str) -> str:
+    def find_object_key(self, key: str) -> str:
         path = self._documents.find_array(key)
         at = None if path is None or self.find_own_grid(path) is None else self._get_layout(path).find_shard(path, key)
-        return self.base.object_of(key if at is None else at.shard)
+        return self.base.find_object_key(key if at is None else at.shard)
 
     def register_arrays(self) -> Steps[None]:
         """Add the arrays that the base knows without reads."""
@@ -153,13 +153,13 @@ class ShardView(ArrayView[ArrayInfo]):
                 of_base.append(number)
                 continue
             if layout is None or path is None or coords is None or not layout.grid.contains(coords):
-                found.append(self.single_lookup(number, key))
+                found.append(self.make_single_lookup(number, key))
                 continue
             shard, lengths, place = layout.split(coords)
             try:
                 slots = layout.find_slots(place, lengths)
             except Exception:  # noqa: BLE001  # an error in another package's `Level` fails only this key
-                found.append(self.single_lookup(number, key))
+                found.append(self.make_single_lookup(number, key))
                 continue
             inner_shard = slots[:-1]
             shards.setdefault((path, shard, lengths, inner_shard), []).append((number, slots))
@@ -167,9 +167,9 @@ class ShardView(ArrayView[ArrayInfo]):
             numbers, all_slots = zip(*wanted, strict=True)
             of_shard = [keys[number] for number in numbers]
             found.append(LookUp(numbers, self._find_chunks(of_shard, path, shard, lengths, all_slots, reads=reads)))
-        return found + lookups_of(self.base, keys, of_base)
+        return found + make_lookups_of(self.base, keys, of_base)
 
-    def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
+    def find_full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
         """Return the ranges of the shards that are worth reading whole, because most of their chunks are in ``keys``.
 
         ``keys`` are in the order of reading. If all other shards are read whole, the last shard is, too: keys of more

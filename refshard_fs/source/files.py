@@ -89,7 +89,7 @@ async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool
         raise ValueError("maxdepth must be at least 1")
     keyspace = await source.keyspace()
     engine = source.engine()
-    known = await engine.run_for(key, keyspace.directories(key)) if maxdepth is None else None
+    known = await engine.run_for(key, keyspace.list_directories(key)) if maxdepth is None else None
     root = key if keyspace.url_of is None else keyspace.url_of(key)
     out: dict[str, dict[str, Any]] = {}
     level, depth = [key], 0

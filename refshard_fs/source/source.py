@@ -367,7 +367,7 @@ class Source(Engines):
         try:
             keyspace = await self.engine().run(self._select(steps))
             # Options without a protocol are for the first protocol in the references.
-            urls = await self.engine().run(keyspace.some_urls()) if options.fallback else ()
+            urls = await self.engine().run(keyspace.find_some_urls()) if options.fallback else ()
             return Base(keyspace, urls, *await self._stat_document(keyspace))
         except TargetChanged:
             if self.transaction is None:
@@ -461,7 +461,7 @@ class Source(Engines):
         given: dict[str | None, Any] = {**self._pool_options.by_protocol}
         bare = self.options.open.protocol
         if not given:
-            urls = self.run("", self.open().some_urls)
+            urls = self.run("", self.open().find_some_urls)
             bare = next(filter(None, map(protocol_of, filter(None, urls))), None)
             given = {} if bare is None else {bare: self.options.fallback}
         if None not in given:

@@ -266,7 +266,7 @@ class Transaction:
     def _object_of(self, key: str) -> str | None:
         """Return the URL of the object of ``key``; None if keys have no objects, or the source is not open."""
         keyspace = None if self.base is None else self.base.keyspace
-        return None if keyspace is None or keyspace.url_of is None else keyspace.url_of(keyspace.object_of(key))
+        return None if keyspace is None or keyspace.url_of is None else keyspace.url_of(keyspace.find_object_key(key))
 
     def _remember_version(self, key: str) -> None:
         """At the first edit of ``key``, remember the version of its object."""

@@ -284,7 +284,7 @@ class Objects:
         The last object is the one that readers open first. If other drafts replace old objects, the old last object is
         removed before: otherwise readers would take old and new objects for one set.
         """
-        names, folder = drafts.in_order(), f"{self.name_of(drafts.url)}/"
+        names, folder = drafts.sort_paths(), f"{self.name_of(drafts.url)}/"
         replaced = {name for name in self.find("") if not name.startswith(folder)}
         try:
             if not replaced.isdisjoint(names[:-1]):
@@ -351,7 +351,7 @@ class _Drafts(Objects):
             yield file
         self._written.append(name)
 
-    def in_order(self) -> list[str]:
+    def sort_paths(self) -> list[str]:
         """Return the names of the objects in the order in which they were written."""
         places = {name: place for place, name in enumerate(self._written)}
         return sorted(self.find(""), key=lambda name: places.get(name, -1))

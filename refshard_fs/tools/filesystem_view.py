@@ -48,7 +48,7 @@ def render_arrays(keyspace: KeySpace) -> str:
     except ManifestError as e:  # metadata of many small arrays are read on demand
         return paragraph(f"its arrays cannot be listed: {e}")
     heading = ("array", "shape", "dtype", "chunk", "chunks", "chunks of a shard")
-    rows = (_figures(keyspace, path, grids[path]) for path in keyspace.in_order(sorted(grids))[:ARRAYS])
+    rows = (_figures(keyspace, path, grids[path]) for path in keyspace.sort_paths(sorted(grids))[:ARRAYS])
     return table(heading, rows, right=["chunks"], total=len(grids))
 
 

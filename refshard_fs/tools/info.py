@@ -227,7 +227,7 @@ def _make_node(fs: Surveyed, path: str, text: dict[str, bytes], depth: int | Non
         return Node(path, kind, cut=bool(below))
     texts = _read_documents(fs, below)
     deeper = None if depth is None else depth - 1
-    in_order = fs.source.open().in_order(sorted(below))
+    in_order = fs.source.open().sort_paths(sorted(below))
     return Node(path, kind, children=tuple(_make_node(fs, child, texts[child], deeper) for child in in_order))
 
 

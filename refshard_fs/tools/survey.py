@@ -467,7 +467,7 @@ class _SurveyBuilder:
                 listed=path not in unlisted,
                 dimensions=zarrmeta.dimension_names(metas[path], texts.get(join(path, ".zattrs"))),
             )
-            for path in self._keyspace.in_order(sorted(metas))
+            for path in self._keyspace.sort_paths(sorted(metas))
         }
         chunks = PlacedChunks.of_places((number, rest[name]) for number, name in enumerate(sorted(rest)))
         return arrays, Extents("", ArrayMeta(2, (), None, None, "", "C", {}), chunks, names=tuple(sorted(rest)))

@@ -28,10 +28,10 @@ def test_edited_and_unedited_keys_are_looked_up_together(tmp_path: Path) -> None
     before = [files.run(keyspace.lookup(key)) for key in keys]
     edits.put("1.1", Inline(b"new"))
     edits.put("4.0", REMOVED)
-    found = {keys[at]: entry for places, steps in keyspace.lookups(keys)
+    found = {keys[at]: entry for places, steps in keyspace.make_lookups(keys)
              for at, entry in zip(places, files.run(steps), strict=True)}  # fmt: skip
     assert found == {**dict(zip(keys, before, strict=True)), "1.1": Inline(b"new"), "4.0": None}
-    assert len(keyspace.lookups(keys)) == 4 + 2
+    assert len(keyspace.make_lookups(keys)) == 4 + 2
 
 
 @pytest.fixture

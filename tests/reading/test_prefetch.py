@@ -287,13 +287,13 @@ def test_chunks_fetched_ahead_are_looked_up_once(
     with h5py.File(tmp_path / "x.nc", "w") as file:
         file.create_dataset("v", data=values, chunks=(1, 64, 64))
     looked_up: list[str] = []
-    lookups = HDF5KeySpace.lookups
+    make_lookups = HDF5KeySpace.make_lookups
 
     def counting(self: HDF5KeySpace, keys: Sequence[str]) -> Any:
         looked_up.extend(keys)
-        return lookups(self, keys)
+        return make_lookups(self, keys)
 
-    monkeypatch.setattr(HDF5KeySpace, "lookups", counting)
+    monkeypatch.setattr(HDF5KeySpace, "make_lookups", counting)
     url = http_server.put("/x.nc", (tmp_path / "x.nc").read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     keys = [f"v/{step}.0.0" for step in range(128)]

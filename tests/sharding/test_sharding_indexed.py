@@ -65,7 +65,7 @@ def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ..
     files = Files.of(folder)
     view = files.open()
     keys = [*listed, *view.grids[""].tails()]
-    together = [(keys[at], entry) for places, steps in view.lookups(keys)
+    together = [(keys[at], entry) for places, steps in view.make_lookups(keys)
                 for at, entry in zip(places, files.run(steps), strict=True)]  # fmt: skip
     assert sorted(key for key, _ in together) == sorted(keys)
     assert all(entry == files.run(view.lookup(key)) for key, entry in together)

@@ -195,14 +195,14 @@ def test_batch_lookup_equals_single_lookups(kind: str) -> None:
     keys = [*present, "a/.zarray", "a/0.1", *reversed(present), "a/9.9", "a/x", "nothing", ".zgroup"]
     for _ in range(2):  # first without, then with known metadata
         found: list[Any] = [...] * len(keys)
-        for places, steps in view.lookups(keys):
+        for places, steps in view.make_lookups(keys):
             entries, asked = run(steps, files)
             assert len({need.entry for need in asked if need.entry != Span("a/.zarray")}) <= 1
             for at, entry in zip(places, entries, strict=True):
                 assert found[at] is ...
                 found[at] = entry
         assert found == [run(view.lookup(key), files)[0] for key in keys]
-    assert len(view.lookups(present)) == len({shard_of(key) for key in present})
+    assert len(view.make_lookups(present)) == len({shard_of(key) for key in present})
 
 
 def shard_of(key: str) -> tuple[int, ...]:

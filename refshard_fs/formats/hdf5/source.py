@@ -89,9 +89,9 @@ class HDF5KeySpace(ArrayGroup):
         except (RefShardError, ValueError, OSError):
             pass  # a read of the dataset raises the same error; other datasets can be read
 
-    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         other_positions, chunks = self.group_by_array(keys)
-        lookups = [self.single_lookup(position, keys[position]) for position in other_positions]
+        lookups = [self.make_single_lookup(position, keys[position]) for position in other_positions]
         for path, pairs in chunks.items():
             positions, numbers = zip(*pairs, strict=True)
             lookups.append(LookUp(positions, self.chunks_by_path[path].find_entries(numbers)))

@@ -132,9 +132,9 @@ class IcechunkKeySpace(PartedKeySpace):
         manifest = int(self.arrays[at.array].boxes.find(numbers)[0])
         return (yield from self._find_entries(at.array, manifest, numbers))[0]
 
-    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         others, chunks = self.group_by_array(keys)
-        lookups = [self.single_lookup(place, keys[place]) for place in others]
+        lookups = [self.make_single_lookup(place, keys[place]) for place in others]
         for path, pairs in chunks.items():
             places, numbers = np.array(pairs, np.uint64).T
             manifests = self.arrays[path].boxes.find(numbers)
@@ -180,7 +180,7 @@ class IcechunkKeySpace(PartedKeySpace):
         own = self.arrays[array]
         return [own.loads[box] for box in own.boxes.find_boxes(start, stop)]
 
-    def some_urls(self) -> Steps[Sequence[str | None]]:
+    def find_some_urls(self) -> Steps[Sequence[str | None]]:
         """Return the URLs of virtual chunks in the first manifest of an array, for the first array with any there."""
         for array in self.arrays.values():
             for load in array.loads[:1]:

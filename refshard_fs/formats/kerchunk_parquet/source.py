@@ -429,7 +429,7 @@ class ParquetKeySpace(PartedKeySpace):
             builder.inline.update((row + shift, data) for row, data in inline if rows.start <= row < rows.stop)
         return builder.finish()
 
-    def some_urls(self) -> Steps[Sequence[str | None]]:
+    def find_some_urls(self) -> Steps[Sequence[str | None]]:
         """Return the URLs, as in the set, of the first partition that has URLs."""
         for array, grid in self.grids.items():
             for number in (yield from self.list_partitions(array, 0, grid.size)):

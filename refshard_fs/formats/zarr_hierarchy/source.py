@@ -95,7 +95,7 @@ def _pin_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: OnProgress
 def _list_pins(hierarchy: Hierarchy, on_progress: OnProgress) -> Steps[dict[str, Pin]]:
     """List all keys, with the versions of their objects, in order of key."""
     pins: dict[str, Pin] = {}
-    listed_before = yield from hierarchy.directories("")
+    listed_before = yield from hierarchy.list_directories("")
     directories = [""]
     while directories:
         batch, directories = directories[:STAT_BATCH], directories[STAT_BATCH:]
