@@ -58,7 +58,9 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
     if not left:
         raise ValueError(f"its compressed bytes decode to more than {most} bytes: expected at most that many")
     if has_end and not stream.eof:
-        raise ValueError(f"its compressed bytes are cut short: expected {most} decoded bytes, found {out.tell()}")
+        raise ValueError(
+            f"its compressed bytes are cut short: they decode to {out.tell()} bytes, expected up to {most}"
+        )
     return out.getvalue()
 
 

@@ -421,7 +421,7 @@ class ArrayView(View, Generic[K]):
         if grid is None:
             return names
         others = [listed for listed in names if not grid.has_name(listed.name, is_directory=listed.is_directory)]
-        chunks = yield from self.list_chunks_in(prefix, grid.leading(""), names)
+        chunks = yield from self.list_chunks_in(prefix, grid.parse_leading(""), names)
         return merge_listings(chunks or (), others)
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
@@ -461,7 +461,7 @@ class ArrayView(View, Generic[K]):
     def _parse_chunk_directory(self, prefix: str) -> Steps[tuple[str, tuple[int, ...]] | None]:
         """Return array and leading coordinates if ``prefix`` is a directory of chunks that this view finds."""
         path, grid = yield from self._find_grid_above(prefix)
-        leading = None if grid is None else grid.leading(make_relative(prefix, path))
+        leading = None if grid is None else grid.parse_leading(make_relative(prefix, path))
         return None if leading is None else (path, leading)
 
 

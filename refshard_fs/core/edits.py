@@ -52,7 +52,7 @@ class _File:
         self.end += len(data)
         return start
 
-    def view(self, start: int, stop: int) -> memoryview:
+    def map(self, start: int, stop: int) -> memoryview:
         """Return bytes ``[start, stop)``, mapped from the file without copying them to memory."""
         mapped = self._mapped
         if stop > len(mapped):
@@ -74,7 +74,7 @@ class Spooled(msgspec.Struct, frozen=True, eq=False):
     @property
     def data(self) -> memoryview:
         """The bytes, mapped from the file."""
-        return self.file.view(self.offset, self.offset + self.size)
+        return self.file.map(self.offset, self.offset + self.size)
 
 
 class Spool:

@@ -157,7 +157,7 @@ class ChunkDirectory(msgspec.Struct, frozen=True):
     numbers: range
     is_leaf: bool
 
-    def child(self, number: int) -> str:
+    def name_child(self, number: int) -> str:
         """Return the name of the child that is, or contains, chunk ``number``."""
         if not self.grid.is_nested:
             return self.grid.tail(number)
@@ -229,7 +229,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         """Whether a chunk's directory depends on its coordinates."""
         return self.encoding.separator == "/" and len(self.counts) > (self.encoding.name == "v2")
 
-    def leading(self, path: str) -> tuple[int, ...] | None:
+    def parse_leading(self, path: str) -> tuple[int, ...] | None:
         """Return the leading coordinates that all chunks in the directory ``path`` of the array have in common.
 
         They may lie outside of the grid. Return None if the directory cannot contain chunks, or contains them only in
@@ -251,9 +251,9 @@ class ChunkGrid(msgspec.Struct, frozen=True):
             return ""
         return "/".join([*(["c"] if self.encoding.name == "default" else []), *map(str, leading)])
 
-    def directory(self, path: str) -> ChunkDirectory | None:
+    def find_directory(self, path: str) -> ChunkDirectory | None:
         """Return the directory ``path`` of the array; None if no chunk of the grid lies in it."""
-        leading = self.leading(path)
+        leading = self.parse_leading(path)
         if leading is None:
             is_array = not path and self.size
             return ChunkDirectory(self, path, range(0, self.size, self.size), False) if is_array else None
@@ -270,7 +270,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
     def has_name(self, name: str, *, is_directory: bool) -> bool:
         """Return whether ``name``, directly below the array, is a chunk key, or a directory of chunk keys."""
         if is_directory:
-            return self.is_nested and self.leading(name) is not None
+            return self.is_nested and self.parse_leading(name) is not None
         return self.encoding.decode(name, len(self.counts)) is not None
 
     def contains(self, coords: Sequence[int]) -> bool:

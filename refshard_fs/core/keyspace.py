@@ -716,7 +716,7 @@ def list_chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing |
 
     ``stem`` is the directory's full path with a slash, for the `Listing`.
     """
-    directory = table.grid.directory(path)
+    directory = table.grid.find_directory(path)
     if directory is None:
         return []
     start, stop, step = directory.numbers.start, directory.numbers.stop, directory.numbers.step
@@ -724,7 +724,7 @@ def list_chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing |
     if not directory.is_leaf:
         children = (present - np.uint64(start)) // np.uint64(step)  # ascending, as the numbers are
         firsts = present[np.flatnonzero(np.diff(children, prepend=children[:1] + np.uint64(1)))]
-        return [Listed(name, None, True) for name in sorted(map(directory.child, firsts.tolist()))]
+        return [Listed(name, None, True) for name in sorted(map(directory.name_child, firsts.tolist()))]
     if not table.grid.is_nested:
         paths, numbers = sort_chunk_names(table.grid, present, stem)
         return Listing(stem, paths, table.get_sizes(numbers))
@@ -734,5 +734,5 @@ def list_chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing |
 
 def has_chunks_below(table: ChunkTable, path: str) -> bool:
     """Return whether a table has chunks in the directory ``path``, relative to the array."""
-    directory = table.grid.directory(path)
+    directory = table.grid.find_directory(path)
     return directory is not None and len(table.list_present(directory.numbers.start, directory.numbers.stop)) > 0

@@ -109,33 +109,33 @@ class Span(msgspec.Struct, frozen=True):
             return self
         if self.stop is not None and self.exact:
             first, last = clamp(start, end, self.stop - self.start)
-            return self._range(self.start + first, self.start + last) if last > first else Inline(b"")
+            return self._make_range(self.start + first, self.start + last) if last > first else Inline(b"")
         first = start or 0
         if self.stop is None and not self.start and first < 0 and end is None:
             return self.suffix(-first)
         if self.stop is not None or self.start < 0 or first < 0 or (end is not None and end < 0):
             raise ValueError(f"cannot take [{start}:{end}] of {self.url}: its size is unknown")
         if end is None:
-            return self._range(self.start + first, None, exact=False)
-        return self._range(self.start + first, self.start + end, exact=False) if end > first else Inline(b"")
+            return self._make_range(self.start + first, None, exact=False)
+        return self._make_range(self.start + first, self.start + end, exact=False) if end > first else Inline(b"")
 
     def suffix(self, length: int) -> Span:
         """Return the last ``length`` bytes of the object, which may begin before this span."""
-        return self._range(-length, None, exact=False)
+        return self._make_range(-length, None, exact=False)
 
     def part(self, offset: int, length: int) -> Entry:
         """Return exactly ``length`` bytes at ``offset``; ValueError if the span is known to be shorter."""
         _check_within(offset, length, self.size)
-        return self._range(self.start + offset, self.start + offset + length) if length else Inline(b"")
+        return self._make_range(self.start + offset, self.start + offset + length) if length else Inline(b"")
 
     def resolve_end(self, object_size: int) -> Span:
         """Return this span with a known end, for an object of ``object_size`` bytes."""
         if self.stop is not None and self.exact:
             return self
         first, last = clamp(self.start, self.stop, object_size)
-        return self._range(first, last)
+        return self._make_range(first, last)
 
-    def _range(self, start: int, stop: int | None, *, exact: bool = True) -> Span:
+    def _make_range(self, start: int, stop: int | None, *, exact: bool = True) -> Span:
         flags = self.dense, self.apart, self.origin, self.mixed
         return Span(self.url, start, stop, exact, self.optional, self.pin, *flags)
 
@@ -237,23 +237,23 @@ class Packed(msgspec.Struct, frozen=True):
         if self.made is None:
             if self.start is not None or self.stop is not None:
                 raise ValueError("cannot slice a slice of decoded bytes: the size of all of them is unknown")
-            return self._window(start, end)
+            return self._make_slice(start, end)
         begin, stop = clamp(self.start, self.stop, self.made)
         first, last = clamp(start, end, stop - begin)
-        return self._window(begin + first, begin + last)
+        return self._make_slice(begin + first, begin + last)
 
     def part(self, offset: int, length: int) -> Packed:
         """Return exactly ``length`` bytes at ``offset``; ValueError if the entry is known to be shorter."""
         _check_within(offset, length, self.size)
         begin = (self.start or 0) + offset
-        return self._window(begin, begin + length, exact=True)
+        return self._make_slice(begin, begin + length, exact=True)
 
     def finish(self, read: Sequence[bytes | None]) -> bytes | None:
         """Return this entry's bytes; ``read`` has the bytes of each of its `spans` (None: the object does not exist).
 
         Return None if the key does not exist. Raises ValueError if bytes are damaged.
         """
-        raw = self.raw(read)
+        raw = self.join_raw(read)
         if raw is not None:
             full = self.recipe.make(raw)
         else:
@@ -268,7 +268,7 @@ class Packed(msgspec.Struct, frozen=True):
             raise ValueError(f"expected decoded bytes up to {self.stop}, got {len(full)}")
         return data
 
-    def raw(self, read: Sequence[bytes | None]) -> bytes | None:
+    def join_raw(self, read: Sequence[bytes | None]) -> bytes | None:
         """Return the bytes to decode; ``read`` has the bytes of each of `spans`. None if an object does not exist."""
         if self.parts:
             rest = iter(read)
@@ -278,7 +278,7 @@ class Packed(msgspec.Struct, frozen=True):
             return None
         return known[0] if len(known) == 1 else b"".join(known)
 
-    def _window(self, start: int | None, stop: int | None, *, exact: bool = False) -> Packed:
+    def _make_slice(self, start: int | None, stop: int | None, *, exact: bool = False) -> Packed:
         return Packed(self.source, self.recipe, self.made, start, stop, exact, self.parts)
 
 
@@ -479,7 +479,7 @@ def read_once(steps: Steps[T]) -> Steps[T]:
 
     def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
         needs = need if isinstance(need, tuple) else (need,)
-        new = [span for span in dict.fromkeys(map(_document_of, needs)) if span is not None and span not in known]
+        new = [span for span in dict.fromkeys(map(_find_document, needs)) if span is not None and span not in known]
         if new:
             known.update(zip(new, (yield tuple(Load(span, Raw()) for span in new)), strict=True))
         answer = yield from answer_unknown(need, find)
@@ -491,7 +491,7 @@ def read_once(steps: Steps[T]) -> Steps[T]:
     return drive(steps, meet)
 
 
-def _document_of(need: Need) -> Span | None:
+def _find_document(need: Need) -> Span | None:
     match need:
         case Load(Span(url, 0, None, optional=True, pin=None) as span) if is_metadata(url):
             return span

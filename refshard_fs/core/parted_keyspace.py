@@ -46,13 +46,13 @@ class PartedKeySpace(KeySpace):
         found: list[Sequence[Listed]] = []
         for array, rest in self.split_path(prefix):
             grid = self.grids[array]
-            level = grid.directory(rest)
+            level = grid.find_directory(rest)
             if level is None or not level.numbers:
                 continue
             start, stop = level.numbers.start, level.numbers.stop
             if len(level.numbers) == 1 and not level.is_leaf:
                 if (yield from self.has_chunk(array, start, stop)):
-                    found.append([Listed(level.child(start), None, True)])
+                    found.append([Listed(level.name_child(start), None, True)])
             else:
                 parts = yield from self.parts(array, start, stop)
                 found.append(list_chunks_below(ChunkTable.from_parts(grid, parts), rest, stem))

@@ -79,7 +79,9 @@ def _list_chunks(directory: ChunkDirectory | None, size: int | None) -> list[Lis
     if directory is None:
         return []
     is_leaf = directory.is_leaf
-    return [Listed(directory.child(number), size if is_leaf else None, not is_leaf) for number in directory.numbers]
+    return [
+        Listed(directory.name_child(number), size if is_leaf else None, not is_leaf) for number in directory.numbers
+    ]
 
 
 class ConcatKeySpace(KeySpace):
@@ -413,7 +415,7 @@ class ConcatKeySpace(KeySpace):
             return None if names is None else (yield from self._documents.correct_sizes(prefix, names))
         if prefix == path:
             return (yield from self._list_array(path, array, grid))
-        leading = grid.leading(make_relative(prefix, path))
+        leading = grid.parse_leading(make_relative(prefix, path))
         if leading is None:
             return (yield from self.first.children(prefix))
         if self._makes_chunks(path, array):
@@ -458,7 +460,7 @@ class ConcatKeySpace(KeySpace):
 
     def _list_made_chunks(self, path: str, array: ConcatArray, grid: ChunkGrid, directory: str) -> list[Listed]:
         """List a directory of an array all of whose chunks are made while reading."""
-        found = grid.directory(directory)
+        found = grid.find_directory(directory)
         if found is not None and len(found.numbers) > LISTED:
             raise NotListable(f"{path!r} of {self.where} has {len(found.numbers)} names: at most {LISTED} are listed")
         return sorted(_list_chunks(found, self._find_chunk_size(path, array)), key=by_name)
@@ -501,13 +503,13 @@ class ConcatKeySpace(KeySpace):
             directory = join(path, stored.directory_of(array.stored_coords(local)))
         if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the piece lacks exist here, too
             own = array.grid_of_piece(number, fit.places)
-            names: Sequence[Listed] = _list_chunks(own.directory(make_relative(directory, path)), None)
+            names: Sequence[Listed] = _list_chunks(own.find_directory(make_relative(directory, path)), None)
         else:
             names = (yield from piece.children(directory)) or ()
         named = []
         for listed in names:
             tail = make_relative(join(directory, listed.name), path)
-            coords = stored.leading(tail) if listed.is_directory else stored.decode(tail)
+            coords = stored.parse_leading(tail) if listed.is_directory else stored.decode(tail)
             placed = None if coords is None else fit.shown_chunk((0, *coords) if array.is_stacked else coords)
             if placed is not None:
                 here = array.move(placed, start) if len(placed) > array.axis else placed
@@ -682,7 +684,9 @@ def _list_respelled(
         for listed in (yield from piece.children(join(path, folder))) or ():
             tail = join(folder, listed.name)
             if listed.is_directory:
-                folders += [tail] if stored.is_nested and (tail == "c" or stored.leading(tail) is not None) else []
+                folders += (
+                    [tail] if stored.is_nested and (tail == "c" or stored.parse_leading(tail) is not None) else []
+                )
                 continue
             coords = stored.decode(tail)
             placed = None if coords is None else fit.shown_chunk((0, *coords) if array.is_stacked else coords)

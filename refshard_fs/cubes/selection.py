@@ -302,17 +302,17 @@ class Selection(View):
         assert grid is not None, "an array that is cut has a grid"
         assert stored is not None, "an array that is cut has a grid"
         if array.recut is not None:
-            found = grid.directory(directory)
+            found = grid.find_directory(directory)
             if found is not None and len(found.numbers) > LISTED:
                 raise NotListable(f"{path!r} has more than {LISTED} names: too many to list")
             size = array.recut.nbytes if found is not None and found.is_leaf else None
             numbers = () if found is None else found.numbers
-            return sorted((Listed(found.child(n), size, not found.is_leaf) for n in numbers if found), key=by_name)
+            return sorted((Listed(found.name_child(n), size, not found.is_leaf) for n in numbers if found), key=by_name)
         if not grid.counts:  # a scalar, whose one chunk lies at any depth in the source
             key = grid.encoding.encode(())
             (entry,) = yield from array.space.find_entries([join(array.source, stored.encoding.encode(array.before))])
             return [Listed(key, None)] if entry is not None and not directory else None
-        leading = grid.leading(directory)
+        leading = grid.parse_leading(directory)
         if leading is None and directory:
             return None
         there = ""
@@ -324,7 +324,7 @@ class Selection(View):
         shown: list[Listed] = []
         for listed in listed_there or ():
             tail = join(there, listed.name)
-            coords = stored.leading(tail) if listed.is_directory else stored.decode(tail)
+            coords = stored.parse_leading(tail) if listed.is_directory else stored.decode(tail)
             if coords is None:
                 continue
             local = [at - first for at, first in zip(coords, array.before)]  # noqa: B905  # of a directory, the first

@@ -120,7 +120,7 @@ class Unmade(NamedTuple):
             return None
         if window.start is not None or window.stop is not None or self.plan.cut is not None:
             return None
-        raw = window.raw([part for part in self.parts if isinstance(part, bytes)]) if self.is_complete else None
+        raw = window.join_raw([part for part in self.parts if isinstance(part, bytes)]) if self.is_complete else None
         return None if raw is None else (window.recipe.decode(raw), window.recipe.convert)
 
     @property

@@ -50,7 +50,7 @@ class ReferenceBuilder:
         self._urls: list[Texts] = []  # one element for each block: a URL has another number in each block
         self._url_count = 0
         self._merged_count = 0  # the number of distinct URLs when equal URLs were last merged
-        self._read_grid = GridReader(where).grid
+        self._read_grid = GridReader(where).read_grid
         self._grids: dict[str, ChunkGrid] = {}  # grids of large arrays
         self._grid_changes = 0  # how often the grid of a large array was added or changed
         self._parts: dict[str, PartsBuilder] = {}  # chunks of large arrays
@@ -120,7 +120,7 @@ class ReferenceBuilder:
             for item in sorted(self._kept, key=attrgetter("order")):
                 documents = item.members.keys_in_rows.find_named(METADATA)
                 for row in documents.tolist():
-                    self._read_grid_of(item.members.key(row), item.members.value(row))
+                    self._read_grid_of(item.members.get_key(row), item.members.get_value(row))
         self._kept.sort(key=attrgetter("order"))
         unplaced = [item for item in self._kept if item.grids_seen < self._grid_changes]
         # Without any reference, no chunk has to be moved or replaced.
@@ -140,7 +140,7 @@ class ReferenceBuilder:
                 )
         keys = KeyTable.of([item.members for item in self._kept])
         if replaced:
-            keys = keys.drop_rows(keys.rows_of(replaced))
+            keys = keys.drop_rows(keys.find_rows(replaced))
         return ReferenceSet(urls, chunks, keys, where=self._where)
 
     def _add(self, found: Members) -> None:
@@ -156,7 +156,7 @@ class ReferenceBuilder:
         if self._count_members(count, len(documents)):
             for row in documents.tolist():
                 start, stop = int(ranges.offsets[row]), int(ranges.offsets[row] + ranges.lengths[row])
-                self._read_grid_of(keys.key(row), self._texts[start:stop].decode("utf-8", "surrogatepass"))
+                self._read_grid_of(keys.get_key(row), self._texts[start:stop].decode("utf-8", "surrogatepass"))
         left = np.arange(count) if is_text.all() else self._place(order, keys, ranges)
         if not len(left):
             return
@@ -278,7 +278,7 @@ class ReferenceBuilder:
                     return join(path, self._grids[path].tail(int(part.numbers[row])))
         for item in self._kept:
             for row in np.flatnonzero(item.members.ranges.targets == target)[:1]:
-                return item.members.key(int(row))
+                return item.members.get_key(int(row))
         return ""
 
     def _add_one_by_one(self, members: Mapping[Any, Any]) -> None:

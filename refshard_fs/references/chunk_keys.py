@@ -54,7 +54,7 @@ class Keys(NamedTuple):
         """Return the same keys in a new text without gaps."""
         return Keys.of(self.join(), self.stops - self.starts)
 
-    def key(self, row: int) -> str:
+    def get_key(self, row: int) -> str:
         """Return the key in ``row`` as text."""
         return bytes(self.text[self.starts[row] : self.stops[row]]).decode("utf-8", "surrogatepass")
 
@@ -141,7 +141,7 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
     count = len(keys.starts)
     if not grids or not count:
         return
-    path = find_nearest(keys.key(count // 2), grids)
+    path = find_nearest(keys.get_key(count // 2), grids)
     if path is not None:  # the usual case: all keys of a block are chunks of one array
         prefix = _make_prefix(path)
         if match_beginnings(keys.text, keys.starts, prefix).all():

@@ -107,7 +107,7 @@ class KeyTable(Mapping[str, Value]):
     def take(self, rows: Positions) -> KeyTable:
         """Return a table of the members in ``rows``."""
         objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
-        return self.of_keys(self.keys_at(rows).pack(), self.ranges.take(rows), self.data, objects)
+        return self.of_keys(self.get_keys(rows).pack(), self.ranges.take(rows), self.data, objects)
 
     def drop_rows(self, rows: Iterable[int]) -> KeyTable:
         """Return the table without ``rows``."""
@@ -115,7 +115,7 @@ class KeyTable(Mapping[str, Value]):
         remains[list(rows)] = False
         return self if remains.all() else self.take(np.flatnonzero(remains))
 
-    def rows_of(self, keys: Iterable[str]) -> set[int]:
+    def find_rows(self, keys: Iterable[str]) -> set[int]:
         """Return the rows of the ``keys`` that exist."""
         return {row for row in map(self._find_row, keys) if row is not None}
 
@@ -145,7 +145,7 @@ class KeyTable(Mapping[str, Value]):
         row = self._find_row(key)
         if row is None:
             raise KeyError(key)
-        return self.value(row)
+        return self.get_value(row)
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._find_row(key) is not None
@@ -159,18 +159,18 @@ class KeyTable(Mapping[str, Value]):
     @property
     def keys_in_rows(self) -> Keys:
         """The keys in the order of the rows."""
-        return self.keys_at(np.arange(len(self)))
+        return self.get_keys(np.arange(len(self)))
 
-    def keys_at(self, rows: Positions) -> Keys:
+    def get_keys(self, rows: Positions) -> Keys:
         """Return the keys in ``rows``."""
         starts = np.where(rows > 0, self.ends[rows - 1] + np.uint64(1), np.uint64(0)) if len(rows) else rows
         return Keys(self.joined_keys, starts.view(np.int64), self.ends[rows].view(np.int64))
 
-    def key(self, row: int) -> str:
+    def get_key(self, row: int) -> str:
         """Return the key in ``row``."""
         return bytes(self.joined_keys[self._find_start(row) : int(self.ends[row])]).decode("utf-8", "surrogatepass")
 
-    def value(self, row: int) -> Value:
+    def get_value(self, row: int) -> Value:
         """Return the value in ``row``."""
         reference = self.ranges.row(row)
         if reference is not None:
@@ -186,7 +186,7 @@ class KeyTable(Mapping[str, Value]):
         if self._index is None:
             index = np.empty(len(self), np.uint64)
             for rows in np.split(np.arange(len(self)), range(BATCH, len(self), BATCH)):
-                hashes = compute_hashes(*self.keys_at(rows), self.seed)
+                hashes = compute_hashes(*self.get_keys(rows), self.seed)
                 index[rows] = hashes & np.uint64(_LOW << 32) | rows.view(np.uint64)
             index.sort()
             self._index = index
@@ -219,7 +219,7 @@ class KeyTable(Mapping[str, Value]):
         last: dict[str, int] = {}
         out = set()
         for row in sorted(set(doubtful.tolist())):
-            key = self.key(row)
+            key = self.get_key(row)
             if key in last:
                 out.add(last[key])
             last[key] = row
@@ -287,4 +287,4 @@ class _Items(ItemsView[str, Value]):
         self._table = table
 
     def __iter__(self) -> Iterator[tuple[str, Value]]:
-        return zip(self._table, map(self._table.value, range(len(self._table))), strict=True)
+        return zip(self._table, map(self._table.get_value, range(len(self._table))), strict=True)

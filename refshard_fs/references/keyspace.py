@@ -53,7 +53,7 @@ class FlatKeySpace(KeySpace):
 
     def find(self, key: str) -> Entry | None:
         """Return the entry of ``key``; None if the key does not exist."""
-        value = self.refs.value(key)
+        value = self.refs.get_value(key)
         if value is None:
             return None
         try:
@@ -73,7 +73,7 @@ class FlatKeySpace(KeySpace):
             return None
         for name in METADATA:
             document = join(at.array, name)
-            value = self.refs.value(document)
+            value = self.refs.get_value(document)
             if value is not None and type(value) is not Row:
                 return array_meta(object_in(value, document), document)
         return None
@@ -98,7 +98,7 @@ class FlatKeySpace(KeySpace):
 
     @property
     def order(self) -> Iterable[str]:
-        return (parent(key)[0] for key in self.refs.keys.keys_at(self._documents).list_names())
+        return (parent(key)[0] for key in self.refs.keys.get_keys(self._documents).list_names())
 
     @property
     def origins(self) -> Origins:
@@ -151,7 +151,7 @@ class FlatKeySpace(KeySpace):
         origins: dict[int, Origin] = {}
         if not self._has_only_urls:
             for target in distinct_codes(ranges.targets, len(self.refs.urls))[0]:
-                pins[target], origins[target] = self.pin(target), self.origin(target)
+                pins[target], origins[target] = self.get_pin(target), self.get_origin(target)
         builder.put(rows, self.refs.urls, ranges, pins, origins)
         inline = self._members[1].get(array)
         if inline:
@@ -187,7 +187,7 @@ class FlatKeySpace(KeySpace):
             return True
         return any(has_chunks_below(self.refs.chunks[path], below) for path, below in self._iterate_tables_at(prefix))
 
-    def url(self, target: int) -> str:
+    def get_url(self, target: int) -> str:
         """Return the absolute URL of a row's ``target``."""
         url = self._urls[target]
         if url is None:
@@ -195,25 +195,25 @@ class FlatKeySpace(KeySpace):
         return url
 
     def _make_span(self, row: Row) -> Span:
-        url = self._urls[row.target] or self.url(row.target)
+        url = self._urls[row.target] or self.get_url(row.target)
         stop = None if row.length is None else row.offset + row.length
         if self._has_only_urls:
             return Span(url, row.offset, stop)
-        return Span(url, row.offset, stop, pin=self.pin(row.target), origin=self.origin(row.target))
+        return Span(url, row.offset, stop, pin=self.get_pin(row.target), origin=self.get_origin(row.target))
 
-    def pin(self, target: int) -> Pin | None:
+    def get_pin(self, target: int) -> Pin | None:
         """Return the pin of a row's ``target``, if the set has one."""
         if self.refs.pins is not None and target not in self._pins:
-            self._pins[target] = self.refs.pins.pin(target)
+            self._pins[target] = self.refs.pins.get_pin(target)
         return self._pins.get(target)
 
-    def origin(self, target: int) -> Origin:
+    def get_origin(self, target: int) -> Origin:
         """Return the servers of the sets of other people that named the URL of a row's ``target``."""
         if not self.refs.origins:
             return ()
         found = self._origins.get(target)
         if found is None:
-            found = self._origins[target] = self.refs.origins.of(self.url(target))
+            found = self._origins[target] = self.refs.origins.of(self.get_url(target))
         return found
 
     @property
@@ -225,9 +225,9 @@ class FlatKeySpace(KeySpace):
         keys, rows = self.refs.keys, self._rows.get(prefix)
         if rows is None:
             return []
-        paths, known = keys.keys_at(rows).list_names(), keys.get_sizes(rows)
+        paths, known = keys.get_keys(rows).list_names(), keys.get_sizes(rows)
         sizes = [
-            self._find_size(path, keys.value(int(row))) if size < 0 else size
+            self._find_size(path, keys.get_value(int(row))) if size < 0 else size
             for path, size, row in zip(paths, known, rows, strict=True)
         ]
         order = sorted(range(len(paths)), key=paths.__getitem__)
@@ -235,7 +235,7 @@ class FlatKeySpace(KeySpace):
 
     def _find_size(self, key: str, value: Value) -> int | None:
         if isinstance(value, Row):
-            pin = self.pin(value.target) if value.length is None else None
+            pin = self.get_pin(value.target) if value.length is None else None
             return value.length if pin is None else pin.size
         entry = self.find(key)
         return None if entry is None else entry.size

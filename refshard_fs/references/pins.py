@@ -68,20 +68,20 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         """The size of the columns in bytes."""
         return self.etags.nbytes + self.times.nbytes + self.sizes.nbytes
 
-    def pin(self, target: int) -> Pin | None:
+    def get_pin(self, target: int) -> Pin | None:
         """Return the pin of ``target``, an index into the URLs; None if it has no pin."""
         size = int(self.sizes[target])
         pin = Pin(self.etags[target], self.times[target], None if size == WHOLE else size, exact=True)
         return None if pin == _NOTHING else pin
 
-    def by_url(self, urls: Iterable[str | None]) -> dict[str | None, Pin]:
+    def map_by_url(self, urls: Iterable[str | None]) -> dict[str | None, Pin]:
         """Return the pins that exist, by URL; ``urls`` are the URLs of the set."""
-        found = ((url, self.pin(target)) for target, url in enumerate(urls))
+        found = ((url, self.get_pin(target)) for target, url in enumerate(urls))
         return {url: pin for url, pin in found if pin is not None}
 
     def keep_sizes(self, moved: Sequence[bool]) -> Pins:
         """Return the pins, with only sizes for targets that were ``moved``: copies have other ETags and times."""
-        pins = [self.pin(target) for target in range(len(self))]
+        pins = [self.get_pin(target) for target in range(len(self))]
         return self.of(
             Pin(size=pin.size) if pin is not None and is_moved else pin
             for pin, is_moved in zip(pins, moved, strict=True)
@@ -89,7 +89,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
 
     def to_json(self, urls: Iterable[str | None]) -> dict[str, Any]:
         """Convert the pins to JSON; ``urls`` are the URLs as written in the set."""
-        found = [(url, pin) for url, pin in self.by_url(urls).items() if url is not None]
+        found = [(url, pin) for url, pin in self.map_by_url(urls).items() if url is not None]
         names = [url for url, _ in found]
         base = commonprefix(names) if len(names) > 1 else ""
         columns_in_json = _PinColumns([name[len(base) :] for name in names], base)

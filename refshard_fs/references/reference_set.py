@@ -67,7 +67,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         pins = 0 if self.pins is None else self.pins.nbytes
         return self.keys.nbytes + pins + self.urls.nbytes + sum(table.nbytes for table in self.chunks.values())
 
-    def value(self, key: str) -> Value | None:
+    def get_value(self, key: str) -> Value | None:
         """Return the value of ``key`` as it is in the document; None if the key does not exist."""
         chunks = self.chunks
         end = len(key) if chunks else -1
@@ -121,11 +121,11 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 def _find_grids(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
     """Return the grids of arrays by path, from the metadata among ``keys``."""
-    read = GridReader(where).grid
+    read = GridReader(where).read_grid
     documents = keys.keys_in_rows.find_named(METADATA)
     found = {}
-    for key, row in zip(keys.keys_at(documents).list_names(), documents.tolist(), strict=True):
-        grid = read(key, keys.value(row))
+    for key, row in zip(keys.get_keys(documents).list_names(), documents.tolist(), strict=True):
+        grid = read(key, keys.get_value(row))
         if grid is not None:
             found[key.rpartition("/")[0]] = grid
     return found
@@ -135,26 +135,26 @@ class _Grids(Grids):
     """The grids of the arrays in ``refs``, by path; each is parsed when it is first needed."""
 
     def __init__(self, refs: ReferenceSet) -> None:
-        super().__init__(self._grid, lambda: refs.tables)
+        super().__init__(self._find_grid, lambda: refs.tables)
         self._refs = refs
         self._known: dict[str, ChunkGrid | None] = {}
-        self._read = GridReader(refs.where).grid
+        self._read = GridReader(refs.where).read_grid
 
-    def _grid(self, path: str) -> ChunkGrid | None:
+    def _find_grid(self, path: str) -> ChunkGrid | None:
         table = self._refs.chunks.get(path)
         if table is not None:
             return table.grid
         if path not in self._known:
             if len(self._known) >= MAX_GRIDS:
                 self._known.clear()
-                self._read = GridReader(self._refs.where).grid
-            self._known[path] = self._find(path)
+                self._read = GridReader(self._refs.where).read_grid
+            self._known[path] = self._parse_grid(path)
         return self._known[path]
 
-    def _find(self, path: str) -> ChunkGrid | None:
+    def _parse_grid(self, path: str) -> ChunkGrid | None:
         keys = self._refs.keys
-        for row in sorted(keys.rows_of([join(path, name) for name in METADATA]), reverse=True):
-            grid = self._read(keys.key(row), keys.value(row))
+        for row in sorted(keys.find_rows([join(path, name) for name in METADATA]), reverse=True):
+            grid = self._read(keys.get_key(row), keys.get_value(row))
             if grid is not None:
                 return grid
         return None
@@ -184,7 +184,7 @@ class References(Mapping[str, Any]):
         self._refs = refs
 
     def __getitem__(self, key: str) -> Any:
-        value = self._refs.value(key)
+        value = self._refs.get_value(key)
         if value is None:
             raise KeyError(key)
         if not isinstance(value, Row):
@@ -274,7 +274,7 @@ class _Editing:
             elif is_within(prefix, path):
                 below = make_relative(prefix, path)
                 numbers = table.list_present()
-                number, directory = table.grid.number(below), table.grid.directory(below)
+                number, directory = table.grid.number(below), table.grid.find_directory(below)
                 if number is not None:
                     self._tables[path] = _take_chunks(table, numbers != number)
                 elif directory is not None:

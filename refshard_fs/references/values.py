@@ -41,7 +41,7 @@ class GridReader:
         self._by_text: dict[str, ChunkGrid | None] = {}
         self._grids: dict[ChunkGrid, ChunkGrid] = {}  # one object for all equal grids
 
-    def grid(self, key: str, value: Value) -> ChunkGrid | None:
+    def read_grid(self, key: str, value: Value) -> ChunkGrid | None:
         """Return the grid of the array with the metadata ``key``; None if ``value`` is a reference or has no grid."""
         if type(value) is not str:
             return find_grid(key, value, self._where)

@@ -117,7 +117,7 @@ def _parse_span(refs: ReferenceSet, row: Row, key: str) -> Span:
     url = refs.urls[row.target]
     if url is None:
         raise ManifestError(f"{key!r} is a reference without a URL, which cannot be appended: give target=")
-    pin = None if refs.pins is None else refs.pins.pin(row.target)
+    pin = None if refs.pins is None else refs.pins.get_pin(row.target)
     stop = None if row.length is None else row.offset + row.length
     return Span(url, row.offset, stop, pin=pin, origin=refs.origins.of(url))
 

@@ -180,7 +180,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
     if refs.pins is not None:
         moved = [respell(url) != url for url in refs.urls]
         pins = refs.pins.keep_sizes(moved)
-        lost = sum(1 for i, gone in enumerate(moved) if gone and pins.pin(i) != refs.pins.pin(i))
+        lost = sum(1 for i, gone in enumerate(moved) if gone and pins.get_pin(i) != refs.pins.get_pin(i))
         if lost:
             warnings.warn(
                 f"{count_text(lost, 'target that moved is', 'targets that moved are')} now checked only by size, "

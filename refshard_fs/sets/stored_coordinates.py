@@ -50,7 +50,7 @@ def split_coordinate_chunks(part: NamedSet) -> tuple[dict[str, ChunkTable], dict
             if url is None:
                 raise ManifestError(f"{part.name} has references of {path!r} without a URL: give target=")
             stop = None if row.length is None else row.offset + row.length
-            pin = None if refs.pins is None else refs.pins.pin(row.target)
+            pin = None if refs.pins is None else refs.pins.get_pin(row.target)
             origin = refs.origins.of(url)
             spans[join(path, grid.tail(number))] = Span(url, row.offset, stop, pin=pin, origin=origin)
         tables[path] = _drop_chunks(grid)

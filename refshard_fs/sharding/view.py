@@ -367,7 +367,7 @@ class ShardView(ArrayView[ArrayInfo]):
                     tail = join(prefix, listed.name)
                     coords = grid.decode(tail)
                     if listed.is_directory:
-                        (directories if grid.leading(tail) is None else below).append(tail)
+                        (directories if grid.parse_leading(tail) is None else below).append(tail)
                     elif coords is None:
                         others.append((join(path, tail), listed.size))
                     else:

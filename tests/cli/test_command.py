@@ -57,7 +57,7 @@ def test_printed_commands_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "k").write_bytes(b"abc")
     assert main(["cat", str(tmp_path / "refs.json"), "a"]) == 2
     said = capsys.readouterr().err
-    assert "needs --option target=..., the URL" in said
+    assert "pass --option target=..., the URL" in said
     assert main(["cat", str(tmp_path / "refs.json"), "a", "--option", f"target={tmp_path / 'k'}"]) == 0
 
 
@@ -74,7 +74,7 @@ def test_check_of_an_unreadable_source_exits_with_2(
 def test_findings_and_errors_name_options_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "refs.json").write_text('{"a": [null, 0, 3]}')
     assert main(["check", str(tmp_path / "refs.json")]) == 1
-    assert "a reference without a URL needs --option target=..., the URL" in capsys.readouterr().out
+    assert "the reference has no URL: pass --option target=..., the URL" in capsys.readouterr().out
     assert main(["check", str(tmp_path / "refs.json"), "--option", "bogus=1"]) == 2
     assert "options of the source into --fo-option bogus=..." in capsys.readouterr().err
 

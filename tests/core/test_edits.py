@@ -110,4 +110,4 @@ def test_view_is_whole_if_another_thread_maps_less() -> None:
 
     file = Shorter()
     start = file.add(b"bytes")
-    assert bytes(file.view(start, start + 5)) == b"bytes"
+    assert bytes(file.map(start, start + 5)) == b"bytes"

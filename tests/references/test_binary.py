@@ -50,7 +50,7 @@ def test_lone_surrogates_survive_pickling(document: dict[str, Any]) -> None:
     again = pickled.unpack_compressed(pickled.pack_compressed(refs))
     assert sorted(again) == sorted(refs)
     for key in refs:
-        found, value = again.value(key), refs.value(key)
+        found, value = again.get_value(key), refs.get_value(key)
         assert found is not None
         assert value is not None
         assert found == value if isinstance(value, Row) else decoded(found) == decoded(value)

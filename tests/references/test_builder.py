@@ -156,7 +156,7 @@ def test_damaged_metadata_raise_an_error_at_their_use() -> None:
     document = many()
     document["g/v7/.zarray"] = json.dumps(ARRAY | {"chunks": "many"})
     refs = JsonIndex("refs.json").decode(dumps(document))
-    assert refs.value("g/v8/2.1") is not None
+    assert refs.get_value("g/v8/2.1") is not None
     with pytest.raises(ManifestError, match=r"g/v7/\.zarray.* of refs\.json"):
         refs.grids.get("g/v7")
     with pytest.raises(ManifestError, match=r"g/v7/\.zarray.* of refs\.json"):
@@ -213,7 +213,9 @@ def test_columns_of_small_arrays_are_made_on_demand() -> None:
         assert {key for key in found.side if ".z" not in key} == {"g0/v0/in/2", "s/1", "g1/v1/9.9"}
         for path, table in found.tables.items():
             assert found.grids[path] == table.grid
-            assert all(row == found.value(f"{path}/{table.grid.tail(number)}") for number, row in table.iterate_rows())
+            assert all(
+                row == found.get_value(f"{path}/{table.grid.tail(number)}") for number, row in table.iterate_rows()
+            )
             again = pickle.loads(pickle.dumps(table))
             assert list(again.iterate_rows()) == list(table.iterate_rows())
             assert table.nbytes <= 28 * table.grid.size

@@ -33,7 +33,7 @@ def test_table_keeps_the_last_member_of_each_key(runs: list[dict[str, Value]], a
         assert all(key + "x" not in table or key + "x" in expected for key in expected)
         table.check()
         gone = list(expected)[::2]
-        assert dict(table.drop_rows(table.rows_of(gone))) == {
+        assert dict(table.drop_rows(table.find_rows(gone))) == {
             key: value for key, value in expected.items() if key not in gone
         }
         assert dict(KeyTable.of([table])) == expected
@@ -43,14 +43,14 @@ def test_table_keeps_the_last_member_of_each_key(runs: list[dict[str, Value]], a
 def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> None:
     table = KeyTable.of([KeyTable.of_mapping(found)])
     for name in ((".zarray", "zarr.json"), ("a",), ("a", ".zarray")):
-        assert {table.key(row) for row in table.keys_in_rows.find_named(name)} == {
+        assert {table.get_key(row) for row in table.keys_in_rows.find_named(name)} == {
             key for key in found if parent(key)[1] in name
         }
     below: dict[str, set[str]] = {}
     for key in found:
         below.setdefault(parent(key)[0], set()).add(key)
     assert {
-        path: {table.key(row) for row in rows} for path, rows in table.keys_in_rows.group_by_directory().items()
+        path: {table.get_key(row) for row in rows} for path, rows in table.keys_in_rows.group_by_directory().items()
     } == below
 
 

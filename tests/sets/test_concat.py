@@ -308,7 +308,9 @@ def test_similar_pinned_sets_are_parsed_once_and_keep_pins(
     assert not opened
     pins = found.columns.pins
     assert pins is not None
-    assert [pins.pin(i) for i in range(6)] == [m.columns.pins.pin(0) for m in made if m.columns.pins is not None]
+    assert [pins.get_pin(i) for i in range(6)] == [
+        m.columns.pins.get_pin(0) for m in made if m.columns.pins is not None
+    ]
     values = zarr.open_array(RefShardFileSystem(found).get_mapper("air"), mode="r")[:, 0]
     assert values.tolist() == [start for start in range(0, 12, 2) for _ in range(2)]
 

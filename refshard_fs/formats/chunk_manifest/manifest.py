@@ -82,7 +82,7 @@ class ChunkManifest(msgspec.Struct, frozen=True, eq=False):
         path = self.paths[row.target]
         if path is None:
             return ValueLocation(None, checksum=checksum, data=self.data[row.offset : row.offset + (row.length or 0)])
-        pin = None if self.pins is None else self.pins.pin(row.target)
+        pin = None if self.pins is None else self.pins.get_pin(row.target)
         pin = None if pin is None else Pin(pin.etag, pin.last_modified)
         return ValueLocation(path, row.offset, row.length, pin, checksum)
 

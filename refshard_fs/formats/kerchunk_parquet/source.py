@@ -442,7 +442,7 @@ class ParquetKeySpace(PartedKeySpace):
         if (yield from self._documents.is_directory(prefix)):
             return True
         for array, rest in self.split_path(prefix):
-            level = self.grids[array].directory(rest)
+            level = self.grids[array].find_directory(rest)
             if level is not None and (yield from self.has_chunk(array, level.numbers.start, level.numbers.stop)):
                 return True
         return False
