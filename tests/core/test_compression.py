@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.compression import MOST, add_up, add_up_rows, check_chunk, decompress, unpack_bits, import_zstd
+from refshard_fs.core.compression import MOST, add_up, add_up_rows, check_chunk, decompress, import_zstd, unpack_bits
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from tests.support.memory import check_peak
 

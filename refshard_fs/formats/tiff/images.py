@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, choose_chunks, encode_chunk, make_entry
-from refshard_fs.core.compression import add_up_rows, decode_by_imagecodecs, decompress, unpack_bits, import_zstd
+from refshard_fs.core.compression import add_up_rows, decode_by_imagecodecs, decompress, import_zstd, unpack_bits
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.libdeflate import try_zlib
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
