@@ -220,7 +220,7 @@ class Engine(Lookups):
         try:
             if all(read.request.is_whole and not read.future.done() for read in reads):
                 begun = {reads[place].future: reader for place, reader in self._begin(keyspace, keys).items()}
-            async with self.ahead.find_full_shards(keyspace, keys):
+            async with self.ahead.fetch_full_shards(keyspace, keys):
                 self.ahead.begin_look_up(keyspace, keys)
                 found = await self.find_all(keyspace, keys, reads=not self.fetcher.has_disk)
                 self.ahead.end_look_up(keyspace, keys, found)

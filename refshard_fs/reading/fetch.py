@@ -32,7 +32,7 @@ FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while l
 # order of their names (0, 1, 10, 100, 101, ...), and returns later to chunks that it skipped.
 SPARE = 16 * plan.MIB
 # A small source is fetched whole for look-ups, since more rounds follow. For its first chunks, it is fetched whole only
-# if its missing bytes are at most twice the bytes of these chunks plus IN_VAIN (20 ms at 100 Mbit/s).
+# if its missing bytes are at most twice the bytes of these chunks, plus IN_VAIN bytes (20 ms at 100 Mbit/s).
 IN_VAIN: Final = 256 << 10
 LARGE = 1 << 30  # bytes: for larger ranges, memory is allocated before the request, since there may not be enough
 TURN = 32  # ranges that are read from the disk at a time, before their readers get them
@@ -132,10 +132,11 @@ class Fetcher:
         reader.future.set_result(data)
         return True
 
-    def _read_kept(self, reader: Reader, every: Sequence[Reader], in_ranges: set[Version]) -> bool:
-        """Serve ``reader`` from a small source in memory, or fetch the source whole; False if neither is possible.
+    def _read_kept(self, reader: Reader, all_readers: Sequence[Reader], in_ranges: set[Version]) -> bool:
+        """Serve ``reader`` from a small source in memory, or fetch the source whole; return False to do neither.
 
-        ``every`` is all readers of the same call. Sources that they read in ranges are added to ``in_ranges``.
+        ``all_readers`` are the readers of the same call. If they need only a small part of the source, it is added to
+        ``in_ranges``, and its ranges are fetched.
         """
         span = reader.span
         version = self.requests.pool.versions.find_kept(span)
@@ -157,14 +158,15 @@ class Fetcher:
             if span.start < 0 or span.stop is None or not span.exact or version in in_ranges:
                 return False
             if reader.most is None and not version.is_sampled:  # a chunk: no further look-ups depend on it
-                wanted = sum(r.span.size or 0 for r in every if r.span.url == span.url and not version.holds(r.span))
+                others = (other.span for other in all_readers if other.span.url == span.url)
+                wanted = sum(other.size or 0 for other in others if not version.holds(other))
                 if rest[1] - rest[0] > 2 * wanted + IN_VAIN:
                     version.is_sampled = True
                     in_ranges.add(version)
                     return False
             waiting = self._for_whole[version] = []
             future = asyncio.get_running_loop().create_future()
-            future.add_done_callback(lambda _: self._has_rest(version, future))
+            future.add_done_callback(lambda _: self._on_rest(version, future))
             whole = Reader(None, Span(span.url, *rest), future, keep=reader.keep and keeps(span, reader.most))
             if self._may_be_on_disk(whole):
                 self._begin_recall([whole])
@@ -173,8 +175,8 @@ class Fetcher:
         waiting.append(reader)
         return True
 
-    def _has_rest(self, version: Version, future: asyncio.Future[bytes]) -> None:
-        """Serve the readers that wait for a small object; fetch their ranges if the whole could not be fetched."""
+    def _on_rest(self, version: Version, future: asyncio.Future[bytes]) -> None:
+        """Serve the readers that wait for the rest of a small object; if it was not fetched, fetch their ranges."""
         if future.cancelled() or future.exception() is not None:
             version.is_kept, version.content = False, b""
         else:
@@ -273,7 +275,7 @@ class Fetcher:
             task.cancel()
 
     def _may_be_on_disk(self, reader: Reader) -> bool:
-        """Return whether ``reader`` should wait for the disk, or for the version of its object before it is read."""
+        """Return whether ``reader`` should wait for the cache on disk, or first for the version of its object."""
         span = reader.span
         if self._on_disk is None or not keeps(span, reader.most) or not reader.keep:
             return False
@@ -311,9 +313,9 @@ class Fetcher:
         await asyncio.gather(*map(self._ask_version, unseen))
         fresh: list[tuple[Span, Reader | None]] = []
         for first in range(0, len(readers), TURN):
-            some = [reader for reader in readers[first : first + TURN] if not reader.future.done()]
-            found = await asyncio.to_thread(self._read_disk, [reader.span for reader in some])
-            for reader, data in zip(some, found, strict=True):
+            turn = [reader for reader in readers[first : first + TURN] if not reader.future.done()]
+            found = await asyncio.to_thread(self._read_disk, [reader.span for reader in turn])
+            for reader, data in zip(turn, found, strict=True):
                 if reader.future.done():
                     continue
                 if data is None or (reader.most is not None and len(data) > reader.most):
@@ -331,12 +333,12 @@ class Fetcher:
         assert on_disk is not None
         return [on_disk.get(span, versions.confirmed_facts(span.url, span.pin)) for span in spans]
 
-    async def _ask_version(self, which: tuple[str, tuple[str, ...]]) -> None:
-        """Request the current version of an object, once for all concurrent callers."""
-        task = self._asking.get(which)
+    async def _ask_version(self, place: tuple[str, tuple[str, ...]]) -> None:
+        """Request the current version of the object at ``place``, its URL and origin, once for concurrent callers."""
+        task = self._asking.get(place)
         if task is None:
-            task = self._asking[which] = self.requests.loop.create_task(self._request_version(*which))
-            task.add_done_callback(lambda _: self._asking.pop(which, None))
+            task = self._asking[place] = self.requests.loop.create_task(self._request_version(*place))
+            task.add_done_callback(lambda _: self._asking.pop(place, None))
         await asyncio.shield(task)
 
     async def _request_version(self, url: str, origin: tuple[str, ...]) -> None:
@@ -415,7 +417,7 @@ class Fetcher:
         block.readers.append((reader, start, stop))
 
     def _give(self, reader: Reader, block: Block, start: int, stop: int) -> None:
-        """Give ``reader`` bytes ``[start, stop)`` of ``block``, a whole object, or the error of a missing object."""
+        """Give ``reader`` bytes ``[start, stop)`` of ``block``, or its whole object, or the error of a missing object."""
         span = reader.span
         if span.stop is None:
             start, stop = 0, len(block.data or b"")
@@ -454,14 +456,14 @@ class Fetcher:
     def _detach(self, reader: Reader) -> None:
         """Remove ``reader`` from its blocks."""
         for block in reader.blocks:
-            block.readers = [some for some in block.readers if some[0] is not reader]
+            block.readers = [other for other in block.readers if other[0] is not reader]
             if not block.is_wanted:
                 self._forget(block)
         self._waiting.pop(reader.future, None)
 
     def _on_reader_done(self, future: asyncio.Future[bytes]) -> None:
         reader = self._waiting.get(future)
-        if reader is not None:  # it failed, or was cancelled
+        if reader is not None:  # the read failed, or was cancelled
             self._detach(reader)
             self.requests.pump()
 
@@ -473,18 +475,18 @@ class Fetcher:
         by_object: dict[Hashable, list[tuple[Span, Reader | None]]] = {}
         for span, reader in fresh:
             by_object.setdefault(_identify_object(span), []).append((span, reader))
-        for which, members in by_object.items():
+        for object_id, members in by_object.items():
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits
             merging = limits.apart if any(span.apart for span, _ in members) else limits
             last_urgent: Block | None = None
             for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], merging):
-                some = [members[i] for i in places]
-                url, pin, origin = some[0][0].url, some[0][0].pin, some[0][0].origin
-                urgent = any(reader is not None for _, reader in some)
+                merged = [members[i] for i in places]
+                url, pin, origin = merged[0][0].url, merged[0][0].pin, merged[0][0].origin
+                urgent = any(reader is not None for _, reader in merged)
                 for first, last in plan.split_block(start, stop, limits):
                     block = self._open(Span(url, first, last, pin=pin, dense=dense, origin=origin), urgent=urgent)
-                    for span, reader in some:
+                    for span, reader in merged:
                         begin, end = max(span.start, first), min(span.stop or 0, last)
                         if begin < end and reader is None:
                             block.expect(begin, end)
@@ -492,22 +494,22 @@ class Fetcher:
                             self._join(reader, block, begin, end)
                     last_urgent = block if urgent else last_urgent
             if any(reader is None for _, reader in members):  # `ReadAhead` follows an array of the file
-                self._files.discard(which)
+                self._files.discard(object_id)
             elif extends and last_urgent is not None and merging.gap > 0 and self.follows_files:
-                self._extend(last_urgent, which)
+                self._extend(last_urgent, object_id)
 
-    def _extend(self, block: Block, which: Hashable) -> None:
-        """Extend the request for ``block`` by bytes of its object, ``which``, that will probably be read next."""
+    def _extend(self, block: Block, object_id: Hashable) -> None:
+        """Extend the request for ``block`` by bytes of its object that will probably be read next."""
         span = block.span
         facts = self.requests.pool.versions.known_facts(span.url)
         if span.stop is None or facts is None or facts.size is None or self._find_remote(span) is None:
             return
-        file = self._files.get(which)
+        file = self._files.get(object_id)
         if file is None:
             file = FileAhead()
             file.read = span.size or 0
-            self._files.put(which, file)
-        stop = file.extend(span.start, span.stop, facts.size, self._known.count_unread(which))
+            self._files.put(object_id, file)
+        stop = file.extend(span.start, span.stop, facts.size, self._known.count_unread(object_id))
         # Bytes that other blocks have are not fetched again.
         _, stop, known = next(self._known.cover(_cut_span(span, span.stop, stop))) if stop > span.stop else (0, 0, None)
         if known is None and stop > span.stop:
@@ -587,7 +589,7 @@ class Fetcher:
         self._keep_or_drop(block)
 
     def _measure(self, block: Block, size: int) -> None:
-        """Set the end of ``block``, which was unknown, and request again the ranges that reach beyond this end."""
+        """Set the end of ``block``, which has ``size`` bytes, and request again the ranges that end beyond it."""
         end = block.span.start + size
         block.span = _cut_span(block.span, block.span.start, end)
         self._request_again([reader for reader, _, stop in block.readers if stop > end])
@@ -601,14 +603,14 @@ class Fetcher:
             self._detach(reader)
             if not reader.future.done():
                 alone.setdefault(reader.span, []).append(reader)
-        for span, some in alone.items():
-            for reader in some:
+        for span, readers_of_span in alone.items():
+            for reader in readers_of_span:
                 reader.blocks, reader.buffer, reader.missing = [], None, span.size or 0
                 self._waiting[reader.future] = reader
                 if span.stop is None:
                     self._join(reader, self._open(span, urgent=True, shared=False), 0, 0)
             if span.stop is not None:
-                self._fetch([(span, reader) for reader in some], extends=False)
+                self._fetch([(span, reader) for reader in readers_of_span], extends=False)
 
     def on_failure(self, block: Block, error: Exception) -> None:
         """Raise ``error`` in the readers of ``block``, or request their ranges again if merging may be its cause."""
@@ -654,23 +656,23 @@ class BlockIndex:
         blocks.insert(bisect_right(blocks, block.span.start, key=_START), block)
 
     def take(self, block: Block) -> None:
-        which = _identify_object(block.span)
+        object_id = _identify_object(block.span)
         if block.span.stop is None:
-            del self._whole[which]
+            del self._whole[object_id]
             return
-        blocks = self._blocks[which]
+        blocks = self._blocks[object_id]
         del blocks[blocks.index(block, bisect_left(blocks, block.span.start, key=_START))]
         if not blocks:
-            del self._blocks[which]
+            del self._blocks[object_id]
 
-    def count_unread(self, which: Hashable) -> int:
-        """Return the number of bytes of the object ``which`` that are expected to be read."""
-        return sum(sum(block.expected.values()) for block in self._blocks.get(which, ()))
+    def count_unread(self, object_id: Hashable) -> int:
+        """Return the number of bytes of an object that are in blocks, and expected to be read."""
+        return sum(sum(block.expected.values()) for block in self._blocks.get(object_id, ()))
 
     def cover(self, span: Span) -> Iterator[tuple[int, int, Block | None]]:
-        """Divide ``span`` into parts; yield each with a block that has it, or None. Only near blocks are searched.
+        """Divide ``span`` into parts; yield the start and stop of each, and a block that has it, or None.
 
-        A whole object has one part, which is empty until the object arrives.
+        Only near blocks are searched. A whole object has one part, which is empty until the object arrives.
         """
         if span.stop is None:
             whole = self._whole.get(_identify_object(span))
@@ -698,7 +700,7 @@ _STOP: Callable[[Block], Any] = attrgetter("span.stop")
 
 
 def _identify_object(span: Span) -> Hashable:
-    """Return what ranges must have in common to share a request: the object, its pinned version, and the origin."""
+    """Return the URL, pin and origin of ``span``: ranges share a request only if these three are equal."""
     return span.url, span.pin, span.origin
 
 

@@ -23,11 +23,11 @@ from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.readahead import ReadAhead
 
-ARRAYS = 256  # arrays whose reads are followed at a time
+ARRAYS = 256  # the most arrays whose reads are followed at a time
 WAVE = 4096  # keys that are looked up together
 BOX = 256  # the most chunks of a selection from which reads are predicted: larger ones say little about the next read
 MOST_PARTS = 5  # at most 2 ** 5 parts are opened ahead at a time
-MANY = 16  # keys: fewer never count as nearly all chunks of a shard
+MANY = 16  # keys of a read: fewer never count as nearly all chunks of a shard, and predict no further reads
 UNREAD_SECONDS = 60.0  # after this time without arrivals, announcements and reads, memory is given back
 # Bytes a second of a machine's network: the first window of read-ahead has the bytes of one round trip.
 BANDWIDTH = 250e6
@@ -46,7 +46,7 @@ class KeysRead(NamedTuple):
 
 
 class _Array:
-    """An array whose reads, in ``boxes`` of chunks, are followed, and the ranges that were fetched ahead."""
+    """An array whose reads are followed, in ``boxes`` of chunks, and its ranges that were fetched ahead."""
 
     def __init__(self, keyspace: KeySpace, path: str, boxes: Boxes) -> None:
         self.keyspace, self.path, self.boxes = keyspace, path, boxes
@@ -95,15 +95,15 @@ class Prefetcher:
         return found
 
     def _can_wait(self, span: Span) -> bool:
-        """Return whether to fetch ``span`` now and read it later: a range, or a whole object without edits."""
+        """Return whether ``span`` may be fetched ahead: a remote range, or a whole object if no write may replace it."""
         is_whole = span.stop is None and not span.start and not self._immediate.is_written
         return bool(span.size or is_whole) and not self._immediate.reaches(span)
 
     @contextlib.asynccontextmanager
-    async def find_full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
-        """During the block, fetch whole shards, with their indexes, if ``keys`` are nearly all of their chunks.
+    async def fetch_full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
+        """In the ``with`` block, fetch whole shards, with their indexes, if ``keys`` are nearly all of their chunks.
 
-        If several shards are in one target, they are not fetched so: merged ranges of their chunks take fewer requests.
+        Shards in the same target are not fetched whole: merged ranges of their chunks take fewer requests.
         """
         begun: list[Block] = []
         # Not with a cache on disk: only the look-up finds out which ranges are in it.
@@ -120,7 +120,7 @@ class Prefetcher:
             self._fetcher.release(begun)
 
     def begin_look_up(self, keyspace: KeySpace, keys: Sequence[str]) -> None:
-        """Open further parts of ``keyspace`` during the look-up of ``keys``, if an earlier look-up opened one.
+        """Open further parts of ``keyspace`` during the look-up of ``keys``, if an earlier look-up led to reads.
 
         The second look-up opens two further parts, the third look-up four, and so on: random reads soon need most
         parts, and then wait for few of them.
@@ -201,7 +201,7 @@ class Prefetcher:
             array.issued.clear()
 
     def _find_array(self, keyspace: KeySpace, path: str, numbers: Sequence[int]) -> _Array | None:
-        """Return the array at ``path``, in boxes of which the chunks ``numbers`` are one; None if they form no box."""
+        """Return the array at ``path``, divided into boxes like the box of chunks ``numbers``; None if they form none."""
         token, grid = (id(keyspace), path), keyspace.grids[path]
         array = self._arrays.get(token)
         # The grid changes when the array turns out to be sharded, or grows.
@@ -233,7 +233,7 @@ class Prefetcher:
         """Fetch the boxes ``numbers`` of ``array`` ahead, as far as they fit into the limit."""
         chunks = [(number, chunk) for number in numbers for chunk in array.boxes.chunks(number)]
         keys = [join(array.path, array.boxes.grid.tail(chunk)) for _, chunk in chunks]
-        async with self.find_full_shards(array.keyspace, keys):
+        async with self.fetch_full_shards(array.keyspace, keys):
             by_box: dict[int, list[Span]] = {number: [] for number in numbers}
             for (number, _), spans_of_chunk in zip(chunks, await self._find(array.keyspace, keys), strict=True):
                 by_box[number] += spans_of_chunk
@@ -295,7 +295,7 @@ class Prefetcher:
         try:
             for first in range(0, len(keys), WAVE):
                 unread = [key for key in keys[first : first + WAVE] if key in self._expected]
-                async with self.find_full_shards(keyspace, unread):
+                async with self.fetch_full_shards(keyspace, unread):
                     wave: dict[str, Sequence[Span]] = {}
                     for key, found in zip(unread, await self._find(keyspace, unread), strict=True):
                         if not found:

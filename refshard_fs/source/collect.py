@@ -49,23 +49,23 @@ Checks = Mapping[str, Mapping[int, Mapping[str, str]]]
 MAX_INLINE = 64 << 20  # the most bytes of computed chunks that a set may hold
 MAX_COMPARED = 1 << 20  # the most bytes of computed chunks of one array that a join reads to compare them
 COPY_BATCH = 16 << 20  # bytes of computed chunks in memory at a time
-MAX_STATS = 64  # the most chunks of an array that are requested one by one if they cannot be listed
+MAX_STATS = 64  # the most chunks of an array whose existence is checked one by one if they cannot be listed
 KEY_BATCH = 1 << 14  # keys in one look-up
 ROW_BATCH = 1 << 17  # references of a set in one batch
 
 
 class UnreadArrays(NamedTuple):
-    """Choose the arrays whose values a join does not read.
+    """The rule for the arrays whose values a join does not read.
 
-    These are the data arrays that have all joined dimensions, ``dims``, and the data arrays in ``same``, which the join
-    takes from the first set.
+    These are data arrays that have all joined dimensions, ``dims``, and data arrays whose paths are in ``same``: the
+    join takes them from the first set, and does not compare them.
     """
 
     dims: frozenset[str]
     same: frozenset[str] = frozenset()
 
     def choose(self, documents: Mapping[str, Value], paths: Iterable[str]) -> set[str]:
-        """Return those ``paths`` whose arrays are not read, according to their metadata in ``documents``."""
+        """Return the ``paths`` of arrays that are not read, according to their metadata in ``documents``."""
         stated = {path: _read_attributes(documents, path) for path in paths}
         known = self.dims.intersection(itertools.chain.from_iterable(own.dims for own in stated.values()))
         named = {join(parent(path)[0], name) for path, own in stated.items() for name in own.coordinates}
@@ -74,7 +74,7 @@ class UnreadArrays(NamedTuple):
             if own.dims == [parent(path)[1]]:  # a coordinate
                 continue
             is_data = len(own.dims) > 0 and path not in named
-            # If the set does not have the dimensions, the join adds them to its data.
+            # If the set has no joined dimension, the join adds the dimensions to the set's data arrays.
             is_joined = known.issubset(own.dims) if known else is_data
             if is_joined or (is_data and path in self.same):
                 unread.add(path)
@@ -84,14 +84,14 @@ class UnreadArrays(NamedTuple):
 def gather(
     keyspace: KeySpace, prefix: str = "", unread: UnreadArrays | None = None
 ) -> Steps[tuple[ReferenceSet, Checks]]:
-    """Return references to all keys of ``keyspace`` below ``prefix``.
+    """Return references to all keys of ``keyspace`` below ``prefix``, and the checksums and ETags of chunks.
 
     Computed chunks are read and stored inline. Raises ManifestError, which names the key, if these have more than
-    `MAX_INLINE` bytes. With ``unread``, a computed chunk becomes a reference to the first range that it is computed
-    from, unless the join compares it: a document that joins sets has to know only which chunks exist.
+    `MAX_INLINE` bytes. With ``unread``, a computed chunk that the join does not compare becomes a reference to the
+    first range that it is computed from: the document of a cube has to know only which chunks exist.
     """
-    if unread is not None and keyspace.url_of is not None:  # listing the chunks takes a request for each thousand
-        collection = Collection(keyspace, (yield from _contents_to_compare(keyspace, unread)))
+    if unread is not None and keyspace.url_of is not None:  # listing a hierarchy takes a request for 1,000 chunks
+        collection = Collection(keyspace, (yield from _list_contents_to_compare(keyspace, unread)))
         yield from run_together([collection.add_array(path) for path in collection.paths])
     elif unread is not None:
         collection = yield from _collect_all(keyspace, (yield from keyspace.contents_to_join(unread.choose)))
@@ -112,10 +112,10 @@ def gather(
     return collection.finish()
 
 
-def _contents_to_compare(keyspace: KeySpace, unread: UnreadArrays) -> Steps[Contents]:
+def _list_contents_to_compare(keyspace: KeySpace, unread: UnreadArrays) -> Steps[Contents]:
     """Return the metadata of a hierarchy, with all chunks of the arrays that the join compares.
 
-    Of other arrays, the first chunk stands for all: their directories are not listed.
+    Other arrays are returned with their first chunk only: their directories are not listed.
     """
     members = yield from keyspace.documents()
     grids: dict[str, ChunkGrid] = {}
@@ -127,12 +127,12 @@ def _contents_to_compare(keyspace: KeySpace, unread: UnreadArrays) -> Steps[Cont
     skipped = unread.choose(members, grids)
     compared = [path for path in grids if path not in skipped]
     listed = yield from run_together([_find_chunks(keyspace, path, grids[path]) for path in compared])
-    first = {path: ArrayChunks(grids[path], [range(min(grids[path].size, 1))]) for path in skipped}
-    return Contents(members, first | dict(zip(compared, listed, strict=True)))
+    first_chunks = {path: ArrayChunks(grids[path], [range(min(grids[path].size, 1))]) for path in skipped}
+    return Contents(members, first_chunks | dict(zip(compared, listed, strict=True)))
 
 
 def _find_chunks(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Steps[ArrayChunks]:
-    """List the chunks of an array. If they cannot be listed, and are few, ask for each chunk whether it exists."""
+    """List the chunks of an array. If listing fails, and there are few chunks, check each for its existence."""
     try:
         found = (yield from keyspace.contents(path)).arrays
         return found.get(path, ArrayChunks(grid))
@@ -147,7 +147,7 @@ def _find_chunks(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Steps[ArrayC
 
 
 class PackedKey(NamedTuple):
-    """A key with computed bytes. If it is a chunk, ``array`` and ``number`` say which one."""
+    """A key of computed bytes, and its entry. For a chunk, ``array`` is the path of its array; else it is None."""
 
     key: str
     entry: Entry
@@ -165,8 +165,8 @@ def collect_keys(
 ) -> Steps[Collection]:
     """Collect the references of all keys of ``keyspace`` below ``prefix``; computed keys are in `Collection.packed`.
 
-    With ``with_lengths``, chunks that are whole objects get their sizes from listings. ``for_others``: packages that
-    cannot read from a file that is compressed as a whole will read the set, so such chunks count as computed.
+    With ``with_lengths``, chunks that are whole objects get their sizes from listings. With ``for_others``, chunks in
+    files that are compressed as a whole count as computed, since other packages cannot read ranges of these files.
     """
     contents = yield from keyspace.contents(prefix)
     return (yield from _collect_all(keyspace, contents, with_lengths=with_lengths, for_others=for_others))
@@ -179,7 +179,7 @@ def _collect_all(keyspace: KeySpace, contents: Contents, **options: bool) -> Ste
     others = list(contents.others.keys() - contents.indexes)
     others += [key for key, value in contents.members.items() if isinstance(value, list)]
     with_manifests = {path: array for path, array in contents.arrays.items() if array.pins_chunks}
-    if with_manifests:  # their directories may hold objects of earlier commits
+    if with_manifests:  # the directories of these arrays may hold objects of earlier commits
         others = [key for key in others if find_nearest(key, with_manifests) is None]
     for keys in batches(sorted(others), KEY_BATCH):
         for key, entry in zip(keys, (yield from keyspace.find_entries(keys)), strict=True):
@@ -195,12 +195,12 @@ class Collection:
     ) -> None:
         self._with_lengths = with_lengths
         self._for_others = for_others
-        self.urls: dict[str | None, int] = {}
+        self.urls: dict[str | None, int] = {}  # the number of each URL in the set
         self.packed: list[PackedKey] = []
         self._keyspace = keyspace
         self._arrays = contents.arrays
         self._pins: dict[str, Pin] = {}
-        self._origins: dict[str, Origin] = {}  # the sets that refer to a URL
+        self._origins: dict[str, Origin] = {}  # by URL: the sets that refer to it
         types = keyspace.attribute_dtypes
         self._side: dict[str, Value] = {
             key: add_packing_type(value, key, types) if isinstance(value, bytes) else value
@@ -269,7 +269,8 @@ class Collection:
     def _add_packed(self, packed: PackedKey) -> None:
         if isinstance(packed.entry, Span) and packed.entry.start < 0:
             raise ManifestError(
-                f"{packed.key!r} is a range counted from the end of its target, which a reference set cannot hold"
+                f"{packed.key!r} is the last {-packed.entry.start} bytes of {packed.entry.url}: expected a range with an "
+                "offset, because a reference set cannot hold a range that is counted from the end of an object"
             )
         self.packed.append(packed)
 
@@ -342,7 +343,7 @@ class _Attributes(NamedTuple):
 
 
 def _find_decompressed(chunks: Chunks) -> dict[int, Entry]:
-    """Return the chunks in files that are compressed as a whole, by row: other packages cannot read these."""
+    """Return the entries of chunks in files that are compressed as a whole, by row."""
     codes = [code for code, url in enumerate(chunks.urls) if (url or "").startswith(DECOMPRESS)]
     found: dict[int, Entry] = {}
     for row in np.flatnonzero(np.isin(chunks.ranges.targets, codes)).tolist():
@@ -373,8 +374,8 @@ def _read_attributes(side: Mapping[str, Value], path: str) -> _Attributes:
 def add_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str, str]]) -> bytes:
     """Add an attribute to a metadata document if the array's scale_factor and add_offset are 32-bit numbers.
 
-    xarray decodes to the type of these two, which JSON does not keep. ``by_array``: the types of attributes, by array
-    and name.
+    xarray decodes to the type of these two numbers, but JSON does not keep types. ``by_array``: the types of
+    attributes, by array and name.
     """
     path, name = parent(key)
     dtypes = by_array.get(path, {})

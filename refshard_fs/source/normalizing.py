@@ -24,8 +24,8 @@ from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.targets import is_store, root_url_of
 
 P = ParamSpec("P")
-SESSION: Final = "session"  # the keyword for the name of the opened source, which copies of a filesystem share
-MAPPER: Final = "mapper"  # the keyword for fsspec's mapping, if the source is one
+SESSION: Final = "session"  # the keyword that names the opened source: copies of a filesystem have the same value
+MAPPER: Final = "mapper"  # the keyword for a source that is a `LazyReferenceMapper` of fsspec
 _WRITE_MODES: Final = ("a", "w")
 
 
@@ -36,7 +36,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         kwargs = spread_storage_options(kwargs)
         named = dict(zip([*keywords()][1:], args, strict=False)) | kwargs if args else kwargs
         conf = fsspec.config.conf.get("refshard")
-        if conf:  # fsspec applies it, too, but leaves the values as text, and ignores positional arguments
+        if conf:  # fsspec applies the configuration, too, but leaves values as text, and ignores positional arguments
             args, named = (), parse_configuration(conf) | named
             kwargs = dict(named)
         keyword = kwargs.pop("fo", None)
@@ -137,12 +137,13 @@ def is_many_sources(fo: Any) -> bool:
 
 def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Join several sources; return the joined source, and the remaining keywords for its filesystem."""
-    if named.get("mode", "r") != "r" or named.get("overlay") is not None:
-        raise ValueError(
-            f"mode={named.get('mode')!r} needs a single source, got several ({reprlib.repr(fo)}), which can only be "
-            "read: to add to them, save the result of refshard_fs.open, and append to the saved set"
-        )
-    # Imported here, because sets import filesystems, and those import this module.
+    for name, default in (("mode", "r"), ("overlay", None)):
+        if named.get(name, default) != default:
+            raise ValueError(
+                f"{name}={named[name]!r} needs a single source, got several: {reprlib.repr(fo)}. Several sources can only "
+                "be read: to add to them, save the result of refshard_fs.open, and append to the saved set"
+            )
+    # Imported here, because sets import filesystems, and filesystems import this module.
     cube = importlib.import_module("refshard_fs.sets.cube").cube
     others = {name for name in named if name not in keywords()} - FSSPEC_ARGUMENTS - {SESSION}
     for_cube = {name: named[name] for name in named if name in _KEYWORDS_OF_SOURCES or name in others}
@@ -153,13 +154,16 @@ def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -
     return joined, remaining
 
 
-_ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])
+_ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])  # keywords that say how targets are opened
 
 
 def add_default_arguments(
     defaults: Mapping[str, Any], named: Mapping[str, Any], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Add the ``defaults`` of a source in memory to ``kwargs``; the user's arguments, ``named``, take precedence."""
+    """Add the ``defaults`` of a source in memory to ``kwargs``.
+
+    Adds nothing if the user's arguments, ``named``, say how targets are opened.
+    """
     if not defaults or not _ACCESS.isdisjoint(named) or ("options" in named and "options" not in kwargs):
         return kwargs
     merged = {**(defaults.get("options") or {}), **(kwargs.get("options") or {})}

@@ -1,4 +1,4 @@
-"""A `Fetcher` fetches first bytes of objects before look-ups choose ranges, and shares requests and memory."""
+"""A `Fetcher` fetches the first bytes of objects before look-ups choose ranges; readers share requests and memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_begun_object_serves_later_reads(http_server: RangeServer) -> None:
     assert ranges(http_server) == [(0, 90)]
 
 
-def test_bytes_beyond_the_first_ones_take_a_request(http_server: RangeServer) -> None:
+def test_range_beyond_the_first_bytes_is_requested(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
 
     async def use(fetcher: Fetcher) -> None:
@@ -134,7 +134,7 @@ def test_requests_within_concurrency_start_together(http_server: RangeServer) ->
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_unsent_request_frees_its_place(http_server: RangeServer, begins: bool) -> None:
+def test_dropped_request_that_was_not_sent_is_not_counted(http_server: RangeServer, begins: bool) -> None:
     """If a request that was never sent still counted, readers would finally wait for ever."""
     url = http_server.put("/x", DATA)
 

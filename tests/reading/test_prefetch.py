@@ -83,7 +83,7 @@ def test_selection_fetches_exactly_its_chunks(chunked: Chunked, selection: Any, 
     assert chunked.fetched == len(list(numbers))
 
 
-def test_announced_reads_are_not_taken_for_the_start_of_a_run(chunked: Chunked) -> None:
+def test_announced_reads_start_no_read_ahead(chunked: Chunked) -> None:
     fs = open_fs(chunked)
     fs.prefetch("a", slice(0, 60))
     for key in chunked.keys(range(60)):
@@ -91,7 +91,7 @@ def test_announced_reads_are_not_taken_for_the_start_of_a_run(chunked: Chunked) 
     assert chunked.fetched == 60
 
 
-def test_reads_do_not_wait_for_later_announcements(chunked: Chunked) -> None:
+def test_other_chunk_is_read_while_announced_chunks_arrive(chunked: Chunked) -> None:
     fs = open_fs(chunked)
     fs.prefetch("a", slice(0, 10), wait=False)
     assert fs.cat_file("a/100.0") == chunked.chunk(100)
@@ -99,7 +99,7 @@ def test_reads_do_not_wait_for_later_announcements(chunked: Chunked) -> None:
     assert chunked.fetched == 11
 
 
-def test_announcement_beyond_the_budget_comes_in_waves(chunked: Chunked) -> None:
+def test_announcement_beyond_the_budget_is_fetched_in_waves(chunked: Chunked) -> None:
     fs = open_fs(chunked, max_memory=40 * CHUNK, max_block=10 * CHUNK)
     fs.prefetch("a", ...)
     assert 0 < chunked.fetched <= 40
@@ -128,7 +128,7 @@ def test_announcement_larger_than_memory_is_read(servers: int) -> None:
         asyncio.run(read([stack.enter_context(RangeServer()).put("/x", data) for _ in range(servers)]))
 
 
-def test_waves_read_in_another_order_give_the_right_bytes(chunked: Chunked) -> None:
+def test_waves_are_read_right_in_random_order(chunked: Chunked) -> None:
     fs = open_fs(chunked, max_memory=40 * CHUNK, max_block=10 * CHUNK)
     fs.prefetch("a", ...)
     order = random.Random(4).sample(range(256), 256)
@@ -183,7 +183,7 @@ def test_prefetch_leaves_errors_to_the_reads(chunked: Chunked) -> None:
     assert out["a/5.0"] == chunked.chunk(5)
 
 
-def test_inline_and_local_data_need_no_announcing(tmp_path: Any) -> None:
+def test_inline_and_local_data_may_be_announced(tmp_path: Any) -> None:
     (tmp_path / "x").write_bytes(b"0123")
     fs = RefShardFileSystem(fo={"k": "text", "x": [str(tmp_path / "x"), 1, 2]})
     fs.prefetch(["k", "x"])
@@ -337,7 +337,7 @@ def chunk_requests(server: RangeServer) -> list[str]:
 
 
 def test_whole_objects_are_fetched_ahead_once(store: str, http_server: RangeServer) -> None:
-    """This includes chunks that do not exist."""
+    """Objects that do not exist are requested once, too."""
     http_server.latency = 0.02
     fs = RefShardFileSystem(store, skip_instance_cache=True)
     read_in_turn(fs, range(256))

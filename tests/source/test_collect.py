@@ -25,7 +25,7 @@ tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
 
 RNG = np.random.default_rng(22)
-SETS = ["refs.json", "refs.parquet", *([] if IS_ZARR_2 else ["refs.zarr"])]  # which is of version 3
+SETS = ["refs.json", "refs.parquet", *([] if IS_ZARR_2 else ["refs.zarr"])]  # zarr 2 cannot open version 3
 VALUES = RNG.integers(0, 99, (160, 64), "u2")
 
 
@@ -39,7 +39,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def opened(path: Path) -> RefShardFileSystem:
+def open_fs(path: Path) -> RefShardFileSystem:
     return RefShardFileSystem(str(path), skip_instance_cache=True)
 
 
@@ -61,12 +61,12 @@ def test_unreferable_chunks_are_copied_beside_the_set(
 
 def test_few_copied_chunks_are_stored_inline(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "MAX_INLINE", VALUES.nbytes)
-    assert opened(file).save(str(file.with_name("refs.json"))) is None
+    assert open_fs(file).save(str(file.with_name("refs.json"))) is None
     assert sorted(path.name for path in file.parent.iterdir()) == ["a.tif", "refs.json"]
 
 
-def test_in_memory_set_holds_its_copies(file: Path) -> None:
-    remark = opened(file).save("memory://copies/refs.json")
+def test_copies_are_stored_beside_a_set_in_memory(file: Path) -> None:
+    remark = open_fs(file).save("memory://copies/refs.json")
     fs = fsspec.filesystem("memory")
     try:
         (copied,) = fs.ls("/copies/refs.json.data", detail=False)
@@ -79,7 +79,7 @@ def test_in_memory_set_holds_its_copies(file: Path) -> None:
         fs.rm("/copies", recursive=True)
 
 
-def test_join_of_sources_with_copies_is_refused_with_advice(file: Path) -> None:
+def test_join_of_sources_that_need_copies_is_refused(file: Path) -> None:
     with pytest.raises(
         ManifestError,
         match=r"'0/1.0' is computed from other bytes.*Convert this source alone.*read the source in place",
@@ -105,12 +105,12 @@ def test_interrupted_save_keeps_the_old_set(file: Path, name: str) -> None:
     refs = file.with_name(name)
     for after in (5, 10):  # in the middle of copying, and at its end
         with pytest.raises(KeyboardInterrupt):
-            opened(file).save(str(refs), callback=Breaking(after))
+            open_fs(file).save(str(refs), callback=Breaking(after))
         assert [path.name for path in file.parent.iterdir()] == ["a.tif"]
-    opened(file).save(str(refs))
+    open_fs(file).save(str(refs))
     before = {path: path.stat().st_mtime_ns for path in refs.parent.rglob("*")}
     with pytest.raises(KeyboardInterrupt):
-        opened(file).save(str(refs), overwrite=True, callback=Breaking(5))
+        open_fs(file).save(str(refs), overwrite=True, callback=Breaking(5))
     assert {path: path.stat().st_mtime_ns for path in refs.parent.rglob("*") if path.is_file()} == {
         path: time for path, time in before.items() if path.is_file()
     }
@@ -124,7 +124,7 @@ def test_damaged_chunk_leaves_no_set(file: Path) -> None:
     data[at : at + 40] = bytes(40)
     file.write_bytes(data)
     with pytest.raises((ReferenceNotReachable, ValueError), match="damaged|decompressed"):
-        opened(file).save(str(file.with_name("refs.json")))
+        open_fs(file).save(str(file.with_name("refs.json")))
     assert [path.name for path in file.parent.iterdir()] == ["a.tif"]
 
 
@@ -145,7 +145,7 @@ RefShardFileSystem(sys.argv[1]).save(sys.argv[2], callback=Kill())
 
 def test_killed_save_keeps_the_old_set(file: Path) -> None:
     refs = file.with_name("refs.json")
-    opened(file).save(str(refs))
+    open_fs(file).save(str(refs))
     before = refs.read_bytes()
     done = subprocess.run([sys.executable, "-c", KILLED, str(file), str(refs)], check=False)
     assert done.returncode == 7
@@ -159,7 +159,7 @@ def test_copies_take_memory_of_one_batch(tmp_path: Path, monkeypatch: pytest.Mon
     values = np.tile(np.arange(1024, dtype="u2"), (16384, 1))
     tifffile.imwrite(tmp_path / "a.tif", values, compression="lzw", rowsperstrip=128)
     with check_peak(8 << 20):
-        opened(tmp_path / "a.tif").save(str(tmp_path / "refs.json"))
+        open_fs(tmp_path / "a.tif").save(str(tmp_path / "refs.json"))
     assert open_array(tmp_path / "refs.json", "0")[16000].tolist() == list(range(1024))
 
 
@@ -170,14 +170,14 @@ def test_progress_counts_copied_and_written_bytes(file: Path) -> None:
         def call(self, *args: Any, **kwargs: Any) -> None:
             calls.append((self.value, self.size))
 
-    opened(file).save(str(file.with_name("refs.json")), callback=Recording())
+    open_fs(file).save(str(file.with_name("refs.json")), callback=Recording())
     assert (10, 10) in calls
     assert (5, 10) in calls
     assert calls[-1] == (10, 10)
 
 
 def test_unlistable_stores_are_joined(http_server: RangeServer, tmp_path: Path) -> None:
-    """A join must not list the directories of the joined arrays."""
+    """A server over HTTP cannot list directories, so a join must not list those of the joined arrays."""
     xr = pytest.importorskip("xarray")
     urls = []
     for day in range(2):

@@ -59,7 +59,7 @@ def test_configuration_survives_pickling_and_json(conf: dict[str, Any], source: 
     assert again.storage_options["max_gap"] == 7
 
 
-def test_other_objects_are_not_lists_of_sources() -> None:
+def test_filesystem_as_source_is_refused() -> None:
     fs = RefShardFileSystem({"k": "v"})  # has to_dict(), as a table has
     with pytest.raises(TypeError, match="for fo=, got RefShardFileSystem"):
         RefShardFileSystem(fs)
