@@ -12,7 +12,7 @@ from refshard_fs.core.keys import ChunkGrid
 class Boxes:
     """A grid of chunks that is divided into boxes of ``extents`` chunks; boxes at the ends may be smaller.
 
-    The number of a box is its position in C order. If each box has one chunk, it has the number of this chunk.
+    The number of a box is its position in C order. If boxes have one chunk each, a box has the number of its chunk.
     """
 
     def __init__(self, grid: ChunkGrid, extents: tuple[int, ...]) -> None:

@@ -113,7 +113,7 @@ class ChunkCache:
             if not is_own_file(found):
                 return None
             length = found.st_size - _END.size
-            data = _read(descriptor, length) if _is_as_long(span, facts, length) else b""
+            data = _read(descriptor, length) if _may_have_length(span, facts, length) else b""
             end = os.read(descriptor, _END.size)
             if not data or end != _make_end(name, end[16:32], data):
                 os.unlink(path)
@@ -131,8 +131,8 @@ class ChunkCache:
     def put(self, span: Span, facts: Facts | None, data: bytes) -> None:
         """Write ``data``, the bytes of ``span`` in the version of ``facts``, in a thread.
 
-        The process waits for the thread before it exits. This does nothing if ``facts`` do not identify a version, or
-        if too many bytes wait already.
+        The process waits for the thread before it exits. Does nothing if ``facts`` do not identify a version, or if
+        too many bytes wait already.
         """
         version = _identify_version(facts)
         if version is None or not data or self._is_broken:
@@ -276,7 +276,7 @@ def _identify_version(facts: Facts | None) -> bytes | None:
 
 @lru_cache(4096)
 def _digest_version(facts: Facts) -> tuple[float | None, bytes | None]:
-    """Return a digest of the version, and before it the modification time if the version has no strong ETag."""
+    """Return the modification time, None with a strong ETag; and a digest of the version, None if it is unknown."""
     etag = (strong_etag(facts.named_etag) or "").strip('"')
     changed = None if etag or facts.last_modified is None else parse_time(facts.last_modified)
     if not etag and (changed is None or facts.size is None):
@@ -289,7 +289,7 @@ def _make_end(name: str, version: bytes, data: bytes) -> bytes:
     return _END.pack(_MAGIC, len(data), version, check)
 
 
-def _is_as_long(span: Span, facts: Facts | None, length: int) -> bool:
+def _may_have_length(span: Span, facts: Facts | None, length: int) -> bool:
     """Return whether ``span`` may have ``length`` bytes, in an object with ``facts``."""
     if span.stop is not None:
         return length == span.stop - span.start

@@ -15,7 +15,7 @@ from refshard_fs.reading.failures import make_read_error
 from refshard_fs.reading.memory import Budget, Share, SharedBudget
 from refshard_fs.targets import Answer, Pool, check
 
-UNSIZED_AT_ONCE = 8  # so many whole objects of unknown size are requested at a time until the host's first has arrived
+UNSIZED_AT_ONCE = 8  # the most objects of unknown size that are requested at a time before the first has arrived
 QUEUED, UNDER_WAY, OVER = range(3)  # the states of a request
 
 
@@ -279,7 +279,7 @@ class Dispatch(Share):
         began = self.loop.time()
         place = self.pool.place(span.url, span.origin)
         if place is None:
-            raise RuntimeError(f"{span.url} cannot be opened on this event loop")
+            raise RuntimeError(f"the filesystem of {span.url} cannot be used on this event loop")
         target, path = place
         most = None
         if span.stop is None:

@@ -148,12 +148,12 @@ class Engine(Lookups):
         for request, entry in zip(requests, entries, strict=True):
             future: asyncio.Future[Any] = loop.create_future()
             if guess:
-                future.add_done_callback(self._has_ended)
+                future.add_done_callback(self._on_read_end)
             futures.append(future)
             self._batch.append(_Read(keyspace, request, entry, future, guess, make, is_paid))
         return futures
 
-    def _has_ended(self, future: asyncio.Future[Any]) -> None:
+    def _on_read_end(self, future: asyncio.Future[Any]) -> None:
         if future.cancelled():  # the reader has stopped: no reads will follow
             self.ahead.give_up()
 
@@ -167,8 +167,8 @@ class Engine(Lookups):
         """
         loop = asyncio.get_running_loop()
         reads = [_Read(keyspace, Request(key), None, loop.create_future(), guess=False, make=False) for key in keys]
-        entries: list[Entry | Exception | None] = [None if each is None else each.value for each in found]
-        unknown = [place for place, each in enumerate(found) if each is None]
+        entries: list[Entry | Exception | None] = [None if known is None else known.value for known in found]
+        unknown = [place for place, known in enumerate(found) if known is None]
         unknown_keys = [keys[place] for place in unknown]
         begun = {reads[unknown[place]].future: reader for place, reader in self._begin(keyspace, unknown_keys).items()}
         try:
@@ -179,8 +179,8 @@ class Engine(Lookups):
                     entries[place] = entry
                 self.ahead.end_look_up(keyspace, unknown_keys, looked_up)
             if not sum(self.ahead.was_announced(key) for key in keys):
-                spans = [s for e in entries if e is not None and not isinstance(e, Exception) for s in e.spans]
-                self.ahead.note_selection(keyspace, keys, spans)
+                existing = [entry for entry in entries if entry is not None and not isinstance(entry, Exception)]
+                self.ahead.note_selection(keyspace, keys, [span for entry in existing for span in entry.spans])
             self._serve(zip(reads, entries, strict=True), begun)
             out: list[bytes | Unmade | None] = []
             for read in reads:
@@ -287,7 +287,8 @@ class Engine(Lookups):
     def _begin_parts(self, plan: ReadPlan, read: _Read) -> list[Reader]:
         """Return readers of the ranges of ``plan``; when all ranges have arrived, they are assembled for ``read``."""
         loop, paid = asyncio.get_running_loop(), read.is_paid
-        readers = [Reader(None, s, loop.create_future(), plan.most, is_paid=paid) for s in plan.window.spans]
+        spans = plan.window.spans
+        readers = [Reader(None, span, loop.create_future(), plan.most, is_paid=paid) for span in spans]
         left = len(readers)
 
         def on_arrival(_: asyncio.Future[bytes]) -> None:
@@ -344,5 +345,5 @@ def _set_result_of(future: asyncio.Future[bytes], make: Callable[[], bytes]) -> 
     """Set ``future`` to the result or the error of ``make``."""
     try:
         future.set_result(make())
-    except Exception as e:  # noqa: BLE001  # any error, which names the key
+    except Exception as e:  # noqa: BLE001  # the future gets any error
         future.set_exception(e)

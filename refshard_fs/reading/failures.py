@@ -43,7 +43,8 @@ _GONE: Final = (
     "objects that have moved"
 )
 _OTHER: Final = (
-    "The object has changed since the references were made, or the references are wrong: `refshard check` compares all"
+    "The object has changed since the references were made, or the references are wrong: `refshard check` compares all "
+    "references with their objects"
 )
 _HOST: Final = "Check that the host name is right, and that the host is running and reachable from here"
 _BUSY: Final = "The server may be overloaded: increase retries= and timeout=, or reduce concurrency="
@@ -56,8 +57,8 @@ _PROTOCOL: Final = "Install the package that adds this protocol to fsspec"
 
 
 def explain(error: BaseException, where: str = "", *, of_source: bool = False) -> str:
-    """Say in one line what happened at ``where``, and what to do; ``of_source`` says that it is the source itself."""
-    is_ours = type(error).__module__.startswith("refshard_fs.")  # the names of these add nothing to their texts
+    """Say in one line what happened at ``where``, and what to do; with ``of_source``, ``where`` is the source."""
+    is_ours = type(error).__module__.startswith("refshard_fs.")  # names of our classes add nothing to the texts
     text = f"{error}" if is_ours and str(error) else f"{type(error).__name__}: {error}".rstrip(": ")
     notes: list[str] = getattr(error, "__notes__", [])
     reason = "; ".join([text, *(note for note in notes if not note.startswith((READING, OPENING)))])
@@ -82,8 +83,8 @@ def _choose_advice(error: BaseException, where: str, reason: str, *, of_source: 
             return "" if of_source else _GONE
         case TooLarge(most=most):
             return (
-                f"Documents of unknown length may have max_manifest_bytes={most}: pass a larger number if you trust "
-                "this one"
+                f"A document of unknown length may have at most max_manifest_bytes={most} bytes: pass a larger number "
+                "if you trust this document"
             )
         case Unfit() if "the object has" in text:
             return "" if of_source else _OTHER
@@ -152,23 +153,23 @@ def name_key(key: str, error: Exception) -> Exception:
         return named
     if isinstance(error, TargetNotAllowed):
         return TargetNotAllowed(error.url, error.rule, error.remedy, key)
-    if isinstance(error, (SourceNotReachable, ManifestError)) and key not in str(error):  # a part of a cube
-        part = type(error)(f"{key!r} cannot be read: {error}")
-        part.__cause__ = sanitize_cause(error.__cause__ or error)
-        return part
+    if isinstance(error, (SourceNotReachable, ManifestError)) and key not in str(error):  # from a piece of a cube
+        named = type(error)(f"{key!r} cannot be read: {error}")
+        named.__cause__ = sanitize_cause(error.__cause__ or error)
+        return named
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
     return _unreachable(key, _find_noted_place(error, READING) or "an unknown location", error)
 
 
 def _find_noted_place(error: Exception, mark: str) -> str | None:
-    """Return the place that a note on ``error`` names after ``mark``, the innermost one of several."""
+    """Return the place that a note on ``error`` names after ``mark``; the first such note has the innermost place."""
     notes: list[str] = getattr(error, "__notes__", [])
     return next((text.removeprefix(mark) for text in notes if text.startswith(mark)), None)
 
 
 def note_decoding(error: Exception, key: str, entry: Entry | None) -> None:
-    """Add a note to ``error``, which a codec raised, that names the bytes and says what may be wrong with them."""
+    """Add a note to the ``error`` of a codec: the key, the location of the bytes, and what may be wrong with them."""
     where = "" if entry is None else f" ({describe(entry)})"
     error.add_note(sanitize(f"while decoding {key!r}{where}. {_OTHER}"))
 
@@ -176,7 +177,7 @@ def note_decoding(error: Exception, key: str, entry: Entry | None) -> None:
 def make_source_error(source: object, error: Exception) -> SourceNotReachable:
     """Return the error for a ``source``, a URL or a source in memory, that cannot be opened.
 
-    It names the object that cannot be read, if this is another one, such as a sidecar in an archive.
+    The error also names the object that cannot be read, if this is not the source itself, but a file beside it.
     """
     place = _find_noted_place(error, OPENING) or source
     where = sanitize(place) if isinstance(place, str) else ""
@@ -192,11 +193,6 @@ def make_read_error(key: str, entry: Entry, error: Exception) -> Exception:
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return name_key(key, error)
     return _unreachable(key, describe(entry), error)
-
-
-def cause_of(error: Exception) -> Exception:
-    """Return ``error`` as the cause of another; an OSError with its sanitized text if its own must not be shown."""
-    return sanitize_cause(error)
 
 
 def make_too_large_text(where: str, most: int) -> str:

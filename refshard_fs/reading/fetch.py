@@ -417,7 +417,7 @@ class Fetcher:
         block.readers.append((reader, start, stop))
 
     def _give(self, reader: Reader, block: Block, start: int, stop: int) -> None:
-        """Give ``reader`` bytes ``[start, stop)`` of ``block``, or its whole object, or the error of a missing object."""
+        """Give ``reader`` bytes ``[start, stop)`` of ``block``, its whole object, or the error that it is missing."""
         span = reader.span
         if span.stop is None:
             start, stop = 0, len(block.data or b"")

@@ -15,7 +15,7 @@ from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Pin, Span,
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
-from refshard_fs.reading.failures import cause_of, make_read_error, name_key
+from refshard_fs.reading.failures import make_read_error, name_key
 from refshard_fs.reading.loading import (
     Answers,
     Outcome,
@@ -44,14 +44,20 @@ Job = tuple[Request, Entry]
 
 
 class Immediate:
-    """Read without an event loop; each method returns None if an event loop is needed."""
+    """Read without an event loop. The methods that read or look up return None if an event loop is needed."""
 
     def __init__(
-        self, pool: Pool, answers: Answers, stats: Stats, on_disk: ChunkCache | None = None, *, is_written: bool = False
+        self,
+        pool: Pool,
+        answers: Answers,
+        stats: Stats,
+        on_disk: ChunkCache | None = None,
+        *,
+        is_writable: bool = False,
     ) -> None:
-        """``is_written``: keys may move between two look-ups, because the source has uncommitted writes."""
+        """With ``is_writable``, no entries are remembered, since a write may move a key between two look-ups."""
         self._pool = pool
-        self.is_written = is_written
+        self.is_writable = is_writable
         self._foreseen: dict[str, tuple[KeySpace, Entry]] = {}  # the entries of chunks that are fetched ahead, by key
         self._on_disk = on_disk
         self._stats = stats
@@ -80,7 +86,7 @@ class Immediate:
                 entry = entry.resolve_end(empty.size)
                 plan = plan_read(request, entry, self._answers.longest)
         except Exception as e:  # noqa: BLE001  # any error becomes one that names the key
-            raise make_read_error(request.key, entry, e) from cause_of(e)
+            raise make_read_error(request.key, entry, e) from sanitize_cause(e)
         assert plan is not None, "the size is known"
         parts = self._read(plan)
         if parts is None:
@@ -190,7 +196,7 @@ class Immediate:
 
     def remember_place(self, keyspace: KeySpace, key: str, entry: Entry) -> None:
         """Remember the entry of a chunk that is fetched ahead, until the chunk is looked up."""
-        if not self.is_written:
+        if not self.is_writable:
             if len(self._foreseen) >= FORESEEN:  # chunks that were never read would remain for ever
                 self._foreseen.clear()
             self._foreseen[key] = keyspace, entry

@@ -161,7 +161,7 @@ def list_files(directory: str | os.PathLike[str], suffix: str, draft: str) -> It
 
 
 def delete_oldest(files: Sequence[KeptFile], most: int) -> int:
-    """Delete the least recently used of ``files`` while they have more than ``most`` bytes; return their bytes then."""
+    """Delete the least recently used ``files`` until ``most`` bytes remain at most; return the bytes that remain."""
     total = sum(file.size for file in files)
     for file in sorted(files, key=attrgetter("used")):
         if total <= most:
@@ -179,7 +179,7 @@ def is_private(directory: str | os.PathLike[str]) -> bool:
 
 
 def open_as_it_is(path: str, flags: int) -> int:
-    """Open a file: a link is not followed but an error, and a pipe does not block."""
+    """Open a file. A link raises OSError, and a pipe does not block."""
     return os.open(path, flags | _AS_IT_IS, 0o600)
 
 

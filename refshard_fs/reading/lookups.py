@@ -146,9 +146,9 @@ class Lookups:
         out: list[Any] = []
         for need in needs:
             if isinstance(need, tuple):
-                some = tuple(flat[n] for n in need)
-                failed = next((a for a in some if isinstance(a, BaseException)), None)
-                out.append(failed if failed is not None else some)
+                parts = tuple(flat[part] for part in need)
+                failed = next((part for part in parts if isinstance(part, BaseException)), None)
+                out.append(failed if failed is not None else parts)
             else:
                 out.append(flat[need])
         return out
@@ -164,7 +164,7 @@ class Lookups:
         match need:
             case Load(entry):
                 doubtful = self._answers.find_doubtful(need, self.pool)
-                if doubtful is not None:  # another source read it: check whether the object has changed
+                if doubtful is not None:  # an answer is cached, but only a request shows whether it is still right
                     with contextlib.suppress(OSError, RefShardError):
                         await self._ask(*doubtful, VersionedObject.get_facts)
                         if (known := self._known(need)) is not None:
@@ -220,7 +220,7 @@ class Lookups:
         """Call ``ask`` for an object, and return its result; None if the object does not exist."""
         place = self.pool.place(url, origin)
         if place is None:
-            raise RuntimeError(f"{url} cannot be opened on this event loop")
+            raise RuntimeError(f"the filesystem of {url} cannot be used on this event loop")
         try:
             async with self._asking:
                 return await ask(*place)

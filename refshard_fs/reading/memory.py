@@ -76,7 +76,7 @@ class SharedMemory:
         return shares + sum(cache.weight for cache in self._caches)
 
     def empty_caches(self) -> bool:
-        """Clear the caches; False if they were empty."""
+        """Clear the caches; return False if they were empty."""
         is_any = any(cache.weight for cache in self._caches)
         for cache in self._caches:
             cache.clear()

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from refshard_fs.core.model import ArrayRecipe, Entry, Packed, Span
 from refshard_fs.core.zarrmeta import METADATA_NAMES
-from refshard_fs.reading.failures import cause_of, make_read_error
+from refshard_fs.errors import sanitize_cause
+from refshard_fs.reading.failures import make_read_error
 from refshard_fs.targets.failures import NOT_FOUND
 
 KIB = 1024
@@ -80,7 +81,7 @@ class ReadPlan(msgspec.Struct, frozen=True):
             raise error
         if entry is not self.window and isinstance(entry, Span):  # if this part is missing, the key still exists
             entry = msgspec.structs.replace(entry, optional=False)
-        raise make_read_error(self.key, entry, error) from cause_of(error)
+        raise make_read_error(self.key, entry, error) from sanitize_cause(error)
 
 
 def plan_read(request: Request, entry: Entry, most: int | None) -> ReadPlan | None:
@@ -96,7 +97,7 @@ def plan_read(request: Request, entry: Entry, most: int | None) -> ReadPlan | No
         except ValueError as e:
             if isinstance(entry, Span):
                 return None
-            raise make_read_error(key, entry, e) from cause_of(e)
+            raise make_read_error(key, entry, e) from sanitize_cause(e)
     return ReadPlan(key, window, most if key.endswith(DOCUMENTS) else None)
 
 

@@ -95,8 +95,8 @@ class Prefetcher:
         return found
 
     def _can_wait(self, span: Span) -> bool:
-        """Return whether ``span`` may be fetched ahead: a remote range, or a whole object if no write may replace it."""
-        is_whole = span.stop is None and not span.start and not self._immediate.is_written
+        """Return whether to fetch ``span`` ahead: a remote range, or a whole object if the source is read-only."""
+        is_whole = span.stop is None and not span.start and not self._immediate.is_writable
         return bool(span.size or is_whole) and not self._immediate.reaches(span)
 
     @contextlib.asynccontextmanager
@@ -201,7 +201,7 @@ class Prefetcher:
             array.issued.clear()
 
     def _find_array(self, keyspace: KeySpace, path: str, numbers: Sequence[int]) -> _Array | None:
-        """Return the array at ``path``, divided into boxes like the box of chunks ``numbers``; None if they form none."""
+        """Return the array at ``path``, in boxes like the box of the chunks ``numbers``; None if they form no box."""
         token, grid = (id(keyspace), path), keyspace.grids[path]
         array = self._arrays.get(token)
         # The grid changes when the array turns out to be sharded, or grows.

@@ -45,7 +45,7 @@ class SelectionLimit:
 
     @contextlib.asynccontextmanager
     async def reserve(self, memory: SharedMemory, size: int) -> AsyncGenerator[None, None]:
-        """Wait until there is room for ``size`` bytes in ``memory``, and reserve them during the block."""
+        """Wait until there is room for ``size`` bytes in ``memory``, and reserve them during the ``with`` block."""
         size = min(size, memory.memory)
         while self._used[memory] + size > memory.memory:
             await self._changed.wait()
@@ -103,10 +103,9 @@ class SelectionRead:
         self._loop = asyncio.get_running_loop()
         self._far: deque[_Chunk] = deque()  # chunks that are not requested yet
         self._asked: dict[asyncio.Future[bytes | Unmade], _Chunk] = {}  # chunks that are requested
-        self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # chunks that a thread may read or decode
-        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = (
-            deque()
-        )  # chunks whose bytes have arrived; `_ready`, if threads decode
+        # Chunks that a thread may read or decode, and chunks whose bytes have arrived: `_ready`, if threads decode.
+        self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()
+        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()
         self._jobs: set[asyncio.Future[None]] = set()  # running threads
         self._decoded: list[int] = []  # weights of decoded chunks, to be given back
         self._error: BaseException | None = None  # the first error
@@ -120,9 +119,9 @@ class SelectionRead:
         for first in range(0, len(keys), KEYS):
             if first:
                 await asyncio.sleep(0)
-            some = keys[first : first + KEYS]
-            found = self._immediate.find_all(self._keyspace, some)
-            for i, key in enumerate(some):
+            batch = keys[first : first + KEYS]
+            found = self._immediate.find_all(self._keyspace, batch)
+            for i, key in enumerate(batch):
                 self._add(first + i, key, found[i])
         self._threads = self._threads or any(isinstance(chunk.entry, Packed) for chunk in self._far)
         if self._threads:
@@ -165,14 +164,14 @@ class SelectionRead:
             self._share.give_back(self._decoded.pop())
         # Requests are large if a part of the memory is free when they are made.
         if self._far and not self._share.lacks(self._share.most // SHARE, self._share.most):
-            some = [self._far.popleft() for _ in range(self._share.take(chunk.weight for chunk in self._far))]
-            requests, entries = [chunk.request for chunk in some], [chunk.entry for chunk in some]
+            chunks = [self._far.popleft() for _ in range(self._share.take(chunk.weight for chunk in self._far))]
+            requests, entries = [chunk.request for chunk in chunks], [chunk.entry for chunk in chunks]
             if not self._far and not self._has_asked:  # the whole selection is requested at once
                 spans = [span for entry in entries if entry is not None for span in entry.spans]
                 self._engine().ahead.note_selection(self._keyspace, [request.key for request in requests], spans)
             self._has_asked = True
             futures = self._engine().read_many(self._keyspace, requests, entries, make=not self._threads, is_paid=True)
-            for chunk, future in zip(some, futures, strict=True):
+            for chunk, future in zip(chunks, futures, strict=True):
                 self._asked[future] = chunk
                 future.add_done_callback(self._on_arrival)
         for _ in range(min(WORKERS - len(self._jobs), len(self._ready))):

@@ -269,8 +269,8 @@ class Collection:
     def _add_packed(self, packed: PackedKey) -> None:
         if isinstance(packed.entry, Span) and packed.entry.start < 0:
             raise ManifestError(
-                f"{packed.key!r} is the last {-packed.entry.start} bytes of {packed.entry.url}: expected a range with an "
-                "offset, because a reference set cannot hold a range that is counted from the end of an object"
+                f"{packed.key!r} is the last {-packed.entry.start} bytes of {packed.entry.url}: expected a range with "
+                "an offset, because a reference set cannot hold a range that is counted from the end of an object"
             )
         self.packed.append(packed)
 

@@ -140,8 +140,8 @@ def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -
     for name, default in (("mode", "r"), ("overlay", None)):
         if named.get(name, default) != default:
             raise ValueError(
-                f"{name}={named[name]!r} needs a single source, got several: {reprlib.repr(fo)}. Several sources can only "
-                "be read: to add to them, save the result of refshard_fs.open, and append to the saved set"
+                f"{name}={named[name]!r} needs a single source, got several: {reprlib.repr(fo)}. Several sources can "
+                "only be read: to add to them, save the result of refshard_fs.open, and append to the saved set"
             )
     # Imported here, because sets import filesystems, and filesystems import this module.
     cube = importlib.import_module("refshard_fs.sets.cube").cube

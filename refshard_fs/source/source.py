@@ -74,7 +74,7 @@ class Engines:
         indexes: LRU[Any, Any] = INDEXES,
         heads: Heads | None = None,
         *,
-        is_written: bool = False,
+        is_writable: bool = False,
     ) -> None:
         """``indexes`` caches decoded indexes; by default, the process has one cache. ``heads``: see `Answers`."""
         self.options = options
@@ -87,13 +87,13 @@ class Engines:
         self._stores = Stores(options.pool)
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
-        self._is_written = is_written
+        self._is_writable = is_writable
         caching = options.caching
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
         # Decoded chunks of which only a part was read: a loop over steps will read the other parts.
-        self.decoded: LRU[Any, Any] = LRU(0 if is_written else min(DECODED, options.budget.memory // 8))
+        self.decoded: LRU[Any, Any] = LRU(0 if is_writable else min(DECODED, options.budget.memory // 8))
         # Bytes in which values of several arrays lie, such as records of NetCDF-3: the next array is in them, too.
-        self._mixed: LRU[Span, bytes] = LRU(0 if is_written else options.budget.memory // 2)
+        self._mixed: LRU[Span, bytes] = LRU(0 if is_writable else options.budget.memory // 2)
         self._budget = SharedBudget(options.budget, [self.decoded, self._mixed])  # the budget of all engines
         self._on_disk = _open_chunk_cache(caching)
         index_cache, longest = _open_index_cache(caching), options.open.max_manifest_bytes
@@ -153,7 +153,7 @@ class Engines:
         immediate = self._immediate
         if immediate is None:
             immediate = self._immediate = Immediate(
-                self._pool(None), self._answers, self.stats, self._on_disk, is_written=self._is_written
+                self._pool(None), self._answers, self.stats, self._on_disk, is_writable=self._is_writable
             )
         return immediate
 
@@ -182,7 +182,7 @@ class Engines:
 
     def _pool(self, loop: Loop | None) -> Pool:
         return Pool(
-            self._pool_options, loop, self._versions, self.stats, is_written=self._is_written, grants=self._grants
+            self._pool_options, loop, self._versions, self.stats, is_writable=self._is_writable, grants=self._grants
         )
 
     def _drop_engines(self) -> None:
@@ -276,7 +276,7 @@ class Source(Engines):
     def __init__(self, options: Settings, transaction: Transaction | None = None) -> None:
         """``transaction`` holds the writes; without one, the source is read only."""
         heads = options.source.heads() if isinstance(options.source, InMemorySource) else None
-        super().__init__(options, heads=heads, is_written=transaction is not None)
+        super().__init__(options, heads=heads, is_writable=transaction is not None)
         self.transaction = transaction
         self.mapper: MutableMapping[str, Any] | None = None  # the mapping of fsspec behind the source
         self._arguments: object = None  # the arguments of the filesystems that share this

@@ -102,11 +102,11 @@ class Pool:
         versions: Versions | None = None,
         stats: Stats | None = None,
         *,
-        is_written: bool = False,
+        is_writable: bool = False,
         grants: Grants | None = None,
     ) -> None:
         self._options = options
-        self._is_written = is_written
+        self._is_writable = is_writable
         self._grants: Grants = {} if grants is None else grants
         self.loop = loop
         self.versions = Versions() if versions is None else versions
@@ -155,7 +155,7 @@ class Pool:
             hint, advice = _HINT_NO_ACCESS, self._advise_on_endpoint(grant.url)
         only_size = policy.find_longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
-        return VersionedObject(target, version, retry, self._stats, hint, advice, is_written=self._is_written), path
+        return VersionedObject(target, version, retry, self._stats, hint, advice, is_writable=self._is_writable), path
 
     def _open_decompressed(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
         """Return the object that has the decompressed bytes of a file; None without an event loop."""

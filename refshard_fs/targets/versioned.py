@@ -297,11 +297,11 @@ def _format_date(text: str) -> str:
 class VersionedObject:
     """An object of ``target`` whose answers must all have one `Version`.
 
-    ``hint`` is added to the error if the server refuses access, ``advice`` to any error. ``is_written``: a commit may
+    ``hint`` is added to the error if the server refuses access, ``advice`` to any error. ``is_writable``: a commit may
     replace the object, if it still has the version that was read.
     """
 
-    __slots__ = ("_advice", "_hint", "_is_written", "_retry", "_stats", "_version", "target")
+    __slots__ = ("_advice", "_hint", "_is_writable", "_retry", "_stats", "_version", "target")
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class VersionedObject:
         hint: str = "",
         advice: str = "",
         *,
-        is_written: bool = False,
+        is_writable: bool = False,
     ) -> None:
         self.target = target
         self._version = version
@@ -320,7 +320,7 @@ class VersionedObject:
         self._stats = stats
         self._hint = hint
         self._advice = advice
-        self._is_written = is_written
+        self._is_writable = is_writable
 
     @property
     def seen(self) -> Facts | None:
@@ -367,7 +367,7 @@ class VersionedObject:
 
     async def _read(self, path: str, start: int, stop: int | None, pin: Pin | None, most: int | None) -> Answer:
         version = self._version
-        if self._is_written and version.seen is None and not self.target.tells_versions:
+        if self._is_writable and version.seen is None and not self.target.tells_versions:
             version.learn(await self.target.get_current_facts(path), None)  # before the bytes, which may be newer
         try:
             answer = await self._read_range(path, start, stop, version.required_etag(pin), most)

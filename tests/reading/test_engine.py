@@ -338,7 +338,7 @@ def test_closed_engine_ends_waiting_reads(http_server: RangeServer, ticks: int) 
     asyncio.run(read())
 
 
-def test_cancelled_read_does_not_cancel_the_other(http_server: RangeServer) -> None:
+def test_cancelled_read_does_not_cancel_another_of_its_key(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.2
 

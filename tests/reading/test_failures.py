@@ -95,8 +95,8 @@ def test_error_of_an_unusable_source_has_the_reason(http_server: RangeServer, tm
         RefShardFileSystem(str(tmp_path / "gone.json")).ls("")
 
 
-def test_reference_without_url_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'a/0' of the references in memory: .* pass target="):
+def test_error_names_key_of_a_reference_without_url() -> None:
+    with pytest.raises(ValueError, match=r"'a/0' of the references in memory: .* needs target="):
         RefShardFileSystem({"a/0": [None, 0, 3]}).cat("a/0")
 
 
@@ -126,7 +126,7 @@ def test_error_of_refused_access_has_an_option_to_paste() -> None:
     assert "`ls -l`" in explain(PermissionError("no"), "/data/x [0:1]")
 
 
-def test_anonymous_user_is_not_told_to_use_anon() -> None:
+def test_error_of_anonymous_access_does_not_suggest_anon() -> None:
     error = Denied(403, "AccessDenied")
     error.add_note(f"it was asked for {WITHOUT}, as its options say")
     assert "'anon'" not in explain(error, "s3://pub/a/x")
@@ -137,6 +137,6 @@ def test_remedy_for_public_data_fits_the_protocol() -> None:
     assert explain(Denied(403), "ftp://h/x").endswith("Credentials go into options={'ftp://h/': {...}}")
 
 
-def test_expired_signature_is_named() -> None:
+def test_error_says_that_a_signature_has_expired() -> None:
     text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
     assert "The signature of the URL has expired" in explain(answer._make_error(403, {}, text), "https://h/x")

@@ -88,7 +88,7 @@ def test_pieces_of_a_remote_source_make_the_same_set(http_server: Any) -> None:
     assert len(fs.references) == 5002
 
 
-def test_memory_filesystems_work_as_sources() -> None:
+def test_source_in_memory_filesystem_is_read() -> None:
     INDEXES.clear()
     fsspec.filesystem("memory").pipe_file("/refs-of-loading.json", make_document())
     assert len(RefShardFileSystem("memory://refs-of-loading.json", index_cache=False).references) == 5002

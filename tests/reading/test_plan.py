@@ -73,7 +73,7 @@ def test_short_rest_of_a_run_joins_a_request(count: int, expected: list[int]) ->
 
 
 @given(start=st.integers(0, 1000), size=st.integers(1, 64 * MIB), block=st.integers(1, 8 * MIB))
-def test_parts_in_order_make_the_whole(start: int, size: int, block: int) -> None:
+def test_parts_of_a_split_block_cover_it_in_order(start: int, size: int, block: int) -> None:
     cut = split_block(start, start + size, Limits(0, block))
     assert cut[0][0] == start
     assert cut[-1][1] == start + size
@@ -91,7 +91,7 @@ def test_large_range_becomes_parts_of_about_a_block() -> None:
 
 
 @pytest.mark.case(id="P26")
-def test_huge_range_is_cut_into_a_bounded_number_of_split_block() -> None:
+def test_huge_range_has_a_bounded_number_of_parts() -> None:
     cut = split_block(5, 2**63, Limits(16 * KIB, MIB))
     assert (cut[0][0], cut[-1][1], len(cut)) == (5, 2**63, PARTS)
 

@@ -52,7 +52,9 @@ def others() -> list[asyncio.Task[Any]]:
 
 @pytest.mark.parametrize("memory", [MEMORY, CHUNK // 2], ids=["four chunks", "less than a chunk"])
 @pytest.mark.parametrize("threads", [True, False])
-def test_failed_or_cancelled_loops_leave_nothing(threads: bool, memory: int, http_server: RangeServer) -> None:
+def test_failed_or_cancelled_selection_releases_its_memory(
+    threads: bool, memory: int, http_server: RangeServer
+) -> None:
     refs = references(http_server.put("/x", DATA)) | {"a/bad": [http_server.put("/bad", DATA), 0, CHUNK]}
     fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, max_memory=memory, retries=0, max_gap=-1)
     http_server.fault(403, "/bad")
