@@ -154,9 +154,9 @@ def name_key(key: str, error: Exception) -> Exception:
     if isinstance(error, TargetNotAllowed):
         return TargetNotAllowed(error.url, error.rule, error.remedy, key)
     if isinstance(error, (SourceNotReachable, ManifestError)) and key not in str(error):  # from a piece of a cube
-        named = type(error)(f"{key!r} cannot be read: {error}")
-        named.__cause__ = sanitize_cause(error.__cause__ or error)
-        return named
+        of_piece = type(error)(f"{key!r} cannot be read: {error}")
+        of_piece.__cause__ = sanitize_cause(error.__cause__ or error)
+        return of_piece
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
     return _unreachable(key, _find_noted_place(error, READING) or "an unknown location", error)

@@ -25,7 +25,7 @@ class AsyncFileSystem(asyn.AsyncFileSystem):
             default = getattr(AbstractFileSystem, name[1:], None) if name.startswith("_") else None
             coroutine = getattr(cls, name, None)
             if default is not None and default is getattr(cls, name[1:]) and inspect.iscoroutinefunction(coroutine):
-                setattr(cls, name[1:], _blocking(name, coroutine, default))
+                setattr(cls, name[1:], _make_blocking(name, coroutine, default))
 
     def cat(self, path, recursive=False, on_error="raise", **kwargs):
         """Return the bytes of ``path``, or a dict for several paths, as fsspec's method does.
@@ -40,7 +40,9 @@ class AsyncFileSystem(asyn.AsyncFileSystem):
         return asyn.sync(self.loop, cat_in_tuple)[0]
 
 
-def _blocking(name, coroutine, default):
+def _make_blocking(name, coroutine, default):
+    """Return a method that runs ``coroutine``, or a subclass's coroutine of the same ``name``, and waits for it."""
+
     @functools.wraps(coroutine)
     def method(self, *args, **kwargs):
         return asyn.sync(self.loop, getattr(self, name), *args, **kwargs)

@@ -86,7 +86,7 @@ def _make_infos(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]
 async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
     """Return all files below ``key``, sorted by name; with ``withdirs``, also directories. A file returns itself."""
     if maxdepth is not None and maxdepth < 1:
-        raise ValueError("maxdepth must be at least 1")
+        raise ValueError(f"invalid maxdepth={maxdepth}: expected at least 1, or None for all levels")
     keyspace = await source.keyspace()
     engine = source.engine()
     known = await engine.run_for(key, keyspace.list_directories(key)) if maxdepth is None else None
@@ -199,7 +199,7 @@ class StreamedFile(AbstractAsyncStreamedFile):  # type: ignore[misc]  # fsspec i
 
 
 class WrittenFile(io.BytesIO):
-    """A file that becomes a key when it is closed, unless its ``with`` block ends in an exception."""
+    """A file for writing a key: its content is put when it is closed, unless its ``with`` block raises an exception."""
 
     def __init__(self, fs: AsyncFileSystem, key: str, content: bytes, *, at_end: bool) -> None:
         super().__init__(content)
@@ -248,7 +248,7 @@ class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
                 return default
             raise KeyError(key) from e
         except OSError as e:
-            raise _not_reachable(key, e) from e
+            raise _make_not_reachable(key, e) from e
 
     def getitems(self, keys: Iterable[str], on_error: str = "raise") -> dict[str, Any]:
         keys = list(keys)
@@ -261,7 +261,7 @@ class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
                 if on_error == "return":
                     out[key] = KeyError(key)
             elif isinstance(value, OSError):
-                raise _not_reachable(key, value) from value
+                raise _make_not_reachable(key, value) from value
             elif isinstance(value, BaseException):
                 raise value
             else:
@@ -282,5 +282,5 @@ class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
         return RefShardMap, (self.root, self.fs, False, False, self.missing_exceptions)
 
 
-def _not_reachable(key: str, error: OSError) -> ReferenceNotReachable:
+def _make_not_reachable(key: str, error: OSError) -> ReferenceNotReachable:
     return ReferenceNotReachable(key, str(getattr(error, "filename", None) or "its target"), str(error))

@@ -41,7 +41,10 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return None
 
     def to_json_value(self) -> dict[str, str]:
-        """Return a JSON value for `source_of`: the digest, by which this process finds it, and the content if small."""
+        """Return a JSON value for `source_of`: the digest, and the content if it is small.
+
+        In this process, the digest alone is enough to find the source.
+        """
         _known[self.digest] = self
         out = {_MARK: self.digest}
         size = len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
@@ -81,7 +84,7 @@ _packed: weakref.WeakKeyDictionary[InMemorySource, bytes | list[bytes]] = weakre
 
 
 def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
-    """Return the source with this digest; ``content`` is unpacked only if this process does not have that source."""
+    """Return the source with ``digest``; unpack ``content`` only if this process does not have the source."""
     found = _known.get(digest)
     if found is None:
         unpacked = (

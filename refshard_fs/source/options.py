@@ -32,7 +32,7 @@ INLINE: Final = 512  # bytes: larger values become objects
 MODES: Final = ("r", "a", "w")
 
 
-def _meta(effect: str, unit: str = "") -> msgspec.Meta:
+def _describe(effect: str, unit: str = "") -> msgspec.Meta:
     """Return the description of an option, for its field."""
     return msgspec.Meta(description=effect, extra={"unit": unit})
 
@@ -52,40 +52,43 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     fo: Annotated[
         str | InMemorySource,
-        _meta("The source: a URL, path, mapping, binary file, bytes, virtual dataset, or `(store, path)`."),
+        _describe("The source: a URL, path, mapping, binary file, bytes, virtual dataset, or `(store, path)`."),
     ]
-    target: Annotated[str | None, _meta("URL of references without a URL.")] = None
-    target_protocol: Annotated[str | None, _meta("Protocol of `fo` if its URL has none.")] = None
-    remote_protocol: Annotated[str | None, _meta("Protocol of references whose URL has none.")] = None
+    target: Annotated[str | None, _describe("URL of references without a URL.")] = None
+    target_protocol: Annotated[str | None, _describe("Protocol of `fo` if its URL has none.")] = None
+    remote_protocol: Annotated[str | None, _describe("Protocol of references whose URL has none.")] = None
     template_overrides: Annotated[
-        Mapping[str, str] | None, _meta("Templates that replace those of the manifest, by name.")
+        Mapping[str, str] | None, _describe("Templates by name, which replace templates of the manifest.")
     ] = None
-    base_url: Annotated[str | None, _meta("Directory to which relative URLs in a manifest are relative.")] = None
-    format: Annotated[str | None, _meta("Name of the source's format; by default it is recognised by the content.")] = (
+    base_url: Annotated[str | None, _describe("URL of the directory from which a manifest's relative URLs start.")] = (
         None
     )
-    max_manifest_bytes: Annotated[
-        int, _meta("The most bytes of a manifest or a metadata document, decompressed.", "bytes")
-    ] = MANIFEST_BYTES
-    head: Annotated[int, _meta("Length of the first request for a source.", "bytes")] = HEAD
-    shards: Annotated[str, _meta("`inner` shows the inner chunks of shards, `whole` the shards.")] = "inner"
-    shard_options: Annotated[Mapping[str, Any] | None, _meta("Layout of zarr v2 prototype shards.")] = None
-    zarr_format: Annotated[int, _meta("Version of the metadata shown for sources without zarr metadata.")] = 2
-    group: Annotated[
-        str | None, _meta("The only group that is used: the other groups of an HDF5 file need not be read.")
+    format: Annotated[
+        str | None, _describe("Name of the source's format; by default it is recognised by the content.")
     ] = None
-    branch: Annotated[str | None, _meta("Branch of an Icechunk repository; by default `main`.")] = None
-    tag: Annotated[str | None, _meta("Tag of an Icechunk repository, in place of a branch.")] = None
-    snapshot: Annotated[str | None, _meta("Snapshot of an Icechunk repository, in place of a branch.")] = None
+    max_manifest_bytes: Annotated[
+        int, _describe("The most bytes of a manifest or a metadata document, decompressed.", "bytes")
+    ] = MANIFEST_BYTES
+    head: Annotated[int, _describe("Length of the first request for a source.", "bytes")] = HEAD
+    shards: Annotated[str, _describe("`inner` shows the inner chunks of shards, `whole` the shards.")] = "inner"
+    shard_options: Annotated[Mapping[str, Any] | None, _describe("Layout of zarr v2 prototype shards.")] = None
+    zarr_format: Annotated[int, _describe("Zarr format (2 or 3) in which sources without zarr metadata are shown.")] = 2
+    group: Annotated[
+        str | None, _describe("The only group that is used: the other groups of an HDF5 file need not be read.")
+    ] = None
+    branch: Annotated[str | None, _describe("Branch of an Icechunk repository; by default `main`.")] = None
+    tag: Annotated[str | None, _describe("Tag of an Icechunk repository, in place of a branch.")] = None
+    snapshot: Annotated[str | None, _describe("Snapshot of an Icechunk repository, in place of a branch.")] = None
     as_of: Annotated[
-        str | datetime | None, _meta("Time (ISO 8601): shows the last snapshot of the branch that was written by then.")
+        str | datetime | None,
+        _describe("Time (ISO 8601): shows the last snapshot of the branch that was written by then."),
     ] = None
     select: Annotated[
         Sequence[Mapping[str, Any]] | None,
-        _meta("Selections of the source, as made by `fs.select`, applied one after the other."),
+        _describe("Selections of the source, as made by `fs.select`, applied one after the other."),
     ] = None
     concat: Annotated[
-        Mapping[str, Any] | None, _meta("Arguments of `refshard_fs.open`, if `fo` is a pattern or a list.")
+        Mapping[str, Any] | None, _describe("Arguments of `refshard_fs.open`, if `fo` is a pattern or a list.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -130,25 +133,26 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The URLs that a source may refer to, and the options, with credentials, for each URL."""
 
     allow: Annotated[
-        Iterable[str] | str | None, _meta("URL prefixes that references may point to; `any` allows all.")
+        Iterable[str] | str | None, _describe("URL prefixes that references may point to; `any` allows all.")
     ] = None
-    target_options: Annotated[Mapping[str, Any] | None, _meta("Options for opening `fo` itself.")] = None
-    ref_storage_args: Annotated[Mapping[str, Any] | None, _meta("fsspec's old name of `target_options`.")] = None
+    target_options: Annotated[Mapping[str, Any] | None, _describe("Options for opening `fo` itself.")] = None
+    ref_storage_args: Annotated[Mapping[str, Any] | None, _describe("fsspec's old name of `target_options`.")] = None
     remote_options: Annotated[
         Mapping[str, Any] | None,
-        _meta("Options for `remote_protocol`, or for the first protocol in the references."),
+        _describe("Options for `remote_protocol`, or for the first protocol in the references."),
     ] = None
     fs: Annotated[
         Filesystems | None,
-        _meta(
+        _describe(
             "Filesystem or obspec store for targets and for sources on web servers; or a mapping of protocols to "
             "these, or a registry."
         ),
     ] = None
     options: Annotated[
-        PrefixOptions | None, _meta("Options by URL prefix; the longest prefix wins, also over protocols.")
+        PrefixOptions | None,
+        _describe("Options by URL prefix; the longest prefix applies, before options of a protocol."),
     ] = None
-    simple_templates: Annotated[bool, _meta("False evaluates templates with jinja2, in its sandbox.")] = True
+    simple_templates: Annotated[bool, _describe("False evaluates templates with jinja2, in its sandbox.")] = True
     forwarded: Mapping[str, Any] = {}  # keywords for the filesystem of ``fo``
 
     def __post_init__(self) -> None:
@@ -169,34 +173,42 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How targets are read."""
 
-    max_gap: Annotated[int, _meta("Ranges of one target are merged over gaps of at most this.", "bytes")] = 16 * KIB
+    max_gap: Annotated[int, _describe("The largest gap over which ranges of one target are merged.", "bytes")] = (
+        16 * KIB
+    )
     max_block: Annotated[
-        int, _meta("Ranges are merged into requests of at most this size, or a quarter more.", "bytes")
+        int, _describe("Ranges are merged into requests of at most this size, or a quarter more.", "bytes")
     ] = 1 * MIB
-    retries: Annotated[int, _meta("How often a request is repeated if it fails for a temporary reason.", "times")] = 5
-    timeout: Annotated[float, _meta("The longest time of a request with all its repetitions.", "seconds")] = 300.0
+    retries: Annotated[
+        int, _describe("How often a request is repeated if it fails for a temporary reason.", "tries")
+    ] = 5
+    timeout: Annotated[float, _describe("The longest time of a request with all its repetitions.", "seconds")] = 300.0
     fast_s3: Annotated[
-        bool, _meta("Reads S3 with this package's own client, if the options permit it, instead of s3fs.")
+        bool, _describe("Reads S3 with this package's own client, if the options permit it, instead of s3fs.")
     ] = True
-    readahead: Annotated[int, _meta("The most bytes fetched ahead of reads that follow a pattern.", "bytes")] = 64 * MIB
+    readahead: Annotated[int, _describe("The most bytes fetched ahead of reads that follow a pattern.", "bytes")] = (
+        64 * MIB
+    )
     max_memory: Annotated[
-        int, _meta("The most memory of reading: answers under way, data fetched ahead, decoded chunks.", "bytes")
+        int, _describe("The most memory of reading: answers under way, data fetched ahead, decoded chunks.", "bytes")
     ] = 256 * MIB
-    concurrency: Annotated[int, _meta("The most requests to one host at a time.", "requests")] = 128
-    verify: Annotated[bool, _meta("Verifies the checksum of each chunk, if the source has checksums.")] = False
+    concurrency: Annotated[int, _describe("The most requests to one host at a time.", "requests")] = 128
+    verify: Annotated[bool, _describe("Verifies the checksum of each chunk, if the source has checksums.")] = False
 
 
 class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where data is cached after it was read."""
 
-    index_cache: Annotated[Directory | None, _meta("Directory that keeps decoded manifests; False keeps none.")] = None
-    cache_dir: Annotated[Directory | None, _meta("Directory that keeps ranges of remote objects.")] = None
-    cache_bytes: Annotated[int, _meta("The most bytes in `cache_dir`.", "bytes")] = CAPACITY
+    index_cache: Annotated[Directory | None, _describe("Directory that keeps decoded manifests; False keeps none.")] = (
+        None
+    )
+    cache_dir: Annotated[Directory | None, _describe("Directory that keeps ranges of remote objects.")] = None
+    cache_bytes: Annotated[int, _describe("The most bytes in `cache_dir`.", "bytes")] = CAPACITY
     block_cache: Annotated[
-        int, _meta("The most bytes of chunks that stay in memory after they were read.", "bytes")
+        int, _describe("The most bytes of chunks that stay in memory after they were read.", "bytes")
     ] = 0
     cache_size: Annotated[
-        int, _meta("Parts of a lazily read manifest, or of a lazy cube, that stay open.", "partitions")
+        int, _describe("Parts of a lazily read manifest, or of a lazy cube, that stay open.", "partitions")
     ] = 128
 
 
@@ -204,18 +216,18 @@ class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where writes go."""
 
     mode: Annotated[
-        str | None, _meta("`r` refuses writes, `a` keeps them for a commit, `w` begins with an empty source.")
+        str | None, _describe("`r` refuses writes, `a` keeps them for a commit, `w` begins with an empty source.")
     ] = None
     overlay: Annotated[
-        str | OverlayCopy | None, _meta("`fs.overlay` of another filesystem, to share its uncommitted writes.")
+        str | OverlayCopy | None, _describe("`fs.overlay` of another filesystem, to share its uncommitted writes.")
     ] = None
-    data_url: Annotated[str | None, _meta("Directory of new objects; by default `<fo>.data`.")] = None
-    inline_threshold: Annotated[int, _meta("Values of more bytes become objects in `data_url`.", "bytes")] = INLINE
-    content_addressed: Annotated[bool, _meta("Names objects by their SHA-256.")] = False
+    data_url: Annotated[str | None, _describe("Directory of new objects; by default `<fo>.data`.")] = None
+    inline_threshold: Annotated[int, _describe("Values of more bytes become objects in `data_url`.", "bytes")] = INLINE
+    content_addressed: Annotated[bool, _describe("Names objects by their SHA-256.")] = False
     write_memory: Annotated[
-        int, _meta("The most bytes of chunks that wait in memory for a commit; others wait in a file.", "bytes")
+        int, _describe("The most bytes of chunks that wait in memory for a commit; others wait in a file.", "bytes")
     ] = MEMORY
-    record_size: Annotated[int, _meta("References in each file of a new parquet set.", "references")] = RECORD_SIZE
+    record_size: Annotated[int, _describe("References in each file of a new parquet set.", "references")] = RECORD_SIZE
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown mode."""
@@ -365,7 +377,7 @@ class Options(msgspec.Struct, frozen=True):
         """Return the options of each group, for the page that lists them."""
         return {
             group: [
-                _option(field, hint)
+                _make_option(field, hint)
                 for field, hint in zip(msgspec.structs.fields(kind), _list_hints(kind), strict=True)
                 if hasattr(hint, "__metadata__")
             ]
@@ -387,13 +399,13 @@ def _list_hints(kind: type) -> list[Any]:
     return list(get_type_hints(kind, include_extras=True).values())
 
 
-def _option(field: msgspec.structs.FieldInfo, hint: Any) -> Option:
+def _make_option(field: msgspec.structs.FieldInfo, hint: Any) -> Option:
     kind, meta = get_args(hint)
     text = kind.__name__ if isinstance(kind, type) else re.sub(r"[\w.]+\.(\w+)", r"\1", str(kind))
     return Option(field.name, text, "" if field.required else repr(field.default), meta.extra["unit"], meta.description)
 
 
-# Names of keywords, and values in fsspec's configuration, which are text.
+# Check the names of keywords, and convert fsspec's configuration, whose values are text.
 
 
 # Ignored arguments: kerchunk's guides pass ``lazy``, and zarr 2 passes ``auto_mkdir``.
@@ -409,7 +421,7 @@ def keywords() -> Mapping[str, inspect.Parameter]:
 
 
 def select_filesystem_options(source: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords in ``given`` that the filesystem of ``source`` takes; no keyword in ``given`` is ours."""
+    """Return the keywords in ``given`` that the filesystem of ``source`` takes; ``given`` has no option of refshard."""
     protocol = None if source is None or "::" in source else protocol_of(source)
     names = given.keys() - FSSPEC_ARGUMENTS
     if not names or protocol is None or protocol in (*LOCAL, "memory", "data"):

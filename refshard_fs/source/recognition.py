@@ -57,7 +57,8 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
 def _open_other(url: str, options: OpenOptions) -> Steps[KeySpace]:
     """Open a source in another source, such as a piece of a cube.
 
-    If the inner source is gone, its error must not mean that the outer source is missing: a writer would replace it.
+    If the inner source is gone, its error must not mean that the outer source is missing: a writer would then replace
+    the outer source.
     """
     try:
         return (yield from open_source(url, msgspec.structs.replace(options, group="")))
@@ -89,7 +90,7 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     if options.open_other is None:
         options = msgspec.structs.replace(options, open_other=_open_other)
     probe = yield from _look_inside(probe, options)
-    opener = _format_of(probe, format)
+    opener = _choose_format(probe, format)
     if options.version != Version() and not opener.has_versions:
         raise ManifestError(
             f"{options.version} is not possible: {probe.url} has the format {opener.name!r}, which has no versions: "
@@ -141,7 +142,7 @@ def _decompress(probe: Probe, options: OpenOptions) -> Steps[Probe]:
     return Probe(IN_MEMORY, Facts(len(data)), data)
 
 
-def _format_of(probe: Probe, name: str | None) -> Format:
+def _choose_format(probe: Probe, name: str | None) -> Format:
     """Return the format called ``name``, or the only one that recognises the source; else raise UnknownSource."""
     known = load_formats()
     if name is not None:
@@ -197,7 +198,8 @@ def may_be_root(url: str) -> bool:
     return _is_remote(url) and _ROOT.search(url.partition("?")[0]) is not None
 
 
-def _is_remote(url: str) -> bool:  # a listing is as slow as reading a document there
+def _is_remote(url: str) -> bool:
+    """Return whether ``url`` is on a server, where listing a directory is as slow as reading a document."""
     return protocol_of(url) in OBJECT_STORES | WEB
 
 

@@ -43,7 +43,8 @@ class Settings(msgspec.Struct, frozen=True, eq=False):
         """Derive the settings from ``options``. Raises ValueError or TypeError for an invalid value."""
         source, reading, caching = options.source, options.reading, options.caching
         if source.select and options.writing.is_allowed:
-            raise ValueError("select=: a selection is read only, and cannot be opened with mode='a' or 'w' or overlay=")
+            writing = f"mode={options.writing.mode!r}" if options.writing.mode else "overlay="
+            raise ValueError(f"select= cannot be used with {writing}: a selection can only be read")
         writes_to = data_url_of(source.fo, options.writing.data_url) if options.writing.is_allowed else None
         routes = route(options, writes_to)
         return cls(
@@ -271,7 +272,7 @@ def data_url_of(source: str | InMemorySource, data_url: str | None) -> str | Non
 
 
 def transaction_for(options: Options) -> Transaction | None:
-    """Return the transaction of a filesystem; None if it is read only. With mode "w", first remove all keys in it."""
+    """Return the transaction of a filesystem; None if it is read only. With mode "w", it first removes all keys."""
     writing = options.writing
     if not writing.is_allowed:
         return None

@@ -66,7 +66,7 @@ INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes of 
 
 
 class Engines:
-    """Run look-ups on any event loop. Thread-safe. Each loop gets an engine at its first use, which ends with it."""
+    """Run look-ups on any event loop. Thread-safe. Each loop gets its own engine, which is closed with the loop."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Engines:
         *,
         is_writable: bool = False,
     ) -> None:
-        """``indexes`` caches decoded indexes; by default, the process has one cache. ``heads``: see `Answers`."""
+        """``indexes`` caches decoded indexes, by default for the whole process. ``heads``: see `Answers`."""
         self.options = options
         self.stats = Stats()
         self._versions = Versions()
@@ -397,7 +397,7 @@ class Source(Engines):
         return facts, url
 
     def _open_options(self) -> OpenOptions:
-        """Return the options for opening the source. Arrays that were written here with shards are shown with them."""
+        """Return the options for opening the source; arrays that the transaction wrote with shards show the shards."""
         transaction, options = self.transaction, self.options.open
         return (
             options if transaction is None else msgspec.structs.replace(options, whole=transaction.whole, recalls=False)
@@ -410,7 +410,10 @@ class Source(Engines):
         return self._forgotten if transaction is None else transaction.openings
 
     def _adopt(self, base: Base, opening: int) -> None:
-        """Use ``base``, unless the source has changed since ``opening``; sources that share an overlay share a base."""
+        """Use ``base``, unless the source was forgotten since: then `_openings` is no longer ``opening``.
+
+        Sources that share an overlay share a base.
+        """
         transaction = self.transaction
         if transaction is not None:
             transaction.share(base, opening, self._take)
@@ -488,7 +491,7 @@ class Source(Engines):
         below = None if not path or keyspace is None or keyspace.url_of is None else keyspace.url_of(path)
         self._forget_indexes(below)
         if self.transaction is not None:
-            self.transaction.reopen(below=below)  # this makes all sources that share it forget
+            self.transaction.reopen(below=below)  # all sources that share the transaction forget
         else:
             self.forget(below)
 
@@ -812,7 +815,10 @@ class Source(Engines):
             raise FileNotFoundError(f"there is no array {array!r}: 'refshard tree SOURCE' lists all arrays")
         self._arrays[array] = number, meta
         if meta.chunks is None or meta.grid is None:
-            raise ValueError(f"expected chunks of {array!r} on a regular grid: without one, a selection has no keys")
+            raise ValueError(
+                f"the chunks of {array!r} have different sizes: expected a regular grid of chunks for a selection. "
+                "Pass the keys of chunks instead"
+            )
         numbers = select_chunk_numbers(selection, meta.shape, meta.chunks, mode)
         return [join(array, meta.grid.tail(n)) for n in numbers.tolist()]
 

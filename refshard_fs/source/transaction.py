@@ -62,7 +62,8 @@ class OverlayCopy(msgspec.Struct, frozen=True):
     def edits(self) -> Edits:
         prefixes, changes = msgspec.msgpack.decode(zlib.decompress(self.packed), type=_Packed)
         edits = Edits()
-        edits.add(prefixes, {key: Inline(it) if isinstance(it, bytes) else it or REMOVED for key, it in changes})
+        values = {key: Inline(edit) if isinstance(edit, bytes) else edit or REMOVED for key, edit in changes}
+        edits.add(prefixes, values)
         return edits
 
     def __repr__(self) -> str:  # fsspec compares instances by this text
@@ -117,7 +118,7 @@ def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
         )
 
 
-MAX_VERSIONS: Final = 1 << 16  # an overlay remembers the versions of so many objects that its commits put
+MAX_VERSIONS: Final = 1 << 16  # objects that commits put: an overlay remembers the versions of at most so many
 
 COSTLY_REWRITES: Final = 3  # so many commits that rewrite one shard are a costly pattern
 
@@ -345,7 +346,8 @@ class Transaction:
     def begin(self) -> Edits:
         """Return a savepoint, and count one change.
 
-        So later copies for other processes have a higher number than the savepoint: their edits can be told apart.
+        Later copies for other processes then have a higher number than the savepoint, so that their edits can be
+        distinguished from the edits in the savepoint.
         """
         with self._guard:
             self.edits.number += 1

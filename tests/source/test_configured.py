@@ -56,7 +56,7 @@ def test_converted_values_and_unknown_names_stay_unchanged() -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), [("max_gap", "wide"), ("verify", "perhaps"), ("options", "{")])
-def test_inconvertible_text_error_names_the_option(name: str, text: str) -> None:
+def test_error_of_inconvertible_text_names_the_option(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=rf"invalid {name}='{text}' in fsspec's configuration for refshard"):
         parse_configuration({name: text})
 

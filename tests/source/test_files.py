@@ -45,7 +45,7 @@ def test_open_files_finds_the_metadata_of_all_arrays(source: str) -> None:
 
 @not_installed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # older fsspec leaves a file open
-def test_open_reads_text_and_a_local_copy_is_made(source: str) -> None:
+def test_open_reads_text_and_open_local_makes_a_copy(source: str) -> None:
     with fsspec.open("refshard://.zattrs", "rt", fo=source) as file:
         assert json.load(file) == {"title": "x"}
     copy = fsspec.open_local("simplecache::refshard://a/0.0", refshard={"fo": source})
@@ -119,6 +119,6 @@ def test_open_async_reads_the_bytes_of_cat(source: str) -> None:
     assert (first, first + rest) == (whole[:3], whole)
 
 
-def test_directory_is_not_a_file(source: str) -> None:
+def test_opening_a_directory_as_a_file_is_an_error(source: str) -> None:
     with pytest.raises(IsADirectoryError, match=r"ls\(\)"):
         RefShardFileSystem(source).open("")

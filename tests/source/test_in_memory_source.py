@@ -87,7 +87,7 @@ def test_bytes_source_is_pickled() -> None:
     assert pickle.loads(data).cat("a") == b"text" * 1000
 
 
-def test_another_process_reads_the_same(tmp_path: Any) -> None:
+def test_another_process_reads_pickled_references(tmp_path: Any) -> None:
     path = tmp_path / "fs.pickle"
     path.write_bytes(pickle.dumps(RefShardFileSystem(references())))
     code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).references['a/299.9'])"

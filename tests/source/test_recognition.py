@@ -48,7 +48,7 @@ def test_directory_page_is_not_the_source(server: RangeServer) -> None:
         open_hierarchy(f"{server.url}/other").ls("")
 
 
-def test_format_option_chooses_an_unrecognisable_source(tmp_path: Path) -> None:
+def test_format_option_opens_an_unrecognisable_source(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/zarr.json").write_text("{}")
     with pytest.raises(UnknownSource, match="zarr-hierarchy"):

@@ -104,7 +104,7 @@ def test_http_is_read_on_every_loop(http_server: RangeServer, how: str) -> None:
     assert {r.headers.get("x-secret") for r in http_server.requests()} == {"1"}
 
 
-def test_memory_and_chains_are_read_on_every_loop(http_server: RangeServer) -> None:
+def test_memory_and_chained_urls_are_read_on_every_loop(http_server: RangeServer) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/through-fs/x", DATA)
     read_all(RefShardFileSystem(references("memory://through-fs/x")))

@@ -129,7 +129,7 @@ def test_scalar_with_a_chunk_in_its_manifest_is_shown(tmp_path: Path) -> None:
     assert xr.open_dataset(RefShardFileSystem(virtual), engine="refshard")["level"].item() == 500.0
 
 
-def test_dataset_of_values_is_written_by_xarray() -> None:
+def test_dataset_without_references_is_opened() -> None:
     found = xr.open_dataset(dataset(), engine="refshard").load()
     xr.testing.assert_equal(found, dataset())
 
