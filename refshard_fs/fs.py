@@ -1041,7 +1041,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> fs.commit()
         """
         writer = self.require_writer("fork")
-        writer.refuse_elsewhere()
+        writer.refuse_in_worker()
         if writer.store is None:
             raise ReadOnlyError("cannot fork: other processes need a directory for their writes: pass data_url=")
         options = {**self.storage_options, SESSION: uuid.uuid4().hex, "overlay": writer.overlay.make_fork()}
@@ -1124,7 +1124,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         sets of zarr version 2 with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
         from refshard_fs.writing.save import save  # imported only for writing
-        from refshard_fs.writing.shards import list_stored_keys
+        from refshard_fs.writing.shards import make_stored_keyspace
 
         check_spelling(storage_options, RefShardFileSystem.save)
         if format is None and url.endswith(".refshard"):
@@ -1141,7 +1141,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         with progress("save", callback) as shown:
             format = format or format_by_suffix(url)
             return save(
-                list_stored_keys(self.source, self._writer),
+                make_stored_keyspace(self.source, self._writer),
                 self.source,
                 url,
                 format,

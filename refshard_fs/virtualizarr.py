@@ -27,7 +27,7 @@ from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sinks.sink import Sink
 from refshard_fs.source.collect import MAX_INLINE
-from refshard_fs.writing.save import make_speller, stream_of
+from refshard_fs.writing.save import make_speller, make_stream
 
 if TYPE_CHECKING:
     from virtualizarr.manifests import ChunkManifest, ManifestArray, ManifestGroup, ManifestStore
@@ -77,7 +77,7 @@ class Parser:
             return url
 
         try:
-            manifests = _Manifests(stream_of(fs.source.open(), fs.source, respell, None, _ManifestSink))
+            manifests = _Manifests(make_stream(fs.source.open(), fs.source, respell, None, _ManifestSink))
             return ManifestStore(manifests.make_group(self.group), registry=registry)
         except ManifestError as e:
             e.add_note("To leave out variables that VirtualiZarr cannot hold, pass Parser(skip_variables=[...])")

@@ -6,7 +6,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.source.collect import UnreadArrays, collect
 from refshard_fs.writing.save import make_speller
-from refshard_fs.writing.shards import list_stored_keys
+from refshard_fs.writing.shards import make_stored_keyspace
 
 
 def collect_references(fs: RefShardFileSystem, unread: UnreadArrays | None = None) -> ReferenceSet:
@@ -15,5 +15,5 @@ def collect_references(fs: RefShardFileSystem, unread: UnreadArrays | None = Non
     Chunks of ``unread`` arrays that would have to be decoded are not read.
     """
     return collect(
-        list_stored_keys(fs.source, fs.writer), fs.source.run, make_speller(fs.source.options.open, fs.fo), unread
+        make_stored_keyspace(fs.source, fs.writer), fs.source.run, make_speller(fs.source.options.open, fs.fo), unread
     )

@@ -13,7 +13,7 @@ from refshard_fs.sets.rebase import MadeSet, make_set, open_read
 from refshard_fs.source.collect import pin
 from refshard_fs.tools.progress import progress
 from refshard_fs.writing.save import make_speller
-from refshard_fs.writing.shards import list_stored_keys
+from refshard_fs.writing.shards import make_stored_keyspace
 
 INLINE = 1 << 16  # bytes of a metadata document that is kept in the set
 
@@ -72,6 +72,6 @@ def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, fla
     shard_options = source.options.open.shard_options if flatten else None
     respell = make_speller(source.options.open, fs.fo)
     with progress("snapshot", callback) as shown:
-        keys = list_stored_keys(source, fs.writer)
+        keys = make_stored_keyspace(source, fs.writer)
         refs = pin(keys, source.run, respell, threshold, shard_options, shown.relative_update)
     return make_set(adopt(refs, source.admission))

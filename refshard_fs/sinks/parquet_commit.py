@@ -91,7 +91,7 @@ class ParquetCommit:
         except BaseException as e:
             # If the document may have been put, or may still be put, keep the objects that it names.
             is_refused = isinstance(e, ConflictError) and e.is_certain
-            if data is None or is_refused or not self._document.may_be(data):
+            if data is None or is_refused or not self._document.may_be_stored(data):
                 with contextlib.suppress(OSError):
                     self._store.remove_all(self._written)
             raise

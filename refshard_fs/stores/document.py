@@ -64,7 +64,7 @@ class Document:
             self.made = made or self._object.get_facts("")
         self._sent.clear()
 
-    def may_be(self, data: bytes) -> bool:
+    def may_be_stored(self, data: bytes) -> bool:
         """Return whether ``data`` may be stored, now or soon, after `put` raised an error other than a conflict."""
         if not self._object.is_immediate:
             return True  # a server may still carry out a request after its client stopped waiting

@@ -19,7 +19,7 @@ _held: Final[set[int]] = set()  # descriptors of the directories that this proce
 
 @contextlib.contextmanager
 def hold_lock(folder: str) -> Iterator[None]:
-    """Hold the lock of a local directory, and create the directory if it is missing. Windows has no such locks."""
+    """Hold the lock of a local directory, and create the directory if it is missing. On Windows, nothing is locked."""
     try:
         import fcntl
     except ImportError:

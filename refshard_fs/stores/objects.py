@@ -14,14 +14,14 @@ from refshard_fs.core.model import ABSENT, Facts, Version
 from refshard_fs.errors import ReadOnlyError, SourceNotReachable, sanitize
 from refshard_fs.security.policy import leads_out, make_locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
-from refshard_fs.stores.stale_drafts import locked_directory, remove_stale_drafts
+from refshard_fs.stores.stale_drafts import lock_draft_directory, remove_stale_drafts
 from refshard_fs.stores.store import Buffer, Condition, ObjectBytes, Place, Store, facts_in
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets.credentials import InstanceOrOptions
 from refshard_fs.targets.generic import protocols_of
 from refshard_fs.targets.local import draft_of, is_draft
 
-PUT_AT_ONCE: Final = 8  # so many objects are put in parallel
+PUT_AT_ONCE: Final = 8  # the most objects that are put in parallel
 SYNCED_ONE_BY_ONE: Final = 64  # syncing more files one by one takes longer than syncing the whole system
 
 
@@ -257,9 +257,8 @@ class Objects:
                 raise
             self._replace_all(drafts)
             return
-        path = (
-            self.store.resolve_links(self._place_of("")) if self.is_local else ""
-        )  # the directory behind a link, not the link
+        # If the URL is a link, the directory behind the link is replaced.
+        path = self.store.resolve_links(self._place_of("")) if self.is_local else ""
         is_apart = path and (replaces or not os.path.lexists(path))
         draft = Objects(draft_of(path), {}) if is_apart else self
         if path:
@@ -268,7 +267,7 @@ class Objects:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.mkdir(draft.path(""), 0o700 if replaces else 0o777)
         try:
-            with locked_directory(draft.path("")) if draft is not self else contextlib.nullcontext():
+            with lock_draft_directory(draft.path("")) if draft is not self else contextlib.nullcontext():
                 yield draft
             if draft is not self and replaces:
                 replace_directory(path, draft.path(""))
@@ -284,7 +283,7 @@ class Objects:
         The last object is the one that readers open first. If other drafts replace old objects, the old last object is
         removed before: otherwise readers would take old and new objects for one set.
         """
-        names, folder = drafts.sort_paths(), f"{self.name_of(drafts.url)}/"
+        names, folder = drafts.list_in_order(), f"{self.name_of(drafts.url)}/"
         replaced = {name for name in self.find("") if not name.startswith(folder)}
         try:
             if not replaced.isdisjoint(names[:-1]):
@@ -332,7 +331,7 @@ class Objects:
 
 
 class _Drafts(Objects):
-    """Objects that remember the order in which they were written."""
+    """Objects, and the order in which they were written."""
 
     def __init__(self, url: str, stores: Stores) -> None:
         super().__init__(url, stores)
@@ -351,7 +350,7 @@ class _Drafts(Objects):
             yield file
         self._written.append(name)
 
-    def sort_paths(self) -> list[str]:
+    def list_in_order(self) -> list[str]:
         """Return the names of the objects in the order in which they were written."""
         places = {name: place for place, name in enumerate(self._written)}
         return sorted(self.find(""), key=lambda name: places.get(name, -1))

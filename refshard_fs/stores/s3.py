@@ -1,4 +1,4 @@
-"""Store objects in S3: one request for each, with a condition that the server checks."""
+"""Store objects in S3: each operation is one request, with a condition that the server checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from refshard_fs.stores.store import (
     make_conflict_error,
     sum_of,
 )
-from refshard_fs.targets.failures import Incomplete, as_os_error, os_errors
+from refshard_fs.targets.failures import Incomplete, convert_s3_error, raise_os_errors
 
 _READ_SIZE: Final = 1 << 20  # bytes that one call reads from an answer
 _REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a failed condition
@@ -51,7 +51,7 @@ class S3Store(Store):
         except FileNotFoundError:
             return None
 
-    @os_errors()
+    @raise_os_errors()
     def _fetch_once(self, path: str) -> ObjectBytes:
         found: ObjectBytes = sync(self._loop, _fetch, self.fs, path)
         return found
@@ -65,7 +65,7 @@ class S3Store(Store):
                 answer = sync(self._loop, _send, self.fs, place.path, body, when)
         except Exception as e:  # errors of botocore, which is slow to import; raised again unless it is a conflict
             if not when or _find_status(e) not in _REFUSED:
-                raise as_os_error(e) from e
+                raise convert_s3_error(e) from e
             is_certain = not _is_repeated(e)
             stored = None if is_certain else self.fetch(place.path)  # if certain, equal bytes are another writer's
             if stored is None or sum_of([stored.data]) != sum_of(parts):

@@ -27,8 +27,8 @@ def lock_draft(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def locked_directory(path: str) -> Iterator[None]:
-    """Hold the lock of a draft that is a directory."""
+def lock_draft_directory(path: str) -> Iterator[None]:
+    """Lock a draft that is a directory, during the ``with`` block."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # Windows cannot open directories
@@ -42,9 +42,9 @@ def locked_directory(path: str) -> Iterator[None]:
 
 
 def remove_stale_drafts(folder: str, name: str) -> None:
-    """Remove the stale drafts of the file or directory ``name`` in ``folder``, or of all if ``name`` is empty.
+    """Remove the stale drafts of the file or directory ``name`` in ``folder``.
 
-    Errors of the disk are ignored.
+    With an empty ``name``, remove all stale drafts there. Errors of the disk are ignored.
     """
     with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
         for entry in entries:

@@ -21,7 +21,7 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.core.forks import call_in_child
 from refshard_fs.core.model import ABSENT, Absent, Facts, Version
 from refshard_fs.errors import ConflictError, RefShardError
-from refshard_fs.targets.failures import Retry, as_failure, os_errors
+from refshard_fs.targets.failures import Retry, convert_error, raise_os_errors
 from refshard_fs.targets.generic import FsspecTarget, has_coroutines, protocols_of, take_turn, version_in
 from refshard_fs.targets.local import draft_of
 from refshard_fs.targets.logs import log_request
@@ -98,7 +98,7 @@ class Store:
         """Call a method of the filesystem, with retries: calling it twice must be harmless."""
         return self.persist(partial(self.call_once, method, *arguments, **options))
 
-    @os_errors()
+    @raise_os_errors()
     def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the filesystem, without retries."""
         fs = self.fs
@@ -123,7 +123,7 @@ class Store:
                 raise
             except OSError as e:
                 tried += 1
-                wait = self._pause(as_failure(e), tried)
+                wait = self._pause(convert_error(e), tried)
                 if wait is None:
                     raise
             time.sleep(wait)
@@ -205,7 +205,10 @@ class Store:
     def _replace(
         self, place: Place, source: str, parts: Sequence[Buffer], condition: Condition, replace: Callable[[], None]
     ) -> None:
-        """Call ``replace``, which makes ``source`` the object. If the answer is lost, check before calling it again."""
+        """Call ``replace``, which makes ``source`` the object.
+
+        If the answer is lost, check whether the object was replaced before ``replace`` is called again.
+        """
         has_renamed = source != place.path
 
         def replace_again() -> None:
@@ -216,11 +219,11 @@ class Store:
             self.check(place, condition, is_certain=False)
             replace()
 
-        def first() -> None:
+        def check_and_replace() -> None:
             self.check(place, condition)
             replace()
 
-        self.persist(first, replace_again)
+        self.persist(check_and_replace, replace_again)
 
     def _has_content(self, path: str, parts: Sequence[Buffer]) -> bool:
         """Return whether the bytes of the object at ``path`` are ``parts``."""
@@ -229,7 +232,7 @@ class Store:
 
     def _send(self, path: str, parts: Sequence[Buffer]) -> None:
         if sum(map(len, parts)) > LARGE:
-            with self._uploading(path, self.call_once) as file:
+            with self._upload_file(path, self.call_once) as file:
                 file.writelines(parts)
             return
         data = b"".join(parts)
@@ -245,11 +248,11 @@ class Store:
 
         Only local files have a ``condition``.
         """
-        with self._uploading(place.path, self.call) as file:
+        with self._upload_file(place.path, self.call) as file:
             yield file
 
     @contextlib.contextmanager
-    def _uploading(self, path: str, call: Callable[..., Any]) -> Iterator[BinaryIO]:
+    def _upload_file(self, path: str, call: Callable[..., Any]) -> Iterator[BinaryIO]:
         with tempfile.TemporaryDirectory() as folder:
             whole = os.path.join(folder, "object")
             with open(whole, "wb") as file:

@@ -25,7 +25,7 @@ from refshard_fs.targets.credentials import InstanceOrOptions, PoolOptions
 from refshard_fs.targets.generic import is_s3fs
 from refshard_fs.targets.pool import Pool
 
-_KNOWN: Final = 8  # so many stores are kept by their options, because making a client of S3 takes 0.1 s
+_KNOWN: Final = 8  # the most stores that are kept by their options, because making a client of S3 takes 0.1 s
 
 
 class Stores:

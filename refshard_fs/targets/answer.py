@@ -140,7 +140,7 @@ _NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
 _S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
 _S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
 # The texts of S3, Google and Azure for an expired signed URL: they have no error code for this.
-_SIGNED_BEFORE = (b"Request has expired", b"Request signature expired", b"not valid in the specified time frame")
+_EXPIRED_TEXTS = (b"Request has expired", b"Request signature expired", b"not valid in the specified time frame")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
 _ERROR_TEXT = 1 << 12  # bytes of an error's body that are read for its code
 _LARGE = 1 << 22  # bytes from which a body's memory is allocated at once; below, a second copy is cheaper
@@ -174,7 +174,7 @@ async def read_answer(
     """Return bytes ``[start, stop)`` from ``response``; raise an error if it holds anything else.
 
     Raises TooLarge as `Target.read` does. If the server ignores ranges and sends the whole object, cut the range out of
-    that. ``inflates``: the client has already decompressed the body.
+    the object. ``inflates``: the client has already decompressed the body.
     """
     headers, status = response.headers, response.status
     encoding = headers.get("content-encoding", "")
@@ -212,7 +212,7 @@ def _make_error(status: int, headers: Mapping[str, str], text: bytes) -> OSError
     code = match[1].decode() if match else ""
     if status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound"):  # not 410: that object was deleted
         return FileNotFoundError(f"HTTP {status}")
-    if status in (400, 403) and any(words in text for words in _SIGNED_BEFORE):
+    if status in (400, 403) and any(words in text for words in _EXPIRED_TEXTS):
         return Denied(status, EXPIRED)
     wait = _parse_retry_after(headers.get("retry-after", ""), time.time())
     return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)

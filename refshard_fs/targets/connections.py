@@ -47,7 +47,7 @@ CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # `VersionedObj
 _BUFFER = 1 << 18  # bytes of a body that aiohttp buffers; with fewer, it pauses long bodies often
 ENDING = 1.0  # seconds that closing connections may take at the end of the process
 _NO_URL = URL()
-_COOKIES = 1024  # a session keeps the cookies of so many servers
+_COOKIES = 1024  # the most servers whose cookies a session keeps
 KEEPALIVE = 15.0  # seconds that an idle connection is kept: servers close idle connections, too
 _NAME = "_refshard_connections"  # the attribute of a loop that holds its connections
 
@@ -181,8 +181,9 @@ Judge = Callable[[str, str | None], tuple[str, Access]]  # takes a URL, and the 
 class Guard(NamedTuple):
     """The rule for the addresses of the host names that a set from elsewhere uses.
 
-    If the user named the servers (``own``), they may be in a private network; but a name must not lead further inside
-    than at its first use. All other servers must be public. ``proxies`` (``host:port``) may be anywhere.
+    If the user named the servers (``own``), they may be in a private network; but the address of a name must not change
+    to a more private network after its first use. All other servers must be public. ``proxies`` (``host:port``) may be
+    anywhere.
     """
 
     own: bool

@@ -20,7 +20,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     """How targets are opened.
 
     ``by_protocol`` maps a protocol to an instance or to options; ``by_prefix`` maps a URL prefix, in its canonical
-    spelling, to the same, and the longest prefix wins over the protocol.
+    spelling, to an instance or to options. The longest prefix of a URL takes precedence over the protocol.
     """
 
     by_protocol: Mapping[str | None, InstanceOrOptions] = {}
@@ -87,9 +87,10 @@ def credentials_for(
 
 
 def credentials_for_archive(url: str, options: PoolOptions, chain: Grant, given_in_chain: Mapping[str, Any]) -> Grant:
-    """Return how to open ``url``, the archive in a ``chain`` that reads a member of it: with the access of the chain.
+    """Return how to open the archive ``url`` in a chain that reads one of its members.
 
-    The user's options for the archive in those of the chain, ``given_in_chain``, win over the options for ``url``.
+    ``chain`` is the grant of the whole chain, and its access applies. The chain's options for the archive,
+    ``given_in_chain``, take precedence over the options for ``url``.
     """
     token, given = options.find(url)
     if given_in_chain:

@@ -33,7 +33,10 @@ class ConnectionLost(ConnectionError):
 
 
 class Unreadable(OSError):
-    """Any other error of a filesystem, which is the ``__cause__``. It never means that a key is missing."""
+    """An object cannot be read for another reason; it never means that a key is missing.
+
+    If a filesystem raised an error, that is the ``__cause__``.
+    """
 
 
 class TooLarge(OSError):
@@ -52,7 +55,7 @@ WITHOUT: Final = "without credentials"  # hints contain these words if the reque
 
 
 class HttpStatus(OSError):
-    """An HTTP status of failure, with the server's error code, if any, and its Retry-After in seconds."""
+    """The HTTP status of a failed request, with the server's error code, if any, and its Retry-After in seconds."""
 
     def __init__(self, status: int, code: str = "", retry_after: float | None = None) -> None:
         super().__init__(status, code)
@@ -81,7 +84,7 @@ def _find_phrase(status: int) -> str:
         return "unknown status"
 
 
-def as_failure(error: Exception) -> OSError:
+def convert_error(error: Exception) -> OSError:
     """Convert ``error`` to an OSError; return an OSError unchanged, except for secrets in its text."""
     if isinstance(error, NOT_FOUND) and not _is_empty_for_zarr(error):
         return type(error)(sanitize(str(error)))
@@ -175,22 +178,22 @@ _CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")
 
 
 @contextlib.contextmanager
-def os_errors() -> Iterator[None]:
-    """Raise the errors of S3's client in the block as OSErrors; also a decorator."""
+def raise_os_errors() -> Iterator[None]:
+    """Raise errors of S3's client in the ``with`` block as OSErrors; usable as a decorator, too."""
     try:
         yield
     except Exception as e:
         if not type(e).__module__.startswith(_CLIENTS) and not isinstance(e, RecursionError):
             raise
-        raise as_os_error(e) from e
+        raise convert_s3_error(e) from e
 
 
-def as_os_error(error: Exception) -> OSError:
+def convert_s3_error(error: Exception) -> OSError:
     """Convert ``error`` of a client of S3 to an OSError."""
     if type(error).__module__.startswith("aiohttp."):
-        return as_failure(error)
+        return convert_error(error)
     if isinstance(error, RecursionError):  # botocore asks for the bucket's region again and again
         return Unreadable("the S3 endpoint redirects all requests: give the endpoint of its redirects as endpoint_url=")
     from s3fs.errors import translate_boto_error  # s3fs is installed: its filesystem raised the error
 
-    return as_failure(translate_boto_error(error))
+    return convert_error(translate_boto_error(error))

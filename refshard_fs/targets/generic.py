@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 T = TypeVar("T")
 
-THREADS = 16
+THREADS = 16  # the most blocking calls of filesystems at a time, and the locks of a filesystem with a lock per file
 RECENT = 1.0  # seconds that the size of an object is remembered: the end and the start of a shard are read together
 
 # Filesystems with one connection, file position or cache for all callers: callers must take turns.

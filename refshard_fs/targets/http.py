@@ -36,7 +36,7 @@ T = TypeVar("T")
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _MOST_REDIRECTS = 10
 _REMEMBERED = 60.0  # seconds that a location is remembered; signed URLs in redirects are valid for longer
-_LOCATIONS = 4096  # so many locations are remembered
+_LOCATIONS = 4096  # the most locations that are remembered
 # Options for all servers, even for servers that the user did not name. Other options may hold credentials.
 _HARMLESS = frozenset(
     ["connector", "proxy", "proxy_auth", "proxy_headers", "ssl", "timeout", "trust_env", "verify_ssl"]
@@ -54,7 +54,7 @@ class AsyncHttp(HTTPFileSystem):  # type: ignore[misc]  # fsspec has no types
 class _Location(NamedTuple):
     """The URL from which an object is requested, valid ``until`` a time of the loop.
 
-    ``away``: a redirect led to another server than that of the object's own URL.
+    With ``away``, a redirect led to a server other than the server in the object's own URL.
     """
 
     url: URL
@@ -65,7 +65,7 @@ class _Location(NamedTuple):
 
 @contextlib.contextmanager
 def _name_in_refusal(url: URL) -> Iterator[None]:
-    """Name the requested ``url`` in the error if the guard of a connection refuses it."""
+    """If the guard of a connection refuses the server, name the requested ``url`` in the error."""
     try:
         yield
     except aiohttp.ClientConnectorError as e:
@@ -253,9 +253,9 @@ class HttpTarget(Target):
 
 
 def _make_bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -> dict[str, Any]:
-    """Return the TLS option for the server of a redirect: the same authorities, without a client certificate.
+    """Return the TLS option for the server of a redirect: the authorities of ``session``, but no client certificate.
 
-    If a later aiohttp keeps a connector's context elsewhere, use the system's authorities.
+    If a later aiohttp stores a connector's context elsewhere, use the system's authorities.
     """
     context = options.get("ssl", getattr(session.connector, "_ssl", True))
     return {"ssl": drop_certificate(context) if isinstance(context, ssl.SSLContext) else context}

@@ -1,7 +1,7 @@
 """Read local files, ``memory://`` and ``data:`` URLs without an event loop.
 
-``pread`` reads from a bounded pool of open files: no thread hop, no seek, no buffer. Files are not mapped into memory:
-that would save little of the 10 µs that a chunk takes, and the process dies if a mapped file is truncated.
+``pread`` reads from at most `OPEN_FILES` open files, without another thread, a seek or a buffer. Files are not mapped
+into memory: that would save little of the 10 µs that a chunk takes, and the process dies if a mapped file is truncated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read the objects of any store with obspec's methods: obstore's stores, and others that VirtualiZarr takes.
 
-A store needs `get_async` or `get`; `head` and `list_with_delimiter` are used if it has them. The path of a URL in a
-store is the same as in obspec_utils' `ObjectStoreRegistry`: without the store's own prefix.
+A store needs `get_async`, or `get` and `get_range`; `head` and `list_with_delimiter` are used if the store has them.
+The path of a URL in a store is the same as in obspec_utils' `ObjectStoreRegistry`: without the store's own prefix.
 
 Source: obspec's protocols (https://developmentseed.org/obspec).
 """
@@ -42,7 +42,7 @@ def is_store(value: Any) -> bool:
     """Return whether ``value`` has the methods of an obspec store."""
     if not any(callable(getattr(value, name, None)) for name in ("get_async", "get_range")):
         return False
-    return not isinstance(value, Mapping | AbstractFileSystem | type)  # last: abstract classes take milliseconds
+    return not isinstance(value, Mapping | AbstractFileSystem | type)  # last: the first check takes milliseconds
 
 
 def stores_of(registry: Any) -> dict[str, Any] | None:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from refshard_fs.targets.connections import Judge
     from refshard_fs.targets.zip import InflatedMembers
 
-# These need no event loop: the process shares them.
+# Targets that need no event loop; all pools of the process share them.
 LOCAL = LocalTarget()
 WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that `_admit` has resolved and permitted
 IMMEDIATE: dict[type[AbstractFileSystem], Target] = {
@@ -74,12 +74,12 @@ _NEED_NO_LOOP = frozenset([*policy.LOCAL, "memory", "data"])
 _AZURE = tuple(f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CLIENT_ID", "CONNECTION_STRING", "SAS_TOKEN"))
 _AMBIENT = {"az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
 
-PLACES = 4096  # objects that are remembered by URL
+PLACES = 4096  # the most objects that are remembered by URL
 Grants: TypeAlias = dict[tuple[str, Origin], Grant]
 _HINT_ANONYMOUS = f"it was requested {WITHOUT}, as its options say: it is not public, or there is no such object"
 _HINT_NO_ACCESS = (
     f"it was requested {WITHOUT}, because a manifest from elsewhere named it: "
-    "name its protocol (remote_protocol=) or its prefix (options=) to send yours"
+    "to send your credentials, name its protocol (remote_protocol=) or its prefix (options=)"
 )
 
 
@@ -133,13 +133,13 @@ class Pool:
     def _place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
         if url.startswith(policy.DECOMPRESS):  # the rules are applied to the URL of the file itself
             return self._open_decompressed(url, origin)
-        rules, which = self._list_rules(origin), (url, origin)
-        grant = self._grants.get(which)
+        rules, key = self._list_rules(origin), (url, origin)
+        grant = self._grants.get(key)
         if grant is None:
             grant = credentials_for(url, self._options, rules, resolve=_resolve_links)
             if len(self._grants) >= PLACES:
                 self._grants.clear()
-            self._grants[which] = grant
+            self._grants[key] = grant
         return self._open_object(url, grant, rules)
 
     def _open_object(self, url: str, grant: Grant, rules: Rules) -> tuple[VersionedObject, str] | None:
@@ -247,9 +247,10 @@ class Pool:
     def _open_member(
         self, grant: Grant, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
     ) -> tuple[Target, str] | None:
-        """Return the target of a ZIP's members. ``grant`` opens a member; ``options`` has those of links, by protocol.
+        """Return the target of a ZIP's members, and the path of the member that ``grant`` opens.
 
-        ``joined`` also has the options for each link from elsewhere: fsspec's filesystem needs all of them.
+        ``options`` are the options of the chain's links, by protocol. ``joined`` also has the pool's options for these
+        links, since fsspec's filesystem for archives needs all of them.
         """
         from refshard_fs.targets import zip as archives  # imported only for an archive
 
@@ -418,7 +419,7 @@ def _resolve_links(url: str, rules: Rules) -> str:
 
 
 def _find_protocol(link: str) -> str:
-    """Return the protocol of a link of a chain, but not of the first link; a link may consist of a protocol alone."""
+    """Return the protocol of a link behind the first link of a chain; such a link may be a protocol alone."""
     return policy.protocol_of(link) or ("file" if "/" in link else link)
 
 
@@ -474,7 +475,7 @@ def _is_anonymous(options: Mapping[str, Any]) -> bool:
 
 
 def portable_options(given: InstanceOrOptions) -> dict[str, Any]:
-    """Return the given options, or the options of an instance, without options that bind it to a loop."""
+    """Return ``given``, or the options of an instance, without the options that bind an instance to a loop."""
     options = given.storage_options if isinstance(given, AbstractFileSystem) else given
     bound = ("asynchronous", "loop", "protocol", "skip_instance_cache")
     return {name: value for name, value in options.items() if name not in bound}

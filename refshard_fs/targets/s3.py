@@ -24,7 +24,7 @@ from refshard_fs.core.format import parse_xml
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import Answer, Target, make_range_headers, read_answer
 from refshard_fs.targets.connections import Guard, make_tls_context, open_session
-from refshard_fs.targets.failures import HttpStatus, TooLarge, Unfit, os_errors
+from refshard_fs.targets.failures import HttpStatus, TooLarge, Unfit, raise_os_errors
 from refshard_fs.targets.generic import FsspecTarget, run_in_thread, share_task
 from refshard_fs.targets.logs import log_request
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _VALID = 300.0  # seconds that a signature is used; servers accept it for 15 minutes, and clocks may differ
-_SIGNED = 8192  # so many signed requests are kept, one for each object
+_SIGNED = 8192  # the most signed requests that are kept, one for each object
 _PAGE = 16 << 20  # the most bytes of a page of a listing: 1,000 keys of at most 3 kB each
 
 # Error codes after which botocore may succeed: it sends another request, with another region, time or signature.
@@ -124,7 +124,7 @@ class S3Target(Target):
         self._guard = fs.guard = guard
         self._fast = fast
         self.tells_versions = fast  # s3fs returns the bytes without a version
-        self._theirs = FsspecTarget(fs, owned=True)
+        self._by_s3fs = FsspecTarget(fs, owned=True)
         self._session: aiohttp.ClientSession | None = None
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
         self._left_to_s3fs: set[str] = set()
@@ -159,16 +159,16 @@ class S3Target(Target):
     async def get_facts(self, path: str) -> Facts:
         # By GET: the answer to HEAD is the same for a missing bucket and a missing object.
         answer = await self.read(path, 0, 1)
-        return await self._leave_to_s3fs(self._theirs.get_facts(path)) if answer.size is None else answer.facts
+        return await self._leave_to_s3fs(self._by_s3fs.get_facts(path)) if answer.size is None else answer.facts
 
     async def get_current_facts(self, path: str) -> Facts:
-        return await (self.get_facts(path) if self._fast else self._leave_to_s3fs(self._theirs.get_current_facts(path)))
+        return await (self.get_facts(path) if self._fast else self._leave_to_s3fs(self._by_s3fs.get_current_facts(path)))
 
     async def list_names(self, path: str) -> tuple[Listed, ...] | None:
-        return await self._list(path, "/") or await self._leave_to_s3fs(self._theirs.list_names(path))
+        return await self._list(path, "/") or await self._leave_to_s3fs(self._by_s3fs.list_names(path))
 
     async def list_tree(self, path: str) -> tuple[Listed, ...] | None:
-        return await self._list(path, "") or await self._leave_to_s3fs(self._theirs.list_tree(path))
+        return await self._list(path, "") or await self._leave_to_s3fs(self._by_s3fs.list_tree(path))
 
     async def store(self, path: str) -> tuple[AbstractFileSystem, str]:
         return self.fs, path
@@ -181,7 +181,7 @@ class S3Target(Target):
         if self._session is not None:
             await self._session.close()
             self._session = None
-        await self._theirs.close()
+        await self._by_s3fs.close()
         await self.fs.close()
 
     # Requests of our own.
@@ -291,12 +291,12 @@ class S3Target(Target):
     # Requests of s3fs.
 
     async def _read_by_s3fs(self, path: str, start: int, stop: int | None, most: int | None) -> Answer:
-        return await self._leave_to_s3fs(self._theirs.read(path, start, stop, most=most))
+        return await self._leave_to_s3fs(self._by_s3fs.read(path, start, stop, most=most))
 
     async def _leave_to_s3fs(self, request: Awaitable[T]) -> T:
         """Return the answer to a request of s3fs. A missing bucket raises an error other than FileNotFoundError."""
         try:
-            with os_errors():
+            with raise_os_errors():
                 return await request
         except FileNotFoundError as e:
             raise _make_missing_error(e) from e

@@ -167,7 +167,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         """Send a prepared request of botocore, and return the answer; raise failures as botocore's errors."""
         url = request.url
 
-        headers = CIMultiDict((name, _text(value)) for name, value in request.headers.items())
+        headers = CIMultiDict((name, _decode_text(value)) for name, value in request.headers.items())
         headers["Accept-Encoding"] = "identity"
         is_chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"
         if is_chunked:  # aiohttp sends this header itself
@@ -191,7 +191,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
                 if not request.stream_output:
                     log.size = len(await answer.content)
         except Exception as e:  # raised again as an error of botocore
-            raise _as_botocore_error(e, request) from e
+            raise _convert_to_botocore_error(e, request) from e
         return answer
 
     async def _session(self) -> aiohttp.ClientSession:
@@ -232,11 +232,11 @@ async def _read_parts(file: Any) -> AsyncIterator[bytes]:
         yield part
 
 
-def _text(value: str | bytes) -> str:
+def _decode_text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _as_botocore_error(error: Exception, request: Any) -> Exception:
+def _convert_to_botocore_error(error: Exception, request: Any) -> Exception:
     """Return the error of botocore for ``error``: its class decides whether botocore and s3fs try again."""
     url = request.url
     known: Exception

@@ -28,16 +28,15 @@ from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, sani
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets.answer import Answer, ImmediateTarget, Target, check, make_range_header
 from refshard_fs.targets.failures import NOT_FOUND as MISSING
-from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
+from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, convert_error
 from refshard_fs.targets.logs import log_request, logger
 
 T = TypeVar("T")
 
-MAX_VERSIONS = 1 << 16  # a source remembers the versions of so many objects
-# A smaller source is read whole if more than its first bytes is needed. 4 MiB take 70 ms at 60 MB/s, less than
-# four rounds of 20 ms. Opening a file and reading its variables takes 2 to 20 rounds after the first. xarray's other
-# engines read 4 MiB at a time, too.
-SMALL_FILE = 4 << 20
+MAX_VERSIONS = 1 << 16  # the most objects whose versions a source remembers
+# A smaller source is read whole if more than its first bytes is needed. 2 MiB take 35 ms at 60 MB/s, as long as two
+# rounds of 20 ms. Opening a file and reading its variables takes 2 to 20 rounds after the first.
+SMALL_FILE = 2 << 20
 
 # The methods in log records of targets without HTTP requests, by the names of coroutines.
 _METHODS: Final = {
@@ -52,7 +51,7 @@ _PRECONDITION_FAILED = 412
 _NO_SUFFIX = frozenset([400, 416, 501])  # the statuses of servers that do not support ranges from the end
 _SLOWEST = 8192  # bytes per second; a slower server has stalled, even if many requests share its connection
 
-# Warnings and checks put the server's name before this.
+# The predicate of a sentence: warnings and checks put the server's name before it.
 IGNORES_RANGES: Final = (
     "ignores ranges: it answers with whole files, which are read for few bytes. Read them from another server, or put "
     "'simplecache::' before their URLs, which copies each file once"
@@ -71,7 +70,7 @@ class Version:
         self.is_kept = False  # whether to keep bytes of the object, if it is small
         self.content = b""  # the kept bytes: the first ones, or all
         self.is_sampled = False  # whether ranges of a small object were read, while only its first bytes are kept
-        self.is_answered = False  # whether the server told this source the version: one from a cache may be old
+        self.is_answered = False  # whether the server told this source the version: a version from a cache may be old
         self.only_size = only_size
         self._pin: Pin | None = None
 
@@ -338,10 +337,10 @@ class VersionedObject:
         return not isinstance(self.target, ImmediateTarget)
 
     def facts_of(self, answer: Answer, before: Facts | None) -> Facts | None:
-        """Return the facts of ``answer``; if the target tells no versions, return ``before``, from before the request.
+        """Return the facts of ``answer``; if the target tells no versions, return the facts ``before`` the request.
 
-        If the object was replaced in between, the bytes belong to a later version, whose facts differ from ``before``.
-        So later readers do not use these bytes.
+        If the object was replaced in between, the bytes belong to a later version, whose facts differ from ``before``:
+        then later readers do not use these bytes.
         """
         if self._version.only_size:
             return None
@@ -502,7 +501,7 @@ class VersionedObject:
             except RefShardError:
                 raise
             except Exception as e:  # noqa: BLE001  # raised again as an OSError
-                failure = as_failure(e)
+                failure = convert_error(e)
             if limit.expired():
                 earlier = f", the last of {tried + 1} tries" if tried else ""
                 late = TimeoutError(f"no answer after {now() - began:.1f} s{earlier}")

@@ -32,7 +32,7 @@ M = TypeVar("M", bound=Callable[..., Awaitable[Any]])
 # Bytes of inflated members that an event loop keeps. Without them, each read of a part would fetch and inflate the
 # whole member. fsspec reads larger members as streams.
 MOST_INFLATED = 1 << 27
-_MAX_ENTRIES: Final = 4096  # so many entries of members are remembered: finding one may take a request
+_MAX_ENTRIES: Final = 4096  # the most entries of members that are remembered: finding an entry may take a request
 
 
 class InflatedMembers:
@@ -259,5 +259,8 @@ def _member_of(url: str) -> str:
 
 
 def needs_fsspec(options: Mapping[str, Any], others: Sequence[str]) -> bool:
-    """Return whether fsspec must open a chain: if ``options`` has options for the ZIP link, not only for ``others``."""
+    """Return whether fsspec must open a chain: if ``options`` are not only for ``others``, the links below the ZIP.
+
+    It must, too, if the user has registered another class for ``zip``.
+    """
     return fsspec.get_filesystem_class("zip") is not ZipFileSystem or not options.keys() <= set(others)

@@ -29,7 +29,7 @@ from refshard_fs.writing.writer import HIERARCHY, HOLD_VALUES, ICECHUNK, Writer
 
 def commit(writer: Writer, message: str | None = None) -> None:
     """Save all edits in the source; ``message`` is the message of the commit, if the source keeps messages."""
-    writer.refuse_elsewhere()
+    writer.refuse_in_worker()
     _commit_all(writer, message)
     writer.overlay.costs.warn()
 
@@ -61,7 +61,7 @@ def _commit_all(writer: Writer, message: str | None) -> None:
 
 def merge_forks(writer: Writer, forks: Collection[str] = (IMPLICIT,)) -> None:
     """Add the edits of ``forks`` to the overlay; by default, the edits of copies in other processes."""
-    writer.refuse_elsewhere()
+    writer.refuse_in_worker()
     overlay, store = writer.overlay, writer.store
     with overlay.lock:
         if overlay.is_shared and store is not None:

@@ -34,16 +34,16 @@ def document_of(source: Source) -> ConcatDocument | None:
 def save_document(
     document: ConcatDocument, url: str, storage_options: Mapping[str, Any], resolve: Callable[[str], str] = str
 ) -> None:
-    """Write ``document`` to ``url``; it appears whole. ``resolve`` makes its URLs absolute.
+    """Write ``document`` to ``url``; readers never see a part of it. ``resolve`` makes the document's URLs absolute.
 
-    URLs below the directory of ``url`` are written relative to it.
+    URLs below the directory of ``url`` are written relative to this directory.
     """
     spell = make_relative_speller(url)
     Objects(url, storage_options).put("", (document.dumps(lambda part: spell(resolve(part))),))
 
 
 def make_relative_speller(url: str) -> Callable[[str], str]:
-    """Return a function that spells URLs for a document at ``url``."""
+    """Return a function that makes URLs below the directory of ``url`` relative, and leaves other URLs unchanged."""
     absolute = url if protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
     directory = directory_of(absolute)
     stem = directory if directory.endswith("/") else directory + "/"

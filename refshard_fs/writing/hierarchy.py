@@ -88,7 +88,7 @@ class HierarchyCommit:
         if self._put:
             first, *others = self._put
             what = self._objects.url_of(first) + (f" and {len(others)} more objects" if others else "")
-            error.add_note(f"{what} were put before that. All edits are kept: commit() makes all of them again")
+            error.add_note(f"{what} were put before that. All edits are kept: commit() puts all objects again")
 
     def _plan_commit(self) -> Plan:
         steps = partial(plan_commit, self._base.keyspace, self._edits, self._overlay.spool, loads_all=True)
@@ -212,7 +212,9 @@ class HierarchyCommit:
         return found
 
     def _put_data(self, plan: Plan, conditions: Mapping[str, Condition]) -> None:
-        jobs = [(_weight(shard), partial(self._put_shard, shard, conditions.get(shard.key))) for shard in plan.shards]
+        jobs = [
+            (_compute_size(shard), partial(self._put_shard, shard, conditions.get(shard.key))) for shard in plan.shards
+        ]
         for key, edit in plan.data.items():
             assert not isinstance(edit, Span), "references were loaded"
             condition = conditions[key] if key in conditions else self._find_condition(key)
@@ -359,5 +361,5 @@ def _describes_array(name: str, data: bytes) -> bool:
     return is_array_document(name) and grid_of(data) is not None
 
 
-def _weight(shard: ShardPlan) -> int:
+def _compute_size(shard: ShardPlan) -> int:
     return sum(edit.size for edit in shard.changes.values() if edit is not None)

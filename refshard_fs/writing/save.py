@@ -70,13 +70,13 @@ def save(
     found = strip_edits(keyspace).whole_shards
     if found.root_url is not None and objects.is_at(found.root_url):
         raise FileExistsError(f"these references are read from {url}: give another URL, or use commit()")
-    folder = data_url_of(absolute(url), None)
+    folder = data_url_of(make_absolute(url), None)
     with contextlib.nullcontext() if folder is None else CopiesBeside(folder, options, callback) as copies:
         if found.edits is not None:
             for edit in found.edits.list_changes().values():
                 if isinstance(edit, Span) and not edit.origin:
                     adoption.add_own(edit.url)
-        stream = stream_of(found, source, respell, copies, sink)
+        stream = make_stream(found, source, respell, copies, sink)
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
         stream.on_progress = callback.relative_update
 
@@ -94,7 +94,7 @@ def save(
     return remark if copies is None or copies.remark is None else copies.remark
 
 
-def stream_of(
+def make_stream(
     keyspace: KeySpace, source: Source, respell: Respell, copies: CopiesBeside | None, sink: Sink | type[Sink]
 ) -> ReferenceStream:
     """Return the references of ``keyspace`` in the form that ``sink`` accepts.
@@ -127,7 +127,7 @@ def stream_of(
 
         def spell(url: str | None) -> str | None:
             is_own = url is None or (copies is not None and url == copies.url)
-            return url if is_own else respell(absolute(url or ""))
+            return url if is_own else respell(make_absolute(url or ""))
 
     return ReferenceStream.of_set(refs, spell, checks, run, packed=packed, **options)
 
@@ -158,7 +158,8 @@ def _warn_of_copies(collection: Collection, keyspace: KeySpace, url: str) -> Non
         "" if space is None else ". A name that ends in .refshard saves the document of the cube, and copies nothing"
     )
     count = count_text(len(collection.packed), "chunk")
-    logger.warning("%s, %s, are made when they are read, and are now copied to %s%s", count, size, url, advice)
+    text = "%s, %s, are computed when they are read: references cannot describe them, so they are copied to %s%s"
+    logger.warning(text, count, size, url, advice)
 
 
 class CopiesBeside:
@@ -193,7 +194,7 @@ class CopiesBeside:
         return start
 
     def finish(self) -> None:
-        """Put the object in its place."""
+        """Complete the object, if there is one."""
         self._opened.close()
         self._callback.absolute_update(0)  # writing the set counts from zero
 
@@ -203,7 +204,10 @@ class CopiesBeside:
         if self._file is None:
             return None
         what = f"{count_text(self._count, 'chunk')}, {bytes_text(self._size)}"
-        return f"{what}, were copied to {self.url}, since zarr cannot decode their stored form: keep it with the set"
+        return (
+            f"{what}, were copied to {self.url}, since zarr cannot decode their stored form: keep this object with the "
+            "set"
+        )
 
     def __enter__(self) -> CopiesBeside:
         return self
@@ -222,7 +226,7 @@ def make_speller(options: OpenOptions, source: object, url: str | None = None) -
     becomes absolute.
     """
     resolve = make_resolver(options, policy.directory_of(source.rstrip("/")) if isinstance(source, str) else None)
-    directory = None if url is None else policy.directory_of(absolute(url).rstrip("/"))
+    directory = None if url is None else policy.directory_of(make_absolute(url).rstrip("/"))
 
     def respell(written: str | None) -> str | None:
         if written is None:
@@ -231,12 +235,12 @@ def make_speller(options: OpenOptions, source: object, url: str | None = None) -
             return written
         if options.bare_as_is and options.base_url is None:
             return written
-        whole = absolute(resolve(written))
+        whole = make_absolute(resolve(written))
         return written if directory and policy.resolve(written, directory, None) == whole else whole
 
     return respell
 
 
-def absolute(url: str) -> str:
+def make_absolute(url: str) -> str:
     """Return a URL, or a local path, as an absolute one."""
     return url if policy.protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))

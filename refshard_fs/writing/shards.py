@@ -172,7 +172,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
     for key, edit in [*((key, REMOVED) for key in within if key not in changes), *changes.items()]:
         if key in documents:
             continue
-        path, layout = yield from arrays.of(key)
+        path, layout = yield from arrays.find(key)
         at = None if layout is None else layout.find_shard(path, key)
         if layout is not None and at is not None:
             shard = shards.get(at.shard)
@@ -186,7 +186,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
     return Plan(
         [shard._replace(old=shard.old and not shard.is_full) for shard in shards.values()],
         data,
-        sorted(documents.items(), key=lambda item: _order(item[0])),
+        sorted(documents.items(), key=lambda item: _make_sort_key(item[0])),
         sorted(removed, key=lambda key: (not zarrmeta.is_metadata(key), key)),
         whole,
         list(arrays.replaced),
@@ -197,7 +197,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
 class _Arrays:
     """Find the array of a key after the edits, and the layout of its shards.
 
-    ``replaced`` are arrays that were sharded before the edits.
+    ``replaced`` are arrays that were sharded before the edits, and are not sharded after them.
     """
 
     def __init__(self, view: ShardView | None, edits: Edits, written: Mapping[str, ShardLayout | None]) -> None:
@@ -207,16 +207,17 @@ class _Arrays:
         self._known: dict[str, tuple[str, ShardLayout | None]] = {}  # arrays by directory
         self.replaced: dict[str, None] = {}
 
-    def of(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+    def find(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+        """Return the path of the array of ``key``, and the layout of its shards (None: not sharded)."""
         directory = parent(key)[0]
         known = self._known.get(directory)
         if known is None:
-            known = yield from self._find(key)
+            known = yield from self._look_up(key)
             if directory:  # keys in the root may belong to an array at the root, or not
                 self._known[directory] = known
         return known
 
-    def _find(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
+    def _look_up(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
         for path, _ in iterate_splits(key):
             if path in self._written:
                 layout = self._written[path]
@@ -236,14 +237,15 @@ class _Arrays:
 
 
 def _split_prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tuple[list[str], list[str]]]:
-    """Split the removed prefixes: return those below which all objects are removed; and for the others the keys.
+    """Return the removed prefixes below which all objects are removed, and the keys below all other prefixes.
 
-    A prefix inside a sharded array has no objects of its own: its keys are chunks in shards.
+    The other prefixes are inside sharded arrays. They have no objects of their own, because their keys are chunks in
+    shards.
     """
     whole: list[str] = []
     within: list[str] = []
-    for prefix in edits.list_prefixes():
-        path, layout = yield from arrays.of(join(prefix, "0"))
+    for prefix in edits.prefixes():
+        path, layout = yield from arrays.find(join(prefix, "0"))
         if view is None or layout is None or is_within(path, prefix):
             whole.append(prefix)
         else:
@@ -288,7 +290,7 @@ def pack_shard(shard: ShardPlan, old: Buffer | None, url: str) -> list[Buffer] |
         raise DamagedIndex(shard.key, url, str(e)) from e
 
 
-def _order(key: str) -> tuple[bool, int, int, str]:
+def _make_sort_key(key: str) -> tuple[bool, int, int, str]:
     """Return the sort key of a document: inner nodes come before outer ones, the root's consolidated metadata last."""
     path, name = parent(key)
     depth = path.count("/") + 1 if path else 0
@@ -338,11 +340,10 @@ def _read_old(stored: KeySpace, key: str) -> Steps[tuple[str, Buffer | None]]:
             return url, found
 
 
-def list_stored_keys(source: Source, writer: Writer | None) -> KeySpace:
-    """Return the key space of a source with uncommitted writes as a commit would store them, in shards.
+def make_stored_keyspace(source: Source, writer: Writer | None) -> KeySpace:
+    """Return the key space of a source, with uncommitted writes as a commit would store them: in shards.
 
-    The caller may make sets that refer to objects of uncommitted writes. So none of these objects is removed from now
-    on.
+    The caller may make sets that refer to objects of uncommitted writes, so none of these objects is removed any more.
     """
     keyspace = source.open()
     if writer is None or source.transaction is None:

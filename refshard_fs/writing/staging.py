@@ -37,7 +37,8 @@ def stage(overlay: Transaction, store: Objects | None, kind: str, key: str, data
     worker = overlay.worker
     if store is None:
         raise ReadOnlyError(
-            "cannot write from this process: several processes need a directory for writes: pass data_url="
+            "cannot write from this process: its writes need a directory, from which another process commits them. "
+            "Pass data_url="
         )
     assert worker is not None
     writer, number = f"{worker.name}.{worker.seen}", next(worker.numbers)
@@ -58,6 +59,8 @@ def _unquote(name: str) -> str:
 
 
 class _StagedObject(NamedTuple):
+    """A staged object: its name, the parts of the name, and its size in bytes."""
+
     name: str
     writer: str
     seen: int
@@ -195,14 +198,14 @@ def _unless_written_by(writer: str, key: str, edit: Edit | None, overlay: Transa
 
 
 def _refuse_other(key: str, edit: Edit, other: Edit | None, who: str, store: Objects) -> None:
-    if other is not None and other is not edit and not _same(other, edit, store):
+    if other is not None and other is not edit and not _are_equal(other, edit, store):
         raise ConflictError(
             f"{key!r} was written or removed by {who} in different ways: nothing was committed. Let each worker write "
             "different keys (regions that end at the edges of chunks), or discard()"
         )
 
 
-def _same(one: Edit, other: Edit, store: Objects) -> bool:
+def _are_equal(one: Edit, other: Edit, store: Objects) -> bool:
     if one != other and isinstance(one, Span) and isinstance(other, Span):
         return one.size == other.size and _read_staged_bytes(one, store) == _read_staged_bytes(other, store)
     return one == other

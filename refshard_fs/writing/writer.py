@@ -78,13 +78,13 @@ class Writer:
 
     async def write(self, key: str, data: bytes) -> None:
         """Set ``key`` to ``data``; if the data become an object, the object is complete when this returns."""
-        if not self._write_over(await self._open_async(), key, data):
+        if not self._write_at_once(await self._open_async(), key, data):
             await run_in_thread(lambda: self._put(key, data))
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Set ``key`` to ``data``, if this takes no event loop; otherwise return False. For callers that may block."""
         base = self.overlay.base  # None before the source is opened: its format determines where values are stored
-        return base is not None and self._write_over(base, key, data)
+        return base is not None and self._write_at_once(base, key, data)
 
     async def refer(self, key: str, span: Span) -> None:
         """Make ``key`` refer to ``span``."""
@@ -111,7 +111,7 @@ class Writer:
         return True
 
     async def find_manifests(self, keys: Iterable[str]) -> set[str]:
-        """Return those ``keys`` that are chunk manifests of arrays."""
+        """Return the ``keys`` that are chunk manifests of arrays."""
         keyspace = (await self._open_async()).keyspace.whole_shards
         found: set[str] = set()
         for directory in {parent(key)[0] for key in keys}:
@@ -144,7 +144,7 @@ class Writer:
             return False
         return self.format_of(base) in HOLD_VALUES or base.keyspace.is_inner(key)
 
-    def _write_over(self, base: Base, key: str, data: bytes) -> bool:
+    def _write_at_once(self, base: Base, key: str, data: bytes) -> bool:
         """Set ``key`` to ``data``, if this takes no network; otherwise return False."""
         overlay, store = self.overlay, self.store
         if self._is_held(base, key):
@@ -193,7 +193,7 @@ class Writer:
 
     def discard(self) -> None:
         """Drop all edits, and remove their objects."""
-        self.refuse_elsewhere()
+        self.refuse_in_worker()
         with self.overlay.lock:
             if self.overlay.is_shared and self.store is not None:
                 clear(self.overlay, self.store)
@@ -228,7 +228,7 @@ class Writer:
         overlay = self.source.transaction
         return None if overlay is None else overlay.copy()
 
-    def refuse_elsewhere(self) -> None:
+    def refuse_in_worker(self) -> None:
         """Raise ReadOnlyError if another process has to commit."""
         if self.overlay.worker is not None:
             raise ReadOnlyError(_ELSEWHERE)

@@ -194,7 +194,7 @@ def test_save_logs_copies_in_advance(
         ds.to_netcdf(tmp_path / f"{part}.nc", engine="h5netcdf", encoding={"t": {"chunksizes": ds["t"].shape}})
     cube = refshard_fs.RefShardFileSystem(refshard_fs.open(f"{tmp_path}/*.nc"))
     cube.save(f"{tmp_path}/cube.json")
-    assert "2 chunks, 96 B, are made when they are read" in caplog.text
+    assert "2 chunks, 96 B, are computed when they are read" in caplog.text
     assert "ends in .refshard" in caplog.text
 
 

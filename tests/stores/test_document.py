@@ -31,4 +31,4 @@ def test_document_of_another_writer_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ConflictError), document.stream() as file:
         file.write(b"ours")
     assert Path(url).read_bytes() == b"somebody else's"
-    assert not document.may_be(b"ours")
+    assert not document.may_be_stored(b"ours")

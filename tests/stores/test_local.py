@@ -35,14 +35,14 @@ def test_name_with_double_dots_is_refused(tmp_path: Path) -> None:
     assert objects.name_of(f"file://{tmp_path}/database") is None
 
 
-def test_file_over_a_directory_is_error_that_names_it(tmp_path: Path) -> None:
+def test_error_of_a_put_over_a_directory_names_the_directory(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError, match="folder is a directory: expected the path of a file"):
         Objects(str(tmp_path / "folder"), {}).put("", (b"x",))
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_file_in_place_of_a_directory_is_error_that_names_it(tmp_path: Path) -> None:
+def test_error_of_a_put_below_a_file_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(NotADirectoryError, match="file is a file: expected a directory to write in"):
         Objects(str(tmp_path / "file" / "sub"), {}).put("set.json", (b"x",))

@@ -12,7 +12,7 @@ from refshard_fs.stores.replaced_document import ReplacedDocument
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_document_is_put_unless_another_writer_did(*, is_new: bool) -> None:
+def test_document_that_another_writer_put_is_not_replaced(*, is_new: bool) -> None:
     objects = Objects(f"memory://{uuid.uuid4().hex}", {})
     if not is_new:
         objects.put("x", (b"0",))

@@ -85,7 +85,7 @@ def test_recent_drafts_and_other_files_stay(tmp_path: Path, name: str) -> None:
     assert drafts(tmp_path) == sorted([recent, other, mine])
 
 
-def test_a_commit_to_parquet_removes_old_drafts_of_partitions(tmp_path: Path) -> None:
+def test_parquet_commit_removes_old_drafts_of_partitions(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     url: Any = str(tmp_path / "set.parq")
     RefShardFileSystem(SOURCE).save(url)

@@ -73,7 +73,7 @@ def test_put_is_repeated_when_connection_breaks(kind: type[Flaky], when: str, co
     assert "pipe_file" not in fs.fails
 
 
-def test_lost_answer_never_hides_another_writer() -> None:
+def test_write_of_another_writer_after_a_lost_answer_is_kept() -> None:
     fs = Flaky("pipe_file", when="after")
     objects = Objects("flaky:///place", fs)
     fs.meanwhile = lambda: MemoryFileSystem.pipe_file(fs, "/place/a", b"theirs")

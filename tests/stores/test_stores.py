@@ -89,7 +89,7 @@ def test_allow_list_permits_writes_to_the_source(kind: str, name: str, slash: st
         assert RefShardFileSystem(url).cat_file("t/1") == mode.encode() * 99
 
 
-def test_redirecting_endpoint_is_named(elsewhere: RangeServer) -> None:
+def test_endpoint_that_redirects_writes_is_an_error(elsewhere: RangeServer) -> None:
     pytest.importorskip("s3fs")
     with RangeServer() as server:
         server.fault("redirect", to=f"{elsewhere.url}/bucket/x", status=301)
@@ -100,7 +100,7 @@ def test_redirecting_endpoint_is_named(elsewhere: RangeServer) -> None:
 
 
 @pytest.mark.case(id="P16")
-def test_web_server_takes_no_objects(http_server: RangeServer, elsewhere: RangeServer) -> None:
+def test_write_to_a_web_server_is_refused(http_server: RangeServer, elsewhere: RangeServer) -> None:
     """A POST would follow redirects with the headers that are meant for the first server."""
     http_server.fault("redirect", to=f"{elsewhere.url}/x.json", status=307)
     headers = {"X-Api-Key": SECRET}

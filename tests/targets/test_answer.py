@@ -11,7 +11,7 @@ import pytest
 
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Answer, Pool, PoolOptions
-from refshard_fs.targets.failures import ConnectionLost, HttpStatus, Incomplete, Unfit, Unreadable, as_failure
+from refshard_fs.targets.failures import ConnectionLost, HttpStatus, Incomplete, Unfit, Unreadable, convert_error
 from tests.support.scripted_server import RIGHT, Script
 from tests.support.target_reading import AT_ONCE
 
@@ -40,7 +40,7 @@ def talk(script: Script, use: Callable[[Ask], Awaitable[T]], host: str = "127.0.
             try:
                 return await target.read(path, start, stop, etag)
             except Exception as e:
-                raise as_failure(e) from e
+                raise convert_error(e) from e
 
         try:
             return await use(ask)

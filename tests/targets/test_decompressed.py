@@ -61,7 +61,7 @@ def test_ranges_refer_to_the_decompressed_file(http_server: RangeServer, codec: 
     assert methods == ["GET", *["HEAD"] * 5], "each later call opens the file again, and requests only its version"
 
 
-def test_another_version_is_noticed(http_server: RangeServer) -> None:
+def test_replaced_compressed_file_is_noticed(http_server: RangeServer) -> None:
     url = DECOMPRESS + http_server.put("/a", gzip.compress(DATA))
     reader = Reader()
     reader.read(url, 0, 5)
@@ -73,7 +73,7 @@ def test_another_version_is_noticed(http_server: RangeServer) -> None:
 
 @pytest.mark.usefixtures("small_limit")
 @pytest.mark.parametrize("size", [1 << 18, 100 << 20], ids=["long", "bomb"])
-def test_larger_files_are_refused_with_advice(http_server: RangeServer, size: int) -> None:
+def test_file_beyond_the_limit_is_refused_with_advice(http_server: RangeServer, size: int) -> None:
     inside = netcdf() + (DATA if size == len(DATA) else bytes(size))
     packed = gzip.compress(inside, 9 if size > len(DATA) else 0)
     for source in (http_server.put("/a.nc.gz", packed), packed):

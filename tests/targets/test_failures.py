@@ -15,7 +15,7 @@ from refshard_fs.targets.failures import (
     Incomplete,
     Unfit,
     Unreadable,
-    as_failure,
+    convert_error,
     is_transient,
 )
 
@@ -91,7 +91,7 @@ def test_retrying_layers_get_fewer_retries() -> None:
     ],
 )
 def test_errors_are_never_a_missing_object(error: Exception, kind: type[OSError]) -> None:
-    failure = as_failure(error)
+    failure = convert_error(error)
     assert type(failure) is kind
     assert failure.__cause__ is error
     assert "not satisfiable" not in str(failure)

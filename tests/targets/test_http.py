@@ -259,7 +259,7 @@ def test_retry_after_is_a_number_or_a_date(text: str, seconds: float | None) -> 
     assert ranged._parse_retry_after(text, 60.0) == seconds
 
 
-def test_too_long_retry_after_is_an_error(http_server: RangeServer) -> None:
+def test_retry_after_beyond_the_limit_is_an_error(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(503, retry_after=3600)
     with pytest.raises(HttpStatus, match="503"):
@@ -313,7 +313,7 @@ def test_name_that_is_not_resolved_is_an_error(monkeypatch: pytest.MonkeyPatch, 
     assert len(asked) == tries
 
 
-def test_replaced_object_is_an_error_that_says_so(http_server: RangeServer) -> None:
+def test_error_says_that_the_object_was_replaced(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     reader = Reader()
     assert reader.read(url, 0, 5) == DATA[:5]
@@ -521,7 +521,7 @@ def test_proxy_may_have_a_private_name(how: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_instance_of_any_loop_is_checked_like_our_own(http_server: RangeServer, asynchronous: bool) -> None:
+def test_answers_of_an_http_instance_are_checked(http_server: RangeServer, asynchronous: bool) -> None:
     url = http_server.put("/x", DATA)
     fs = HTTPFileSystem(headers={"X-A": "1"}, asynchronous=asynchronous, skip_instance_cache=True)
     reader = Reader(by_protocol={"http": fs})

@@ -197,7 +197,7 @@ def test_wrong_credentials_are_denied(s3_server: SeaweedServer, bucket: str, wro
         reader(signed(s3_server, **wrong)).read(f"{bucket}/x", 0, 5)
 
 
-def test_no_credentials_are_an_error(
+def test_read_without_credentials_is_an_error(
     s3_server: SeaweedServer, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
@@ -240,7 +240,7 @@ def test_refusal_is_not_retried(s3_proxy: CountingProxy, bucket: str) -> None:
     assert len(s3_proxy.requests()) == 1
 
 
-def test_replaced_object_is_an_error_that_says_so(s3_server: SeaweedServer, bucket: str) -> None:
+def test_error_says_that_the_object_was_replaced(s3_server: SeaweedServer, bucket: str) -> None:
     url = s3_server.put("targets/changing", DATA)
     mine = reader(s3_server.storage_options)
     etag = mine.answer(url, 0, 5).facts.etag

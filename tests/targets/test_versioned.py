@@ -40,7 +40,7 @@ def observe(version: Version, etag: str | None, modified: str | None, size: int 
         ((None, MONDAY, 5), (None, MONDAY, None)),
     ],
 )
-def test_same_version_is_accepted(first: Seen, then: Seen) -> None:
+def test_later_answer_of_the_same_version_is_accepted(first: Seen, then: Seen) -> None:
     version = Version("u")
     observe(version, *first)
     observe(version, *then)
@@ -57,7 +57,7 @@ def test_same_version_is_accepted(first: Seen, then: Seen) -> None:
         ((None, None, 5), (None, None, 6)),
     ],
 )
-def test_another_version_is_an_error_each_time(first: Seen, then: Seen) -> None:
+def test_each_answer_of_another_version_is_an_error(first: Seen, then: Seen) -> None:
     version = Version("http://h/x")
     observe(version, *first)
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_another_version_is_an_error_each_time(first: Seen, then: Seen) -> None:
     observe(version, *first)
 
 
-def test_later_answer_completes_the_version() -> None:
+def test_later_answer_adds_missing_facts_to_the_version() -> None:
     version = Version("u")
     observe(version, None, None, 5, None)
     observe(version, '"a"', None, 5, None)

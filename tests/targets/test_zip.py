@@ -159,7 +159,7 @@ def test_local_header_that_contradicts_directory_is_error(http_server: RangeServ
     assert Reader().read(f"zip://other::{url}") == DATA
 
 
-def test_encrypted_member_is_refused_by_name(http_server: RangeServer) -> None:
+def test_error_of_an_encrypted_member_names_the_member(http_server: RangeServer) -> None:
     data = bytearray(zipped({"member": DATA}))
     for at in (6, data.index(b"PK\1\2") + 8):
         data[at] |= 1

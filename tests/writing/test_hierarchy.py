@@ -303,7 +303,7 @@ def test_damaged_shard_is_refused_and_unchanged(tmp_path: Path, kind: str, data:
     fs.discard()
 
 
-def test_index_that_two_writers_left_torn_names_the_shard(tmp_path: Path, data: Any) -> None:
+def test_error_of_a_damaged_shard_index_names_the_shard(tmp_path: Path, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "prototype")
     with (tmp_path / "a" / "0.0").open("r+b") as file:
         file.seek(-8, 2)
@@ -463,7 +463,7 @@ def test_warning_turned_into_an_error_is_raised_at_the_commit(tmp_path: Path, ki
     assert open_array(open_writable(tmp_path), mode="r")[0, 0] == 2
 
 
-def test_read_only_filesystems_are_unchanged(tmp_path: Path, kind: str, data: Any) -> None:
+def test_filesystem_without_mode_reads_but_refuses_writes(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     reader = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
     assert np.array_equal(open_array(reader, mode="r")[...], data)

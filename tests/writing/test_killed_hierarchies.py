@@ -90,12 +90,12 @@ def rounds(run: Run, folder: Path, count: int | None, number: int) -> None:
         assert find_leftovers(path) == [], "the next commit removes the files that killed writers left"
 
 
-def test_next_commit_finishes_a_killed_one(run: Run, tmp_path: Path) -> None:
+def test_next_commit_finishes_a_killed_commit(run: Run, tmp_path: Path) -> None:
     rounds(run, tmp_path, 10, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", [3, 4])
-def test_next_commit_finishes_one_killed_at_each_step(run: Run, tmp_path: Path, number: int) -> None:
+def test_next_commit_finishes_a_commit_killed_at_each_step(run: Run, tmp_path: Path, number: int) -> None:
     rounds(run, tmp_path, None, number)

@@ -200,7 +200,7 @@ def commit_another_chunk(pickled: bytes) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_refused_retry_keeps_the_others_change(s3_server: SeaweedServer, format: str) -> None:
+def test_refused_retry_keeps_another_writers_change(s3_server: SeaweedServer, format: str) -> None:
     """Before it was mended: If the answer to a commit on S3 was lost, and another writer committed before botocore
     repeated the request, the error said "Nothing was committed". `discard()` then removed objects that the other
     writer's set refers to.

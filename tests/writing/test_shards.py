@@ -219,7 +219,7 @@ def test_unsharded_array_replaces_a_sharded_one(source: Path) -> None:
     assert not whole.exists("a/c/1/1" if KIND == "end" else "a/1.1")
 
 
-def test_existing_object_error_names_the_put(source: Path) -> None:
+def test_error_of_a_shard_put_names_the_data_directory(source: Path) -> None:
     fs = open_writable(source)
     open_array(fs)[0:8, 0:12] = 3
     Path(f"{source}.data").write_text("no directory")

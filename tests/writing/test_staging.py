@@ -53,7 +53,7 @@ def test_key_written_differently_by_two_workers_is_a_conflict(fs: RefShardFileSy
     assert fs.find("") == ["zarr.json"]
 
 
-def test_directory_removed_while_another_wrote_is_a_conflict(fs: RefShardFileSystem) -> None:
+def test_removing_a_directory_with_new_keys_is_a_conflict(fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/0", b"before")
     run_in_process(fs, "fs.rm('a/c', recursive=True)")
     fs.pipe_file("a/c/1", b"after")

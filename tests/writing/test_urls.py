@@ -79,7 +79,7 @@ def test_zarr_opens_a_url_in_every_write_mode(tmp_path: Path) -> None:
     assert dict(zarr.open_group(fresh.get_mapper(), mode="r").attrs) == {"made": 1, "more": 2, "most": 3}
 
 
-def test_url_without_an_overlay_error_has_a_remedy(tmp_path: Path) -> None:
+def test_error_of_a_url_without_an_overlay_has_a_remedy(tmp_path: Path) -> None:
     fs, options = held(tmp_path / "refs.json")
     fs.pipe_file("a", b"1")
     fs.commit()
