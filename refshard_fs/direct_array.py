@@ -39,7 +39,7 @@ Within = int | slice | npt.NDArray[np.intp]
 
 
 class _ChunkSlice(NamedTuple):
-    """The elements of a selection that lie in one chunk, along one dimension: ``within`` it, and in the result."""
+    """The elements of a selection in one chunk along one dimension: their positions in the chunk and in the result."""
 
     chunk: int
     within: Within
@@ -395,7 +395,8 @@ def _split_range(indices: range, size: int) -> Iterator[_ChunkSlice]:
 def _split_positions(positions: npt.NDArray[Any], size: int, extent: int) -> Iterator[_ChunkSlice]:
     """Split ``positions`` along a dimension, in any order, by its chunks of ``size`` elements."""
     if positions.size and not -extent <= positions.min() <= positions.max() < extent:
-        raise IndexError(f"expected positions of a dimension of {extent} elements, got {positions.max()}")
+        wrong = positions.min() if positions.min() < -extent else positions.max()
+        raise IndexError(f"expected positions from {-extent} to {extent - 1} along a dimension, got {wrong}")
     chunks, within = np.divmod(positions % max(extent, 1), size)
     for chunk in np.unique(chunks).tolist():
         target = np.flatnonzero(chunks == chunk)

@@ -52,7 +52,7 @@ from refshard_fs.stores.links import path_to_write
 from refshard_fs.tools.counters import Counters
 from refshard_fs.tools.filesystem_view import render_filesystem
 from refshard_fs.tools.plan_view import Plan
-from refshard_fs.tools.progress import progress
+from refshard_fs.tools.progress import show_progress
 from refshard_fs.tuning import find_pipeline_problem, hook_zarr
 from refshard_fs.writing.references import ReferenceDict, WritableReferences
 from refshard_fs.writing.transaction import OverlayTransaction
@@ -92,16 +92,16 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         take the place of filesystems, here and in ``options``; so may an ``ObjectStoreRegistry``, for the URLs below
         its prefixes.
     options:
-        Options (and so credentials) per URL prefix: ``{"s3://bucket/a/": {...}}``. The
-        longest prefix wins, and wins over ``remote_options``. The option ``"versions": "ignore"``
-        compares only sizes, for mirrors whose ETags differ although their bytes are the same.
+        Options (and so credentials) per URL prefix: ``{"s3://bucket/a/": {...}}``. The longest prefix of a URL
+        applies, and takes precedence over ``remote_options``. The option ``"versions": "ignore"`` compares only sizes,
+        for mirrors whose ETags differ although their bytes are the same.
     template_overrides:
         Templates to use instead of the manifest's.
     simple_templates:
         False evaluates templates with jinja2, in its sandbox: only for sources that you trust. A source that is not
         on this machine needs ``allow=`` as well.
     base_url:
-        The directory to which relative URLs in a manifest are relative; by default, the manifest's directory.
+        URL of the directory from which a manifest's relative URLs start; by default, the manifest's directory.
     format:
         Name of the source's format; by default it is recognised by the content.
     index_cache:
@@ -160,10 +160,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Layout of the shards that prototypes for zarr v2 wrote, whose metadata do not state it: ``{"endian": "big"}``,
         ``{"slots": "morton"}``.
     zarr_format:
-        Version, 2 or 3, of the metadata that are made for a source without zarr metadata (bcolz, bloscpack).
-    group:
-        The path of the only group that is used. Other groups of an HDF5 file are not read if this group can be shown
-        without them, and do not exist then. ``xarray.open_dataset(..., engine="refshard", group=...)`` sets it.
+        Zarr format, 2 or 3, in which sources without zarr metadata (such as NetCDF or TIFF) are shown.
     branch, tag, snapshot:
         The version of an Icechunk repository: the last snapshot of a branch (by default ``main``), the snapshot of a
         tag, or the snapshot with this id.
@@ -180,7 +177,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     mode:
         ``"r"`` refuses writes. ``"a"`` keeps them in an overlay: reads see them at once, and `commit` (or the
         end of ``with fs.transaction:``) saves them in the source, which is created if it does not exist.
-        ``"w"`` begins with an empty source; it replaces a source, but never other files.
+        ``"w"`` begins with an empty source: its commit replaces a source at ``fo``, but never other files.
     overlay:
         The property `overlay` of another filesystem in this process: writes go to its overlay, and are
         committed together. Implies ``mode="a"``, which fsspec drops from the options of a URL.
@@ -408,7 +405,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise FileNotFoundError(path)
         return sorted(found)
 
-    async def _pairs(
+    async def _list_pairs(
         self, source: Any, target: Any, is_directory: bool, recursive: bool, maxdepth: int | None
     ) -> tuple[list[str], list[str]]:
         """Return the keys that ``source`` names, and the path to which fsspec copies each.
@@ -449,7 +446,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             is_directory = isinstance(target, str) and (
                 target.endswith("/") or await asyncio.to_thread(os.path.isdir, target)
             )
-            rpath, lpath = await self._pairs(rpath, target, is_directory, recursive, maxdepth)
+            rpath, lpath = await self._list_pairs(rpath, target, is_directory, recursive, maxdepth)
         await super()._get(rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **kwargs)
 
     async def _get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
@@ -462,7 +459,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         try:
             async for piece in self.source.stream(key, callback.set_size):
                 if file is None:  # create it only when the first bytes have arrived
-                    file = _create(os.fspath(lpath))  # not in a thread: after a cancellation, nothing would close it
+                    file = _create_file(
+                        os.fspath(lpath)
+                    )  # not in a thread: after a cancellation, nothing would close it
                 await asyncio.to_thread(file.write, piece)
                 callback.relative_update(len(piece))
             is_whole = True
@@ -486,12 +485,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             if "size" not in kwargs and file.details["type"] == "directory":
                 raise IsADirectoryError(f"{path!r} is a directory: list it with ls()")
             return file
-        key, _ = self._to_write(path)
+        key, _ = self._prepare_write(path)
         content, kind = b"", mode.replace("b", "").replace("+", "")
         if kind not in ("w", "x", "a", "r"):
             raise ValueError(f"invalid mode {mode!r}: expected 'r', 'w', 'x' or 'a', with or without 'b' and '+'")
         if kind == "x" and self.exists(key):
-            raise FileExistsError(key)
+            raise FileExistsError(f"{key!r} exists: mode 'x' writes only new keys, mode 'w' replaces existing keys")
         if kind == "r" or (kind == "a" and self.exists(key)):
             content = self.cat_file(key)
         return WrittenFile(self, key, content, at_end="a" in mode)
@@ -545,7 +544,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         key = self._strip_protocol(path)
         info = await self._info(key)
         if info["type"] != "file":
-            raise IsADirectoryError(key)
+            raise IsADirectoryError(f"{key!r} is a directory: list it with ls()")
         return StreamedFile(self, key, mode, size=info["size"])
 
     async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
@@ -637,7 +636,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         b'cd'
         """
         loop = self.source.last_loop() or self.loop
-        with progress("prefetch", callback) as shown:
+        with show_progress("prefetch", callback) as shown:
             sync(loop, self._prefetch, what, selection, mode, wait, shown)
 
     async def _prefetch(
@@ -809,19 +808,19 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
         """Write ``value`` to ``path``: bytes, or any value that `references` takes, such as text."""
-        key, writer = self._to_write(path)
+        key, writer = self._prepare_write(path)
         if isinstance(value, (str, list, tuple, dict)):
             self.references[key] = value
             return
-        data = _as_bytes(value)
+        data = _convert_to_bytes(value)
         if not (mode == "overwrite" and writer.write_now(key, data)):
             self.source.wait(self._pipe_file, path, data, mode)
 
     async def _pipe_file(self, path: str, value: bytes | str, mode: str = "overwrite", **kwargs: Any) -> None:
-        key, writer = self._to_write(path)
+        key, writer = self._prepare_write(path)
         if mode == "create" and await self._exists(key):
-            raise FileExistsError(key)
-        await writer.write(key, decode(value) if isinstance(value, str) else _as_bytes(value))
+            raise FileExistsError(f"{key!r} exists: mode='create' writes only new keys, mode='overwrite' replaces keys")
+        await writer.write(key, decode(value) if isinstance(value, str) else _convert_to_bytes(value))
 
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -846,7 +845,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> None:
         if not (isinstance(path1, list) and isinstance(path2, list)):
             is_directory = isinstance(path2, str) and (path2.endswith("/") or await self._isdir(path2))
-            path1, path2 = await self._pairs(path1, path2, is_directory, recursive, maxdepth)
+            path1, path2 = await self._list_pairs(path1, path2, is_directory, recursive, maxdepth)
             if recursive:  # manifests of arrays are not copied: a commit makes new ones for the copies
                 manifests = await self.require_writer("copy").find_manifests(path1)
                 pairs = [pair for pair in zip(path1, path2, strict=True) if pair[0] not in manifests]
@@ -859,7 +858,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self.require_writer(f"write {path2!r}")
         if await self._isdir(source):
             return
-        key, writer = self._to_write(path2)
+        key, writer = self._prepare_write(path2)
         if not await writer.link(key, await self.source.find(source)):
             await self._pipe_file(key, await self._cat_file(source))
 
@@ -961,7 +960,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> refshard_fs.RefShardFileSystem("memory://made.json", remote_protocol="s3").resolve("a/0")
         ('s3://bucket/x.nc', 100, 150)
         """
-        key, writer = self._to_write(path)
+        key, writer = self._prepare_write(path)
         start, size = index(offset), None if length is None else index(length)
         if min(start, size or 0) < 0 or start + (size or 0) >= 2**63:
             raise ValueError(
@@ -975,7 +974,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if not writer.refer_now(key, span):
             self.source.wait(writer.refer, key, span)
 
-    def _to_write(self, path: str) -> tuple[str, Writer]:
+    def _prepare_write(self, path: str) -> tuple[str, Writer]:
         """Return ``path`` as a key, and the writer; raise ValueError if a source cannot have such a key."""
         key = self._strip_protocol(path)
         writer = self.require_writer(f"write {key!r}")
@@ -1075,9 +1074,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def references(self) -> MutableMapping[str, Any]:
         """The references as a dict, by key: text, bytes or ``[url, offset, length]``, with templates expanded.
 
-        Each value is made when you read it, and `copy` returns a plain dict. To set a value is to write the key, if
-        this filesystem takes writes. If a commit can write to the source's URL, the result is not a dict, but a mapping
-        like fsspec's ``LazyReferenceMapper``, as kerchunk expects: `flush` commits.
+        Each value is made when you read it, and `copy` returns a plain dict. Setting a value writes the key, if this
+        filesystem takes writes. If a commit can write to the source's URL, the result is not a dict, but a mapping like
+        fsspec's ``LazyReferenceMapper``, as kerchunk expects: `flush` commits.
 
         >>> import json, refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://bucket/x.nc", 100, 50]})
@@ -1133,12 +1132,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             document = document_of(self.source)
             if document is None:
                 raise ManifestError(
-                    f"{url}: expected a source that joins sets, for its document, got {self!r}. Its references can be "
-                    f"saved under another name, such as {url.removesuffix('.refshard')}.json"
+                    f"{url}: expected a source that joins sets, for its document, got {self!r}. To save the references "
+                    f"of this source, give another name, such as {url.removesuffix('.refshard')}.json"
                 )
             save_document(document, url, storage_options, self.source.open().cube.resolve)
             return REMARK
-        with progress("save", callback) as shown:
+        with show_progress("save", callback) as shown:
             format = format or format_by_suffix(url)
             return save(
                 make_stored_keyspace(self.source, self._writer),
@@ -1175,13 +1174,13 @@ def _gives_access(name: str) -> bool:
     return is_secret(name) or name.lower().endswith(("headers", "cookies"))
 
 
-def _as_bytes(value: Any) -> bytes:
+def _convert_to_bytes(value: Any) -> bytes:
     if isinstance(value, int):  # bytes(5) would be five zeros
         raise TypeError(f"expected bytes, got int {value!r}")
     return bytes(value)
 
 
-def _create(path: str) -> BinaryIO:
+def _create_file(path: str) -> BinaryIO:
     path = path_to_write(path)
     folder = os.path.dirname(path)
     if folder:

@@ -15,7 +15,7 @@ from refshard_fs.source.source import Source
 
 
 class OpenFileSystem(Protocol):
-    """What this module uses of a `RefShardFileSystem`."""
+    """The members of a `RefShardFileSystem` that this module uses."""
 
     source: Source
 

@@ -56,10 +56,10 @@ class ObspecStore:
     """Show the keys of a source as a read-only object store, for libraries that take stores of obstore or obspec.
 
     ``source`` and ``options`` are the arguments of `RefShardFileSystem`; or ``source`` is a `RefShardFileSystem`. The
-    store reads chunks as the filesystem does. So it also has chunks that are not ranges of an object, such as those
-    that are decoded or joined; a registry of VirtualiZarr can read these from it. Objects have no ETags, and their time
-    of modification is always 1970: conditions on either raise NotSupportedError. FileNotFoundError means only that the
-    key does not exist.
+    store reads chunks as the filesystem does. So it also has chunks that are not ranges of an object, such as decoded
+    or joined chunks; VirtualiZarr reads these chunks from the store if the store is in its registry. Objects have no
+    ETags, and their time of modification is always 1970: conditions on ETags or times raise NotSupportedError.
+    FileNotFoundError means only that the key does not exist.
 
     >>> import refshard_fs
     >>> store = refshard_fs.ObspecStore({"a/0": "abcdef"})

@@ -51,7 +51,7 @@ MAX_AGE: Final = 3600  # seconds that clients may keep chunks; they may keep met
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _GZIP: Final = re.compile(r"\b(gzip|\*)\s*(?!;\s*q=0(\.0*)?\s*(,|$))(;|,|$)")
 _SMALL: Final = 256  # metadata of at most this many bytes are sent uncompressed
-_SPECIAL: Final = frozenset([b"range", b"if-none-match", b"origin"])  # their answers differ from the chunk's usual one
+_SPECIAL: Final = frozenset([b"range", b"if-none-match", b"origin"])  # headers that change the usual answer for a chunk
 _NAME: Final = re.compile(r"[^/{}?#]+")  # the name of a source, a segment of the URL's path
 CACHE_BYTES: Final = 64 << 20  # bytes of chunks in the cache: several clients often read the same chunks
 PICTURES: Final = 32  # pictures in the cache
@@ -125,7 +125,7 @@ def asgi(
         routes += own if not name else [Mount(f"/{name}", routes=own)]
     if "" not in sources:
         links = "".join(f'<li><a href="{quote(name)}/">{html.escape(name)}</a></li>' for name in sources)
-        routes.append(Route("/", _page_endpoint("Sources", f"<ul>{links}</ul>", token)))
+        routes.append(Route("/", _make_page_endpoint("Sources", f"<ul>{links}</ul>", token)))
     cors = Middleware(
         CORSMiddleware,
         allow_origins=["*"],
@@ -193,6 +193,8 @@ class _RateLimit:
 
 
 class _Range(NamedTuple):
+    """The byte range of a request."""
+
     start: int
     stop: int
 
@@ -250,7 +252,7 @@ class _SourceServer:
             if array is not None:
                 return await self._answer_picture(name, array, draw)
         url = html.escape(str(request.url.replace(query="")))
-        path = max(self._arrays, key=lambda path: (len(path.split("/")) == 1, self._size(path)), default="")
+        path = max(self._arrays, key=lambda path: (len(path.split("/")) == 1, self._find_size(path)), default="")
         lines = {
             "Python (xarray)": f'xr.open_dataset("{url}", engine="zarr", chunks={{}})',
             "Python (zarr)": f'zarr.open_group("{url}", mode="r")',
@@ -269,7 +271,7 @@ class _SourceServer:
         body = f"{arrays}{shown}<h2>Read it</h2><dl>{code}</dl><h2>Pictures</h2><ul>{pictures}</ul>"
         return _render_page(self._title, body)
 
-    def _size(self, path: str) -> int:
+    def _find_size(self, path: str) -> int:
         return self._keyspace.grids[path].size if path in self._keyspace.grids else 0
 
     async def _answer_picture(self, kind: str, array: str, draw: Callable[[str], Response]) -> Response:
@@ -282,7 +284,7 @@ class _SourceServer:
                 try:
                     picture = await asyncio.to_thread(draw, array)
                 except (RefShardError, ValueError, OSError) as e:
-                    raise _bad_gateway(f"cannot draw the {kind} of {array!r}", e) from e
+                    raise _make_bad_gateway(f"cannot draw the {kind} of {array!r}", e) from e
                 self._pictures.put((kind, array), picture)
             return picture
 
@@ -293,7 +295,7 @@ class _SourceServer:
         return Response(picture.encode(".svg"), media_type="image/svg+xml", headers=_SAFE)
 
     def _draw_slice(self, array: str) -> Response:
-        return Response(slice_png(self._fs, array), media_type="image/png", headers=_SAFE)
+        return Response(draw_slice(self._fs, array), media_type="image/png", headers=_SAFE)
 
     async def answer_key(self, request: Request) -> Response:
         """Return the bytes of a key."""
@@ -301,13 +303,13 @@ class _SourceServer:
         key = request.path_params["key"]
         is_metadata = zarrmeta.is_metadata(key)
         try:
-            if self._redirects and not is_metadata and (url := await self._public_url(key)) is not None:
+            if self._redirects and not is_metadata and (url := await self._find_public_url(key)) is not None:
                 return RedirectResponse(url, 307)
             data, etag = await self._read(key)
         except (FileNotFoundError, IsADirectoryError):
             raise HTTPException(404) from None
         except (RefShardError, OSError, ValueError) as e:
-            raise _bad_gateway(f"{key!r} exists, but its bytes cannot be read", e) from e
+            raise _make_bad_gateway(f"{key!r} exists, but its bytes cannot be read", e) from e
         headers = {
             "ETag": etag,
             "Accept-Ranges": "bytes",
@@ -334,7 +336,7 @@ class _SourceServer:
     def find_cached(self, key: str) -> tuple[bytes, list[tuple[bytes, bytes]]] | None:
         """Return the bytes of a chunk and the headers of the answer, if the chunk is in the cache; otherwise None.
 
-        None also for metadata, and if the source takes writes.
+        Also return None for metadata, and if the source takes writes.
         """
         cached = self._cache.get(key)
         if cached is None or zarrmeta.is_metadata(key) or self._fs.source.transaction is not None:
@@ -355,7 +357,7 @@ class _SourceServer:
         self._cache.put(key, answer, len(data))
         return answer
 
-    async def _public_url(self, key: str) -> str | None:
+    async def _find_public_url(self, key: str) -> str | None:
         """Return the URL of a chunk that is a whole object on a public web server; None for any other chunk."""
         keyspace = await self._fs.source.keyspace()
         entry = await self._fs.source.look_up(key, keyspace.lookup(key))
@@ -377,9 +379,9 @@ def _check_token(request: Request, token: str | None) -> None:
 
 
 def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the root's document with all of ``documents`` in it, by its key; an empty dict if the root is an array."""
+    """Return the root's document, by its key, with all ``documents`` in it; an empty dict if the root is an array."""
     for key, data in documents.items():
-        zarrmeta.object_in(data, key)  # raises an error if it is damaged
+        zarrmeta.object_in(data, key)  # raises an error if the document is damaged
     if ROOT in documents:
         key, empty = ROOT, zarrmeta.loads(documents[ROOT])
         if empty.get("node_type") != "group":
@@ -396,7 +398,7 @@ def _is_array(document: bytes, name: str) -> bool:
     return name == ".zarray" or (name == "zarr.json" and zarrmeta.loads(document).get("node_type") == "array")
 
 
-def _bad_gateway(message: str, error: Exception) -> HTTPException:
+def _make_bad_gateway(message: str, error: Exception) -> HTTPException:
     """Return an answer with status 502 and log the error, which may contain URLs of targets.
 
     The status is not 403 or 404: many clients fill a chunk with NaN if they get one of these.
@@ -405,7 +407,7 @@ def _bad_gateway(message: str, error: Exception) -> HTTPException:
     return HTTPException(502, f"{message}: {type(error).__name__}: see the log of the server")
 
 
-def slice_png(fs: RefShardFileSystem, array: str) -> bytes:
+def draw_slice(fs: RefShardFileSystem, array: str) -> bytes:
     """Draw the first elements of an array, along its last two dimensions, as PNG.
 
     Raise ValueError if the array has no elements, no numbers, or too large chunks.
@@ -420,7 +422,10 @@ def slice_png(fs: RefShardFileSystem, array: str) -> bytes:
     opened = zarr.open_array(fs.get_mapper(array), mode="r")
     shape, ndim = opened.shape, len(opened.shape)
     if opened.dtype.kind not in "iufb" or not math.prod(shape) or not ndim:
-        raise ValueError(f"expected an array of numbers, got {array!r} of shape {shape} and dtype {opened.dtype}")
+        raise ValueError(
+            f"expected an array of numbers with a dimension and at least one element, got {array!r} of shape {shape} "
+            f"and dtype {opened.dtype}"
+        )
     sides = [1 if axis < ndim - 2 else min(length, SIDE) for axis, length in enumerate(shape)]
     chunks = [-(-side // size) * size for side, size in zip(sides, opened.chunks, strict=True)]
     if math.prod(chunks) * opened.dtype.itemsize > DECODED:
@@ -442,7 +447,7 @@ def slice_png(fs: RefShardFileSystem, array: str) -> bytes:
     return file.getvalue()
 
 
-def _page_endpoint(title: str, body: str, token: str | None) -> Any:
+def _make_page_endpoint(title: str, body: str, token: str | None) -> Any:
     """Return an endpoint of Starlette that answers with one page."""
 
     async def answer(request: Request) -> Response:

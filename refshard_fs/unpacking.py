@@ -24,19 +24,19 @@ BLOCK: Final = 1 << 17  # elements: with 8 bytes each, a block and its results f
 BY_ELEMENT: Final = frozenset(["_apply_mask", "_scale_offset_decoding"])  # functions that treat each element alone
 
 
-def _elementwise_class() -> Any:
+def _find_elementwise_class() -> Any:
     """Return xarray's class of lazy arrays that apply a function; `object` if this xarray does not have the class."""
-    for name in ("common", "variables"):  # it is in `variables` in older versions of xarray
+    for name in ("common", "variables"):  # the class is in `variables` in older versions of xarray
         with contextlib.suppress(ImportError, AttributeError):
             return importlib.import_module(f"xarray.coding.{name}")._ElementwiseFunctionArray
     return object
 
 
-_Elementwise: Any = _elementwise_class()
+_Elementwise: Any = _find_elementwise_class()
 
 
 class BlockwiseArray(_Elementwise):  # type: ignore[misc]  # private to xarray
-    """A lazy array that applies functions to the values of another one block by block."""
+    """A lazy array that applies functions to the values of another lazy array, block by block."""
 
     def get_duck_array(self) -> Any:
         stored, functions = self._flatten()

@@ -39,12 +39,12 @@ class Parser:
     """Parse any source of `RefShardFileSystem` for VirtualiZarr: TIFF, GRIB, DMR++, sets, cubes, archives and more.
 
     ``group`` becomes the root, because `open_virtual_dataset` shows only the root. ``skip_variables`` are left out, in
-    all groups. ``options`` are those of `RefShardFileSystem`. The registry's stores read objects below their prefixes.
-    Clients of this package read local files, and objects for which no store is registered.
+    all groups. ``options`` are arguments of `RefShardFileSystem`. The registry's stores read objects below their
+    prefixes. Clients of this package read local files, and objects for which no store is registered.
 
     Sharded arrays become arrays of their inner chunks, since VirtualiZarr writes sets of zarr format 2, which has no
-    shards; ``shards="whole"`` leaves them as they are. VirtualiZarr cannot hold versions and checksums of chunks, so
-    they are lost.
+    shards; ``shards="whole"`` leaves sharded arrays as they are. Versions and checksums of chunks are lost, since
+    VirtualiZarr cannot hold them.
 
     Raises ManifestError, which names the key, if VirtualiZarr cannot hold a chunk, or if the chunks that have to be
     copied have more than 64 MiB together. Raises TargetNotAllowed if the source may not point to a target.

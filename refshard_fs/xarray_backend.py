@@ -27,7 +27,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.group_metadata import GroupNode, read_groups
 from refshard_fs.reading.selection import GUARD, TOGETHER, SelectionLimit
 from refshard_fs.source.source import wait
-from refshard_fs.tools.progress import progress
+from refshard_fs.tools.progress import show_progress
 from refshard_fs.tools.trial import OpeningGuard
 from refshard_fs.unpacking import unpack_in_blocks
 from refshard_fs.xarray_store import TASK_SIZE, GroupStore
@@ -91,8 +91,8 @@ class RefShardBackend(BackendEntrypoint):
         self._check_names(options)
         options["drop_variables"] = drop_variables
         options |= open_dataset_options or {}
-        path = (options.get("group") or "").strip("/")
-        with _opening(_make_filesystem(filename_or_obj, storage_options, path), options) as opening:
+        with _begin_opening(_make_filesystem(filename_or_obj, storage_options), options) as opening:
+            path = (options.get("group") or "").strip("/")
             group = opening.read_groups(path, is_deep=False)[path]
             if open_dataset_options:  # only xr.open_dataset takes some of them, such as chunks and decode_cf
                 engine_names = self.open_dataset_parameters
@@ -125,7 +125,7 @@ class RefShardBackend(BackendEntrypoint):
         self._check_names(options)
         root = (options.get("group") or "").strip("/")
         top = PurePosixPath("." if options.get("group") else "/")
-        with _opening(_make_filesystem(filename_or_obj, storage_options, root), options) as opening:
+        with _begin_opening(_make_filesystem(filename_or_obj, storage_options), options) as opening:
             groups = {
                 str(top / make_relative(path, root)): opening.make_dataset(group)
                 for path, group in opening.read_groups(root, is_deep=True).items()
@@ -217,7 +217,7 @@ def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
         variables = [ds.variable, *(coordinate.variable for coordinate in ds.coords.values())]
     else:
         variables = list(ds.variables.values())
-    with progress("load", callback) as counter:
+    with show_progress("load", callback) as counter:
         counter.set_size(len(variables))
         _load_together(variables, counter.relative_update)
     return ds.load()  # this loads the variables of dask
@@ -225,7 +225,8 @@ def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
 
 def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
     """Load all index coordinates together; xarray would load one after the other, to make its indexes."""
-    coordinates = [v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)]
+    named = [pair for ds in groups for pair in ds.variables.items()]
+    coordinates = [variable for name, variable in named if variable.dims == (name,)]
     _load_together(coordinates)
     if GUARD.get() is not None:
         for variable in coordinates:  # `_load_together` leaves some out, which must be limited, too
@@ -233,8 +234,8 @@ def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
 
 
 @contextlib.contextmanager
-def _opening(fs: RefShardFileSystem, options: Mapping[str, Any]) -> Iterator[_Opening]:
-    """Return a context that limits the memory and the time of decoding, unless the source is the user's own."""
+def _begin_opening(fs: RefShardFileSystem, options: Mapping[str, Any]) -> Iterator[_Opening]:
+    """Yield an opening of ``fs``; in the ``with`` block, decoding is limited unless the source is the user's own."""
     fs.source.open()  # only an open source has `is_own`
     guard = None if fs.source.is_own else OpeningGuard()
     token = GUARD.set(None if guard is None else guard.check)

@@ -37,8 +37,8 @@ _NETCDF_CODECS: Final = {"shuffle": "shuffle", "fletcher32": "fletcher32", "zlib
 class GroupStore(AbstractDataStore):
     """One group of a source, for `xarray.backends.StoreBackendEntrypoint`.
 
-    ``fill_value_is_mask``: whether fill values of zarr become the attribute ``_FillValue``; by default, those of
-    version 2 do. ``load_together`` is called with index coordinates, whose names are not in ``not_loaded``, before
+    ``fill_value_is_mask``: whether fill values of zarr become the attribute ``_FillValue``; by default, fill values of
+    version 2 do. ``load_together`` is called with all index coordinates whose names are not in ``not_loaded``, before
     xarray reads one after the other. ``guard`` limits memory and time of reads while a source is opened.
     """
 
@@ -248,7 +248,7 @@ def _make_codec_encoding(meta: ArrayMeta) -> dict[str, Any]:
         compressor, filters = meta.raw.get("compressor"), meta.raw.get("filters")
         return {
             "compressor": None if compressor is None else numcodecs.get_codec(dict(compressor)),
-            "filters": None if filters is None else [numcodecs.get_codec(dict(each)) for each in filters],
+            "filters": None if filters is None else [numcodecs.get_codec(dict(codec)) for codec in filters],
         }
     if zarr_major() == 2 or meta.zarr_format == 2:
         return {}

@@ -220,7 +220,7 @@ class SelectionPipeline(_Base):
                 try:
                     results += await super().read(in_memory, out, drop_axes) or ()
                 except Exception as e:
-                    await fs.source.note_decoding(e, names[await self._find_failing(in_memory, out, drop_axes)])
+                    await fs.source.note_decoding(e, names[await self._find_failing_chunk(in_memory, out, drop_axes)])
                     raise
                 share.give_back(share.used)
                 first += step
@@ -228,7 +228,7 @@ class SelectionPipeline(_Base):
             share.give_back(share.used)
         return tuple(results)
 
-    async def _find_failing(self, chunks: list[Any], out: NDBuffer, drop_axes: Any) -> int:
+    async def _find_failing_chunk(self, chunks: list[Any], out: NDBuffer, drop_axes: Any) -> int:
         """Decode one chunk after the other, and return the number of the first that cannot be decoded."""
         for number, chunk in enumerate(chunks[:-1]):
             try:

@@ -199,7 +199,7 @@ def prefetch_and_read(fs: Any, rows: int) -> tuple[int, bytes]:
     return os.getpid(), b"".join(fs.cat_file(key) for key in keys)
 
 
-def test_prefetch_works_in_workers_beside_that_of_the_client(http_server: Any, cluster: Any) -> None:
+def test_prefetch_works_in_workers_and_in_the_client(http_server: Any, cluster: Any) -> None:
     """The client keeps its prefetched chunks. Each worker fetches its part in few requests, and nothing else."""
     data = np.arange(8 * 2 * 1000, dtype="<i4").tobytes()
     url = http_server.put("/prefetched.bin", data)

@@ -155,7 +155,7 @@ def test_random_tasks_fetch_only_their_chunks(http_server: RangeServer) -> None:
     assert chunked.fetched == 48
 
 
-def test_failing_chunk_is_named_and_others_are_not_logged(
+def test_error_names_failing_chunk_and_others_are_not_logged(
     http_server: RangeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     chunked = Chunked(http_server)

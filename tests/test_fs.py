@@ -90,7 +90,7 @@ def test_slashes_and_protocol_do_not_matter(fs: RefShardFileSystem, path: str) -
     assert fs.info(path)["name"] == "a/0.2"
 
 
-def test_prefix_ends_at_a_slash(fs: RefShardFileSystem) -> None:
+def test_directory_excludes_keys_that_only_begin_like_it(fs: RefShardFileSystem) -> None:
     assert fs.find("a") == ["a/.zarray", "a/0.0", "a/0.2", "a/1.1"]
     assert fs.glob("a*/.zarray") == ["a/.zarray", "ab/.zarray"]
     assert fs.isdir("ab/0")
@@ -189,7 +189,7 @@ def test_key_that_looks_like_a_pattern_is_a_key() -> None:
     assert mapper.get("T [K]/1") is None
 
 
-def test_omit_never_skips_a_failed_read(tmp_path: Path) -> None:
+def test_cat_with_omit_raises_failed_reads(tmp_path: Path) -> None:
     fs = RefShardFileSystem(fo={"k": [str(tmp_path / "gone.bin"), 0, 5]})
     with pytest.raises(ReferenceNotReachable, match=r"gone\.bin"):
         fs.cat(["k"], on_error="omit")

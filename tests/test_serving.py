@@ -312,7 +312,7 @@ def test_unreadable_chunk_is_answered_with_502(tmp_path: Path) -> None:
         assert HTTP.get(f"{server.url}/a/2").status_code == 502, "a key with a forbidden target is not missing"
 
 
-def test_whole_objects_of_public_servers_are_redirected_to(tmp_path: Path) -> None:
+def test_whole_public_objects_are_answered_by_redirects(tmp_path: Path) -> None:
     refs = {
         ".zgroup": '{"zarr_format": 2}',
         "public": ["https://example.com/chunk"],

@@ -241,7 +241,7 @@ def test_manifest_has_ranges_bytes_and_absent_chunks(tmp_path: Path) -> None:
     assert loaded["a"].values.tolist() == [8, 9, 10, 11, 0, 0, 0, 0, *b"abcd"]
 
 
-def test_chunks_that_manifests_cannot_hold_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_chunks_that_manifests_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(refshard_fs.ManifestError, match="'a/1' is empty"):
         open_fs(write_set(tmp_path, {"a/1": ["x y.bin", 8, 0]}))
     made = tmp_path / "made"

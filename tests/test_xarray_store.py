@@ -35,7 +35,7 @@ def make_values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) ->
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("is_masked", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_variables_are_those_of_xarray_and_zarr(
+def test_variables_equal_those_of_xarrays_zarr_engine(
     tmp_path: Path, version: int, is_masked: bool, shape: tuple[int, ...]
 ) -> None:
     rng = np.random.default_rng(len(shape))
@@ -171,7 +171,7 @@ def test_array_without_names_of_dimensions_is_an_error() -> None:
         xr.open_dataset({**make_small_array("|u1"), "a/.zattrs": "{}"}, engine=RefShardBackend)
 
 
-def test_names_of_dimensions_may_be_those_of_nczarr() -> None:
+def test_dimension_names_of_nczarr_are_read() -> None:
     refs = make_small_array("|u1", _NCZARR_ARRAY={"dimrefs": ["/x"]})
     refs["a/.zattrs"] = '{"_NCZARR_ATTR": {}}'
     with xr.open_dataset(refs, engine=RefShardBackend) as ds:
@@ -221,7 +221,7 @@ def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str,
 
 @pytest.mark.skipif(not hasattr(xr, "open_groups"), reason="this version of xarray opens no groups")
 @pytest.mark.parametrize(("group", "path"), [(None, "/"), ("", "/"), ("/", ".")])
-def test_paths_of_groups_are_those_of_xarray(group: str | None, path: str) -> None:
+def test_group_paths_equal_xarrays(group: str | None, path: str) -> None:
     """A path is relative to the argument ``group``, also if this names the root."""
     assert [*xr.open_groups(make_small_array("|u1"), engine=RefShardBackend, group=group)] == [path]
 

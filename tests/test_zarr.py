@@ -36,7 +36,7 @@ def test_groups_and_arrays_have_their_values(separator: str, where: str, http_se
     assert "nope" not in group
 
 
-def test_missing_chunk_is_fill_value_and_failed_one_error(http_server: Any) -> None:
+def test_failed_chunk_is_an_error_and_not_the_fill_value(http_server: Any) -> None:
     refs, data = make_reference_set(http_server.put("/x.bin", b""))
     http_server.put("/x.bin", data)
     del refs["a/0.0"]

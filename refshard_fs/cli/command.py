@@ -99,7 +99,7 @@ def command(
 
 def _add_opening_options(parser: ArgumentParser) -> None:
     """Add the options for opening sources to ``parser``."""
-    group = parser.add_argument_group("how it is opened")
+    group = parser.add_argument_group("options for opening sources")
     pairs: Any = {"metavar": "KEY=VALUE", "type": parse_pair, "action": "append"}
     group.add_argument("--fo-option", help="option of the source's filesystem", **pairs)
     group.add_argument("--remote-protocol", metavar="NAME", help="protocol of references that name none")

@@ -164,7 +164,9 @@ def _check(arguments: Namespace) -> int:
         f"targets {report.targets:,}"
     )
     if report.mode != "head":  # "head" reads no chunks
-        decoded = f"decoded {report.decoded:,}" if report.decoded or arguments.full else "decoded none (--full does)"
+        decoded = (
+            f"decoded {report.decoded:,}" if report.decoded or arguments.full else "decoded none (--full decodes all)"
+        )
         print_line(f"read {report.read:,} chunks, {report.bytes_read:,} bytes, {decoded}")
     for finding in report.findings:
         where = [part for part in (finding.key, finding.url) if part]
@@ -236,7 +238,7 @@ def _map(arguments: Namespace) -> None:
     print_line(f"{arguments.output}: {picture.scene.title}: {picture.scene.text}")
 
 
-@command("refs.json air/.zattrs", argument("keys", "written one after the other", "KEY", nargs="+"))
+@command("refs.json air/.zattrs", argument("keys", "the keys to write, one after the other", "KEY", nargs="+"))
 def _cat(arguments: Namespace) -> None:
     """Write the bytes of keys to the standard output."""
     fs = open_source(arguments)
@@ -253,7 +255,7 @@ def _cat(arguments: Namespace) -> None:
 )
 def _get(arguments: Namespace) -> None:
     """Copy a key, or all keys below a path, to files."""
-    from refshard_fs.tools.progress import progress
+    from refshard_fs.tools.progress import show_progress
 
     fs, key = open_source(arguments), normalise(arguments.key)
     above, _, name = key.rpartition("/")
@@ -263,7 +265,7 @@ def _get(arguments: Namespace) -> None:
         if not keys:
             raise FileNotFoundError(key)
         root = above if keys == [key] else key
-        files = {found: _path_below(directory, make_relative(found, root)) for found in keys}
+        files = {found: _make_path_below(directory, make_relative(found, root)) for found in keys}
     else:
         if not name or fs.isdir(key):
             raise IsADirectoryError(f"expected a key, got the directory {key or '/'}: -r gets all keys below it")
@@ -272,7 +274,7 @@ def _get(arguments: Namespace) -> None:
         files, directory = {key: destination}, os.path.dirname(destination) or "."
     os.makedirs(directory, exist_ok=True)
     # Fetch all keys into a separate directory before the first file appears.
-    with progress("get") as shown, tempfile.TemporaryDirectory(prefix=".refshard-", dir=directory) as fetched:
+    with show_progress("get") as shown, tempfile.TemporaryDirectory(prefix=".refshard-", dir=directory) as fetched:
         parts = [os.path.join(fetched, str(number)) for number in range(len(files))]
         if len(files) == 1:
             fs.get_file(*files, *parts, callback=shown)  # the callback counts bytes of a single file
@@ -286,7 +288,7 @@ def _get(arguments: Namespace) -> None:
     print_written(arguments, destination, [count_text(len(files), "file")], files.values())
 
 
-def _path_below(directory: str, name: str) -> str:
+def _make_path_below(directory: str, name: str) -> str:
     """Return the path of ``name`` below ``directory``; ManifestError if it would lie elsewhere."""
     root = os.path.realpath(directory)
     path = os.path.join(directory, *name.split("/"))

@@ -65,7 +65,7 @@ _PART = (
     argument("--assign", "show these values as a coordinate", "NAME=JSON", type=parse_pair, **_MANY),
 )
 def _convert(arguments: Namespace) -> None:
-    """Write references as parquet, JSON or manifests, or a smaller document that joins sets."""
+    """Write references as parquet, JSON, chunk manifests or an Icechunk repository, or the document of a cube."""
     source = open_source(arguments, index_cache=False)  # a cache is useless for a source that is read once
     words = _get_part(arguments) | {name: dict(getattr(arguments, name)) for name in ("isel", "sel", "assign")}
     words = {name: value for name, value in (words | {"squeeze": arguments.squeeze}).items() if value}
@@ -108,7 +108,10 @@ def _convert(arguments: Namespace) -> None:
 def _rebase(arguments: Namespace) -> None:
     """Write a reference set whose targets have moved."""
     if len(arguments.old) != len(arguments.new):
-        raise ValueError("each --from PREFIX needs its --to PREFIX")
+        raise ValueError(
+            f"expected a --to PREFIX for each --from PREFIX, got {len(arguments.old)} --from and "
+            f"{len(arguments.new)} --to"
+        )
     prefixes = dict(zip(arguments.old, arguments.new, strict=True))
     moved = refshard_fs.rebase(open_source(arguments, index_cache=False), prefixes, missing=arguments.missing)
     _save(arguments, moved, arguments.destination)
@@ -144,7 +147,7 @@ def _save(
     argument("--counts", "with --dims: the number of sets along each dimension", "N,N..."),
     argument("--same", "take this variable from the first set, without comparing it", "PATH", **_MANY),
     *_PART,
-    argument("--lazy", "write a document that names the sets, a line for each"),
+    argument("--lazy", "write a document that names the sets, with a line for each set"),
     argument("--sort", "order the sets by their first value along the dimension"),
     argument("--overlap", "which set gives a value that several sets have (%(default)s)", choices="error first last"),
     argument("--join", "outer: sets may lack variables and coordinates (%(default)s)", choices="exact outer"),
@@ -208,7 +211,7 @@ def _nest_sources(sources: list[str], dims: list[str], text: str | None) -> Any:
     "all.refshard '2024/*.nc' --create",
     argument("--dim", "the dimension; not needed for the document of a cube", "NAME"),
     argument("--create", "make the document of a cube if TARGET does not exist"),
-    argument("--same", "do not compare this variable with that of TARGET; may be repeated", "PATH", **_MANY),
+    argument("--same", "do not compare this variable with TARGET's variable; may be repeated", "PATH", **_MANY),
     argument(
         "--on-duplicate",
         "what happens to values that TARGET already has (%(default)s)",

@@ -18,7 +18,7 @@ CACHED = 64 << 20  # bytes of chunks in memory: several clients often read the s
     argument("--host", "address to listen on (%(default)s)", "ADDRESS", default="127.0.0.1"),
     argument("--port", "port to listen on; 0: any that is free (%(default)s)", "N", type=int, default=8000),
     argument("--token", "the bearer token that requests must have (Authorization: Bearer TEXT)", "TEXT"),
-    argument("--redirect", "redirect requests for a chunk that is a whole object on a public web server to it"),
+    argument("--redirect", "redirect requests for chunks that are whole objects on public web servers to the objects"),
     argument("--max-age", "seconds that clients may keep chunks (%(default)s)", "N", type=int, default=3600),
     argument("--max-requests", "connections open at a time; requests on others get status 503 (%(default)s)", "N",
              type=parse_positive, default=256),

@@ -19,7 +19,7 @@ from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
 from refshard_fs.sets.preprocess import Preprocess, call_preprocess
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import prepare_keywords
-from refshard_fs.tools.progress import progress
+from refshard_fs.tools.progress import show_progress
 
 
 def append(
@@ -137,7 +137,7 @@ def _append(
                 )
             rules = rules if rules.dim else rules._replace(dim=joined.document.dim)
             added = extend_document(fs, base, joined, sets, rules, options, preprocess)
-            with progress("append", callback) as shown:
+            with show_progress("append", callback) as shown:
                 shown.set_size(len(sets))
                 shown.relative_update(len(sets))
             return added
@@ -149,7 +149,7 @@ def _append(
             fs.discard()
             return 0
         edits = dict(whole.find_edits())
-        with progress("append", callback) as shown:
+        with show_progress("append", callback) as shown:
             shown.set_size(len(edits))
             for key, edit in edits.items():
                 fs.require_writer("append").overlay.put(key, edit)

@@ -33,7 +33,7 @@ from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.sources import OnError, read_sets, report_skipped
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.options import prepare_keywords
-from refshard_fs.tools.progress import progress
+from refshard_fs.tools.progress import show_progress
 
 logger = logging.getLogger(__package__)
 # The most sources whose first bytes (8 KiB each) are kept for readers of the cube: `REMEMBERED` holds no more.
@@ -245,7 +245,7 @@ def concat(
     failed: dict[int, Exception] = {}
     heads: Heads | None = LRU(REMEMBERED) if lazy and len(inputs.sources) <= KEPT else None
     unread = UnreadArrays(frozenset(filter(None, inputs.dims)), rules.same) if lazy else None
-    with progress("concat", callback) as shown:
+    with show_progress("concat", callback) as shown:
         shown.set_size(len(inputs.sources))
         count, errors = shown.relative_update, failed if on_error != "raise" else None
         if preprocess is None:

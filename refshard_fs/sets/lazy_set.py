@@ -16,7 +16,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.settings import format_by_suffix
-from refshard_fs.tools.views import fold, render_view, table
+from refshard_fs.tools.views import fold, render_table, render_view
 from refshard_fs.writing.cube_document import REMARK, document_of, save_document
 
 OTHERS: Final = "For other programs, save it as .icechunk, or serve it (refshard serve)"
@@ -95,11 +95,11 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         return render_view(
             self.joined,
             f"{dim} {starts[-1]:,}",
-            table(("set that was not read", "why"), list(document.lost.items()), most=10),
-            table(("set", "starts at", "length"), rows, right=["starts at", "length"], most=10, total=total),
+            render_table(("set that was not read", "why"), list(document.lost.items()), most=10),
+            render_table(("set", "starts at", "length"), parts, right=["starts at", "length"], most=10, total=total),
             fold(
                 count_text(len(document.axes), "joined array"),
-                table(("array", "axis"), arrays, right=["axis"], total=len(document.axes)),
+                render_table(("array", "axis"), arrays, right=["axis"], total=len(document.axes)),
             ),
         )
 

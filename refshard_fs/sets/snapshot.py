@@ -11,7 +11,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import adopt
 from refshard_fs.sets.rebase import MadeSet, make_set, open_read
 from refshard_fs.source.collect import pin
-from refshard_fs.tools.progress import progress
+from refshard_fs.tools.progress import show_progress
 from refshard_fs.writing.save import make_speller
 from refshard_fs.writing.shards import make_stored_keyspace
 
@@ -71,7 +71,7 @@ def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, fla
     source = fs.source
     shard_options = source.options.open.shard_options if flatten else None
     respell = make_speller(source.options.open, fs.fo)
-    with progress("snapshot", callback) as shown:
+    with show_progress("snapshot", callback) as shown:
         keys = make_stored_keyspace(source, fs.writer)
         refs = pin(keys, source.run, respell, threshold, shard_options, shown.relative_update)
     return make_set(adopt(refs, source.admission))

@@ -23,7 +23,7 @@ def known_sinks() -> dict[str, Sink]:
     return {sink.name: sink for sink in (*BUILT_IN, *load_plugins("refshard.sinks", Sink))}
 
 
-def sink_named(name: str) -> Sink:
+def find_sink(name: str) -> Sink:
     """Return the sink called ``name``; ValueError, with the known names, if there is none."""
     known = known_sinks()
     if name not in known:

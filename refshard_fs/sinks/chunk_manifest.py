@@ -33,7 +33,9 @@ class ChunkManifestSink(Sink):
         names = objects.list_names()
         if names and not (destination.overwrite and (_ROOT in names or _is_unfinished(objects))):
             if not destination.overwrite:
-                raise FileExistsError(f"{objects.url} is not empty: overwrite=True replaces a hierarchy of version 3")
+                raise FileExistsError(
+                    f"{objects.url} is not empty: overwrite=True replaces a hierarchy of zarr version 3"
+                )
             raise FileExistsError(
                 f"{objects.url}: expected an empty directory or a hierarchy of zarr version 3, found "
                 f"{', '.join(sorted(names)[:3])}: remove the directory, or give another place"
@@ -53,7 +55,7 @@ class ChunkManifestSink(Sink):
 
 
 def _replace_in_place(objects: Objects, manifests: Mapping[str, bytes], nodes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace a hierarchy in an object store: readers see the old one until one PUT of the root's document.
+    """Replace a hierarchy in an object store: readers see the old hierarchy until the root's document is put.
 
     The ``manifests`` have new names. Until the documents below the root are put, the root's document contains them.
     """

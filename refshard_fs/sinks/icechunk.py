@@ -133,14 +133,14 @@ def _open_repository(storage: Any, stores: Mapping[str, Any], destination: Desti
     """Return the repository, whose configuration lists ``stores``, and whether it is new."""
     icechunk = _require_icechunk()
     if not icechunk.Repository.exists(storage):
-        config = _with_stores(icechunk.RepositoryConfig.default(), stores)
+        config = _add_stores(icechunk.RepositoryConfig.default(), stores)
         return _create_repository(storage, config, destination), True
     repository = open_repository(storage, stores)
     # A save that failed leaves a repository without any commit.
     is_new = all(next(iter(repository.ancestry(branch=name))).parent_id is None for name in repository.list_branches())
     if not is_new and not destination.overwrite:
         raise FileExistsError(
-            f"{destination.url} holds an Icechunk repository; overwrite=True commits the set in place of its content"
+            f"{destination.url} holds an Icechunk repository: overwrite=True commits the set in place of its content"
         )
     return repository, is_new
 
@@ -169,13 +169,13 @@ def open_repository(storage: Any, stores: Mapping[str, Any]) -> Any:
     icechunk = _require_icechunk()
     config = icechunk.Repository.fetch_config(storage) or icechunk.RepositoryConfig.default()
     known = config.virtual_chunk_containers or {}
-    repository = icechunk.Repository.open(storage, _with_stores(config, stores))
+    repository = icechunk.Repository.open(storage, _add_stores(config, stores))
     if stores.keys() - known.keys():
         repository.save_config()
     return repository
 
 
-def _with_stores(config: Any, stores: Mapping[str, Any]) -> Any:
+def _add_stores(config: Any, stores: Mapping[str, Any]) -> Any:
     for prefix, store in stores.items():
         config.set_virtual_chunk_container(_require_icechunk().VirtualChunkContainer(prefix, store))
     return config

@@ -76,7 +76,7 @@ class IcechunkCommit:
         commit(repository, self._keyspace.branch, session, self._message, self._collect_origins(blocks))
 
     def _collect_origins(self, blocks: Sequence[tuple[str, range, Chunks]]) -> Origins:
-        """Return which servers named the targets of the repository, those of the edits included."""
+        """Return the servers that named targets of the repository, including targets in the edits."""
         named = [pair for *_, chunks in blocks for pair in zip(chunks.urls, chunks.origins, strict=False)]
         origins: Origins = self._keyspace.origins
         return origins.with_urls(named)

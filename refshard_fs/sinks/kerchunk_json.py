@@ -29,9 +29,10 @@ _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
 
 
 class JsonSink(Sink):
-    """Write one document, which replaces an existing one.
+    """Write one document, which replaces an existing document.
 
-    It has version 1, which all readers support; or version 0 if a URL contains text that version 1 reads as a template.
+    The document has version 1, which all readers support; or version 0 if a URL contains text that version 1 reads as a
+    template.
     """
 
     name = "json"
@@ -43,15 +44,16 @@ class JsonSink(Sink):
         except LooksLikeTemplate as e:
             if references.pins() is not None:
                 raise ManifestError(
-                    f"the URL {e} looks like a template, which JSON with pins cannot hold: save it as chunk manifests, "
-                    "or remove the pins with unpinned()"
+                    f"the URL {e} looks like a template, which JSON with pins cannot hold: save the set as chunk "
+                    "manifests, or remove the pins with unpinned()"
                 ) from e
-            _write(references, destination, 0)
+            _write(references, destination, 0, template=str(e))
 
 
-def _write(references: ReferenceStream, destination: Destination, version: int) -> None:
+def _write(references: ReferenceStream, destination: Destination, version: int, template: str = "") -> None:
+    """Write the document in ``version``; ``template`` is the URL that rules out version 1."""
     start, end = FRAMES[version]
-    with destination.objects.stream() as whole, _compressing(destination.url, whole) as file:
+    with destination.objects.stream() as whole, _compress_into(destination.url, whole) as file:
         file.write(start)
         comma = b""
         metadata = ((key, value) for key, value in references.documents() if zarrmeta.is_metadata(key))
@@ -71,14 +73,14 @@ def _write(references: ReferenceStream, destination: Destination, version: int) 
         ours = ({} if pins is None else {"pins": pins}) | ({MEMBER: origins.to_json()} if origins else {})
         if ours and not version:
             raise ManifestError(
-                "a URL looks like a template. JSON cannot hold such a URL together with the origins of URLs, which "
-                "this set must record: save it as parquet or as chunk manifests"
+                f"the URL {template} looks like a template. JSON cannot hold such a URL together with the origins of "
+                "URLs, which this set must record: save the set as parquet or as chunk manifests"
             )
         file.write(b'},"refshard":' + zarrmeta.dumps(ours) + b"}" if ours else end)
 
 
 @contextlib.contextmanager
-def _compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
+def _compress_into(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
     """Yield a file whose content is written to ``file``, compressed by the suffix of ``url``, or unchanged."""
     suffix = url.rpartition(".")[2].lower()
     if suffix in _PACKING:

@@ -33,7 +33,7 @@ class ParquetSink(Sink):
     holds_relative_urls = True
 
     def passes(self, references: ReferenceStream) -> int:
-        return 2 if references.in_memory else 1  # the first one checks whether parquet can hold all references
+        return 2 if references.in_memory else 1  # the first of two checks whether parquet can hold all references
 
     def write(self, references: ReferenceStream, destination: Destination) -> None:
         objects, size = destination.objects, destination.record_size
@@ -87,12 +87,14 @@ def _find_replaced(objects: Objects, names: Sequence[str], *, overwrite: bool) -
     if not names:
         return None
     if not overwrite:
-        raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a parquet set")
+        raise FileExistsError(f"{objects.url} is not empty: overwrite=True replaces a parquet set")
+    expected = f"{objects.url}: expected an empty directory or a parquet set"
+    remedy = "remove the directory, or give another place"
     if PARQUET not in names:
         if all(map(is_partition, objects.find(""))):
             return None
-        raise FileExistsError(f"{objects.url} is not empty, and does not hold a parquet set")
+        raise FileExistsError(f"{expected}, found {', '.join(sorted(names)[:3])}: {remedy}")
     try:
         return Layout(objects.read([PARQUET])[PARQUET], f"{objects.url}/{PARQUET}")
     except ManifestError as e:
-        raise FileExistsError(f"{objects.url} is not empty, and does not hold a parquet set: {e}") from e
+        raise FileExistsError(f"{expected}, found another {PARQUET} ({e}): {remedy}") from e

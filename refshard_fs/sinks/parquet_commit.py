@@ -49,7 +49,7 @@ Finish = Callable[[], None]  # the remaining steps after a commit
 ABANDONED: Final = 900  # seconds after which an earlier commit no longer renames its partitions
 TIDYING: Final = 300  # seconds that a commit may take to rename them
 EARLIER: Final = 8  # earlier versions that the latest version of a partition names
-MOST_KEPT: Final = 1000  # copies of replaced partitions
+MOST_KEPT: Final = 1000  # the most copies of replaced partitions
 
 Renamed = dict[str, dict[int, str | None]]  # by array and number, the unique name of a partition; None: it is removed
 
@@ -60,7 +60,8 @@ class ParquetCommit:
     def __init__(self, url: str, source: Source, base: Base, edits: Edits, record_size: int, sent: set[bytes]) -> None:
         """Take the ``edits`` of the set at ``url``, which was ``base`` when it was opened.
 
-        ``record_size`` applies to a new set; ``sent`` is the document that this process has put at the URL.
+        ``record_size`` applies to a new set. ``sent`` are checksums of documents that this process put at the URL
+        without an answer.
         """
         require_pyarrow()
         self._run = source.run

@@ -34,7 +34,7 @@ def _parse_part(part: str, text: str) -> Part:
         raise ValueError(f"{part!r} in {text!r} is not an index: use integers, slices such as 0:10 or ::2, and ...")
     bounds = [int(bound) if bound.strip() else None for bound in part.split(":")]
     if bounds[2:] == [0]:
-        raise ValueError(f"{part!r} in {text!r} has a step of 0")
+        raise ValueError(f"{part!r} in {text!r} has the step 0: expected another step")
     return slice(*bounds) if ":" in part else int(part)
 
 

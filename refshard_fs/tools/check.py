@@ -38,7 +38,7 @@ from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets import IGNORES_RANGES, Versions
 from refshard_fs.tools.opening import Refusal, find_refusals, is_installed
-from refshard_fs.tools.progress import progress
+from refshard_fs.tools.progress import show_progress
 from refshard_fs.tools.survey import (
     INLINE,
     Extents,
@@ -51,7 +51,7 @@ from refshard_fs.tools.survey import (
     survey,
 )
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
-from refshard_fs.tools.views import Shown, fold, paragraph, render_view, table
+from refshard_fs.tools.views import Shown, fold, render_paragraph, render_table, render_view
 
 # The results of a check: each finding, the number of findings of each kind, and the numbers of checked items.
 
@@ -99,14 +99,16 @@ class Report(Shown, frozen=True):
     def _repr_html_(self) -> str:
         figures = ("keys", "arrays", "chunks", "missing", "targets", "read", "bytes_read", "decoded")
         checked = [(name.replace("_", " "), f"{getattr(self, name):,}") for name in figures if getattr(self, name)]
-        rows = [(each.severity, each.kind, each.key, each.url, each.text) for each in self.findings]
+        rows = [(found.severity, found.kind, found.key, found.url, found.text) for found in self.findings]
         total = count_text(sum(self.counts.values()), "finding") if rows else "no faults were found"
         return render_view(
             f"check: {total}",
             f"mode {self.mode}",
-            table(("severity", "kind", "key", "target", "text"), rows, most=100, total=sum(self.counts.values())),
-            *map(paragraph, self.notes),
-            fold("What was checked", table(("what", "count"), checked, right=["count"])),
+            render_table(
+                ("severity", "kind", "key", "target", "text"), rows, most=100, total=sum(self.counts.values())
+            ),
+            *map(render_paragraph, self.notes),
+            fold("What was checked", render_table(("what", "count"), checked, right=["count"])),
         )
 
 
@@ -215,7 +217,7 @@ STAT_TOGETHER: Final = 1024  # targets whose sizes and versions are requested at
 
 
 class Ranges:
-    """The byte ranges of all keys as columns, without keys whose bytes are made from those of the range. No I/O.
+    """The byte ranges of all keys as columns; keys whose bytes are computed from a range are left out. No I/O.
 
     Millions of references are compared by sorting, not one by one.
     """
@@ -257,9 +259,10 @@ class Ranges:
         return np.flatnonzero(over & (size != WHOLE))
 
     def find_shared(self, sizes: UInt64s) -> tuple[Positions, Positions, Positions, Positions]:
-        """Return the rows that repeat the range of another row, with this row; and rows that begin within another row.
+        """Return pairs of rows that share bytes, as four columns.
 
-        A row that begins within several others comes with the nearest one before it.
+        Rows that repeat the range of an earlier row, and these earlier rows; rows that begin within the range of an
+        earlier row, and these earlier rows. If a row begins within several ranges, the earlier row is the nearest one.
         """
         stops = np.where(self.stops == WHOLE, sizes[self.targets], self.stops)
         known = np.flatnonzero((stops != WHOLE) & (stops > self.starts))
@@ -275,7 +278,7 @@ class Ranges:
 
 _UNDECODED: Final = 'zarr is not installed: chunks were read, and none was decoded. pip install "refshard_fs[zarr]"'
 CHUNK_NAME: Final = re.compile(r"c|(?:c[/.])?\d+(?:[/.]\d+)*")
-# Chunks that are read at a time: to start a process that decodes them takes as long as decoding 1,000 of them.
+# The most chunks that are read at a time: starting a process that decodes chunks takes as long as decoding 1,000.
 TOGETHER: Final = 1 << 14
 MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, if their sizes are known
 
@@ -319,7 +322,7 @@ def check(
                 found.add("warning", "left-whole", path, text=f"its shards are left whole: {reason}")
             else:
                 found.add("warning", "not-shown", path, text=f"it is not shown: {reason}")
-        with progress("check", callback) as shown:
+        with show_progress("check", callback) as shown:
             return _Check(fs, source, found, shown).run(faults, mode, sample)
     return found.make_report(mode)
 
@@ -489,10 +492,10 @@ class _Check:
                 case None:
                     self._decoded += 1
                 case NotDecoded():
-                    text = f"it was read, and left out: decoding it {problem}"
+                    text = f"it was read, and not decoded, because decoding it {problem}"
                     self._found.add("warning", "not-decoded", key, text=text)
                 case _:
-                    text = f"its {len(data):,} bytes are not what zarr decodes: {problem}"
+                    text = f"zarr cannot decode its {len(data):,} bytes: {problem}"
                     self._found.add("error", "undecodable", key, text=text)
         return True
 

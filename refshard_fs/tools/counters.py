@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from refshard_fs.core.stats import bytes_text
-from refshard_fs.tools.views import paragraph, render_view, table
+from refshard_fs.tools.views import render_paragraph, render_table, render_view
 
 
 class Counters(dict[str, int]):
@@ -22,19 +22,19 @@ class Counters(dict[str, int]):
 
     def __repr__(self) -> str:
         wide = max(map(len, self), default=0)
-        lines = [f"{name:<{wide}}  {_figure(name, value)}" for name, value in self.items()]
+        lines = [f"{name:<{wide}}  {_format_figure(name, value)}" for name, value in self.items()]
         return "\n".join([*lines, self.note] if self.note else lines)
 
     def _repr_html_(self) -> str:
-        return render_view("What was read", "", self.table(), paragraph(self.note or ""))
+        return render_view("What was read", "", self.table(), render_paragraph(self.note or ""))
 
     def table(self) -> str:
         """Return the counters as a table of HTML."""
-        rows = [(name, _figure(name, value)) for name, value in self.items()]
-        return table(("counter", "value"), rows, right=["value"])
+        rows = [(name, _format_figure(name, value)) for name, value in self.items()]
+        return render_table(("counter", "value"), rows, right=["value"])
 
 
-def _figure(name: str, value: Any) -> str:
+def _format_figure(name: str, value: Any) -> str:
     if not isinstance(value, int):
         return str(value)
     is_bytes = "bytes" in name or name == "ahead_wasted"

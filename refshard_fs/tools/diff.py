@@ -21,7 +21,7 @@ from refshard_fs.core.version_3 import convert_array, convert_group
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.collect import add_packing_type
-from refshard_fs.tools.progress import progress
+from refshard_fs.tools.progress import show_progress
 from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, Surveyed, read_keys, survey
 from refshard_fs.tools.views import Shown
 
@@ -79,7 +79,7 @@ def compare(first: Surveyed, second: Surveyed) -> Difference:
     """
     a, b = survey(first, in_blocks=True), survey(second, in_blocks=True)
     unlisted = {path for found in (a, b) for path, extents in found.arrays.items() if not extents.listed}
-    with progress("diff") as shown:
+    with show_progress("diff") as shown:
         comparison = _Comparison(first, second, shown)
         changes = [comparison.compare_keys(None, _Side(a, a.rest), _Side(b, b.rest))]
         paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)

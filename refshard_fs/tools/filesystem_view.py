@@ -16,7 +16,7 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.source import Source
 from refshard_fs.tools.counters import Counters
-from refshard_fs.tools.views import fold, paragraph, render_view, table
+from refshard_fs.tools.views import fold, render_paragraph, render_table, render_view
 
 ARRAYS: Final = 30  # the most arrays in the table
 TARGETS: Final = 10  # the most targets in the table
@@ -28,15 +28,16 @@ def render_filesystem(source: Source) -> str:
     title = url if isinstance(url, str) else "references in memory"
     keyspace = source.open_now()
     if keyspace is None:
-        return render_view(title, "refshard", paragraph("not opened yet: its first use reads it"))
+        return render_view(title, "refshard", render_paragraph("not opened yet: the first use opens the source"))
     counts = source.stats.snapshot()
     read = fold("What was read", Counters(counts).table()) if any(counts.values()) else ""
-    return render_view(title, f"refshard, {keyspace.format}", render_arrays(keyspace), _targets(keyspace.urls), read)
+    targets = _render_targets(keyspace.urls)
+    return render_view(title, f"refshard, {keyspace.format}", render_arrays(keyspace), targets, read)
 
 
-def _targets(urls: Sequence[str | None]) -> str:
+def _render_targets(urls: Sequence[str | None]) -> str:
     shown = ((url,) for url in islice(urls, TARGETS) if url is not None)
-    return fold(count_text(len(urls), "target"), table(("target",), shown, total=len(urls))) if urls else ""
+    return fold(count_text(len(urls), "target"), render_table(("target",), shown, total=len(urls))) if urls else ""
 
 
 def render_arrays(keyspace: KeySpace) -> str:
@@ -44,15 +45,15 @@ def render_arrays(keyspace: KeySpace) -> str:
     grids = keyspace.grids
     try:
         if not grids:
-            return paragraph("no array is known yet")
+            return render_paragraph("no array is known yet")
     except ManifestError as e:  # metadata of many small arrays are read on demand
-        return paragraph(f"its arrays cannot be listed: {e}")
+        return render_paragraph(f"its arrays cannot be listed: {e}")
     heading = ("array", "shape", "dtype", "chunk", "chunks", "chunks of a shard")
-    rows = (_figures(keyspace, path, grids[path]) for path in keyspace.sort_paths(sorted(grids))[:ARRAYS])
-    return table(heading, rows, right=["chunks"], total=len(grids))
+    rows = (_make_row(keyspace, path, grids[path]) for path in keyspace.in_order(sorted(grids))[:ARRAYS])
+    return render_table(heading, rows, right=["chunks"], total=len(grids))
 
 
-def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> tuple[str, ...]:
+def _make_row(keyspace: KeySpace, path: str, grid: ChunkGrid) -> tuple[str, ...]:
     """Return a row of the table of arrays; shape and dtype are empty if the metadata would have to be fetched."""
     texts: dict[str, bytes] = {}
     meta = None

@@ -17,7 +17,7 @@ from refshard_fs.tools.chunk_files import Files, Floats, Strip, have_own_colours
 from refshard_fs.tools.colours import HUES, pick_shade
 from refshard_fs.tools.picture import Picture
 from refshard_fs.tools.plane import NO_CHUNK, Plane
-from refshard_fs.tools.scene import MARGIN, ROOM, Box, Page, Swatch, boxes_at
+from refshard_fs.tools.scene import MARGIN, ROOM, Box, Page, Swatch, make_boxes
 from refshard_fs.tools.survey import INLINE, Extents, Positions
 from refshard_fs.tools.text_width import measure_text
 
@@ -147,7 +147,7 @@ def _draw_grid(page: Page, content: Map, plane: Plane) -> None:
     smaller, top = min(wide, high), page.y + 3
     gap = 1.0 if smaller >= 5 else 0.5 if smaller >= 3 else 0.0
     cells = np.nonzero(plane.room)
-    boxes = boxes_at(MARGIN + cells[1] * wide, top + cells[0] * high, wide - gap, high - gap)
+    boxes = make_boxes(MARGIN + cells[1] * wide, top + cells[0] * high, wide - gap, high - gap)
     first, full = plane.first[cells], np.ceil(LEVELS * plane.present[cells] / plane.room[cells]) / LEVELS
     fills = np.append(content.colours, "faint")[first]  # `NO_CHUNK` is -1: the last one
     opacities = np.where((full >= 1) | (first == NO_CHUNK), 1, 0.3 + 0.6 * full)
@@ -206,8 +206,8 @@ def _outline(page: Page, labels: npt.NDArray[np.generic], corner: Box, fill: str
     upright = np.nonzero(labels[1:-1, :-1] != labels[1:-1, 1:])
     for colour, width in (("paper", border), (fill, line)):
         left, top = x - width / 2, y - width / 2
-        boxes = boxes_at(left + level[1] * wide, top + level[0] * high, wide + width, width)
-        page.add(colour, boxes + boxes_at(left + upright[1] * wide, top + upright[0] * high, width, high + width))
+        boxes = make_boxes(left + level[1] * wide, top + level[0] * high, wide + width, width)
+        page.add(colour, boxes + make_boxes(left + upright[1] * wide, top + upright[0] * high, width, high + width))
 
 
 def _make_legend(content: Map) -> Iterator[tuple[str, list[Swatch]]]:
@@ -260,7 +260,7 @@ def _draw_strip(page: Page, strip: Strip, name: str, content: Map) -> None:
 
     def boxes(starts: Floats, stops: Floats, height: float) -> list[Box]:
         widths = np.maximum((stops - starts) * scale, 1.4)  # narrower boxes would be invisible
-        return boxes_at(MARGIN + np.minimum(starts * scale, ROOM - widths), page.y, widths, height)
+        return make_boxes(MARGIN + np.minimum(starts * scale, ROOM - widths), page.y, widths, height)
 
     starts, stops, chunks = strip.pieces
     page.add("faint", [Box(MARGIN, page.y, ROOM, BAR)], title=escape_controls(strip.url))

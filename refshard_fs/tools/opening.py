@@ -82,7 +82,7 @@ def _find_disagreements(arrays: Sequence[Extents]) -> Iterator[Refusal]:
     """Yield the arrays of one group whose dimensions do not fit into one dataset of xarray."""
     lengths: dict[str, tuple[int, str]] = {}
     for extents in arrays:
-        shape, names, key = extents.meta.shape, extents.dimensions, _key(extents.path, extents.meta)
+        shape, names, key = extents.meta.shape, extents.dimensions, _make_key(extents.path, extents.meta)
         if len(names) != len(shape):
             text = f"it has {len(shape)} dimensions, and {len(names) or 'no'} names: xarray does not open its group"
             yield Refusal("xarray", key, text)
@@ -105,7 +105,7 @@ def _has_multiscales(documents: Mapping[str, bytes], group: str) -> bool:
     return any(b'"multiscales"' in documents.get(join(group, name), b"") for name in ("zarr.json", ".zattrs"))
 
 
-def _key(path: str, meta: ArrayMeta) -> str:
+def _make_key(path: str, meta: ArrayMeta) -> str:
     return join(path, ARRAY_DOCUMENTS[meta.zarr_format == 2])
 
 
@@ -142,7 +142,7 @@ class _Trial:
             if path in self._left_out:
                 harm = find_safety_problem(extents.meta)
                 if harm is not None:
-                    yield Refusal("codec", _key(path, extents.meta), harm)
+                    yield Refusal("codec", _make_key(path, extents.meta), harm)
                 continue
             texts = tuple(self._documents.get(join(path, name)) for name in (*ARRAY_DOCUMENTS, ".zattrs"))
             if texts not in known:
@@ -150,7 +150,7 @@ class _Trial:
             error = known[texts]
             if error is not None:
                 by: Literal["codec", "zarr"] = "codec" if _lacks_codec(error) else "zarr"
-                yield Refusal(by, _key(path, extents.meta), self._describe(error))
+                yield Refusal(by, _make_key(path, extents.meta), self._describe(error))
 
     def find_refused_consolidations(self) -> Iterator[Refusal]:
         """Yield the consolidated metadata that zarr does not open."""

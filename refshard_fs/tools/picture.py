@@ -18,7 +18,7 @@ from refshard_fs.stores.links import path_to_write
 from refshard_fs.tools.colours import resolve_by_day
 from refshard_fs.tools.png import draw_png
 from refshard_fs.tools.scene import Boxes, Label, Scene
-from refshard_fs.tools.views import ROLES, colours
+from refshard_fs.tools.views import ROLES, make_colour_css
 
 
 class Picture:
@@ -38,19 +38,19 @@ class Picture:
         """Return the bytes of a file with this ``suffix``; ValueError if it is not .svg, .html, .htm or .png."""
         match suffix.lower():
             case ".svg":
-                return _svg(self.scene).encode()
+                return _render_svg(self.scene).encode()
             case ".html" | ".htm":
-                return _PAGE.format(title=_title_element(self.scene.title), svg=_svg(self.scene)).encode()
+                return _PAGE.format(title=_render_title(self.scene.title), svg=_render_svg(self.scene)).encode()
             case ".png":
                 return draw_png(self.scene)
         what = suffix or "a file without a suffix"
         raise ValueError(f"unknown kind of picture {what}: expected .svg, .html or .png")
 
     def _repr_svg_(self) -> str:
-        return _svg(self.scene)
+        return _render_svg(self.scene)
 
     def _repr_html_(self) -> str:
-        return f'<div style="max-width:640px">{_svg(self.scene)}</div>'
+        return f'<div style="max-width:640px">{_render_svg(self.scene)}</div>'
 
     def __repr__(self) -> str:
         return f"<Picture: {self.scene.title}: {self.scene.text}>"
@@ -74,48 +74,50 @@ _PAGE: Final = """\
 """
 
 
-def _svg(scene: Scene) -> str:
+def _render_svg(scene: Scene) -> str:
     """Return ``scene`` as one SVG element, for a file or for a page of HTML."""
     fills = "".join(f".rs .f-{role}{{fill:var(--rs-{role})}}.rs .s-{role}{{stroke:var(--rs-{role})}}" for role in ROLES)
-    body = "\n".join(_label(shape) if isinstance(shape, Label) else _boxes(shape) for shape in scene.shapes)
-    size = f"{_number(scene.width)} {_number(scene.height)}"
+    body = "\n".join(
+        _render_label(shape) if isinstance(shape, Label) else _render_boxes(shape) for shape in scene.shapes
+    )
+    size = f"{_format_number(scene.width)} {_format_number(scene.height)}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="rs" viewBox="0 0 {size}" role="img" '
         f'font-family="{escape(_FONT)}">\n'
-        f"{_title_element(scene.title)}\n<desc>{_text(scene.text)}</desc>\n<style>{colours()}{fills}</style>\n{body}\n</svg>\n"
+        f"{_render_title(scene.title)}\n<desc>{_escape_text(scene.text)}</desc>\n<style>{make_colour_css()}{fills}</style>\n{body}\n</svg>\n"
     )
 
 
-def _boxes(shape: Boxes) -> str:
-    paint = _paint(shape.fill, shape.stroke)
+def _render_boxes(shape: Boxes) -> str:
+    paint = _make_paint_attributes(shape.fill, shape.stroke)
     if shape.opacity < 1:
-        paint += f' fill-opacity="{_number(shape.opacity)}"'
-    boxes = [tuple(map(_number, box)) for box in shape.boxes]
+        paint += f' fill-opacity="{_format_number(shape.opacity)}"'
+    boxes = [tuple(map(_format_number, box)) for box in shape.boxes]
     if not (shape.radius or shape.stroke or shape.title):
         path = "".join(f"M{x} {y}h{width}v{height}h-{width}z" for x, y, width, height in boxes)
         return f'<path d="{path}"{paint}/>'
     if shape.radius:
-        paint += f' rx="{_number(shape.radius)}"'
+        paint += f' rx="{_format_number(shape.radius)}"'
     if shape.stroke:
-        paint += f' stroke-width="{_number(shape.line)}"'
+        paint += f' stroke-width="{_format_number(shape.line)}"'
     return "\n".join(
-        f'<rect x="{x}" y="{y}" width="{width}" height="{height}"{paint}>{_title_element(shape.title)}</rect>'
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}"{paint}>{_render_title(shape.title)}</rect>'
         for x, y, width, height in boxes
     )
 
 
-def _label(label: Label) -> str:
-    attributes = f'x="{_number(label.x)}" y="{_number(label.y)}" font-size="{_number(label.size)}"'
-    attributes += _paint(label.fill) + (' text-anchor="end"' if label.ends_there else "")
+def _render_label(label: Label) -> str:
+    attributes = f'x="{_format_number(label.x)}" y="{_format_number(label.y)}" font-size="{_format_number(label.size)}"'
+    attributes += _make_paint_attributes(label.fill) + (' text-anchor="end"' if label.ends_there else "")
     attributes += ' font-weight="600"' if label.bold else ""
-    return f'<text {attributes} xml:space="preserve">{_title_element(label.title)}{_text(label.text)}</text>'
+    return f'<text {attributes} xml:space="preserve">{_render_title(label.title)}{_escape_text(label.text)}</text>'
 
 
-def _title_element(title: str) -> str:
-    return f"<title>{_text(title)}</title>" if title else ""
+def _render_title(title: str) -> str:
+    return f"<title>{_escape_text(title)}</title>" if title else ""
 
 
-def _paint(fill: str, stroke: str = "") -> str:
+def _make_paint_attributes(fill: str, stroke: str = "") -> str:
     """Return the SVG attributes of a fill and a stroke: the class of a role, and its colour by day without styles."""
     roles = [f"{kind}-{name}" for kind, name in (("f", fill), ("s", stroke)) if name in ROLES]
     painted = f' class="{" ".join(roles)}"' if roles else ""
@@ -123,9 +125,9 @@ def _paint(fill: str, stroke: str = "") -> str:
     return painted + (f' stroke="{resolve_by_day(stroke)}"' if stroke else "")
 
 
-def _text(text: str) -> str:
-    return escape(escape_controls(text))
+def _escape_text(text: str) -> str:
+    return escape(printable(text))
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -7,7 +7,7 @@ from typing import Final
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import sanitize
 from refshard_fs.reading.plan import Planned
-from refshard_fs.tools.views import render_view, table
+from refshard_fs.tools.views import render_table, render_view
 
 REQUESTS: Final = 20  # the most requests of a plan that are shown
 
@@ -24,7 +24,7 @@ class Plan(list[Planned]):
     """
 
     def __repr__(self) -> str:
-        rows = [_request(request) for request in self[:REQUESTS]]
+        rows = [_make_row(request) for request in self[:REQUESTS]]
         wide = [max((len(row[place]) for row in rows), default=0) for place in (1, 2)]
         lines, before = [self._summary()], ""
         for target, span, size, keys in rows:
@@ -39,13 +39,13 @@ class Plan(list[Planned]):
         return render_view(
             "What would be read",
             self._summary(),
-            table(heading, map(_request, self[:REQUESTS]), right=heading[1:3], total=len(self)),
+            render_table(heading, map(_make_row, self[:REQUESTS]), right=heading[1:3], total=len(self)),
         )
 
     def _summary(self) -> str:
         """Return in one line how much is requested."""
         if not self:
-            return "no request: the source itself has it all"
+            return "no request: the source itself has all bytes"
         keys = {key for request in self for key in request.keys}
         targets = {request.url for request in self}
         known = [request.stop - request.start for request in self if request.stop is not None]
@@ -56,7 +56,7 @@ class Plan(list[Planned]):
         return f"{requests} for {served} of {count_text(len(targets), 'target')}: {' and '.join(sizes)}"
 
 
-def _request(request: Planned) -> tuple[str, str, str, str]:
+def _make_row(request: Planned) -> tuple[str, str, str, str]:
     """Return a row of a plan: the target, the byte range in it, the size of the range, and the keys that it serves."""
     url, start, stop, keys = request
     first = sanitize(keys[0]) if keys else ""

@@ -40,7 +40,7 @@ class Plane(msgspec.Struct, frozen=True, eq=False):
     first: Positions
 
 
-def _layout(counts: Sequence[int]) -> tuple[int, int, int | None]:
+def _choose_layout(counts: Sequence[int]) -> tuple[int, int, int | None]:
     """Return rows, columns and split of a grid of ``counts`` chunks, as near as possible to the shape of a page."""
     size = math.prod(counts)
     if sum(count > 1 for count in counts) <= 1:  # the grid is one line of chunks
@@ -56,7 +56,7 @@ def _layout(counts: Sequence[int]) -> tuple[int, int, int | None]:
 
 def fold_grid(counts: Sequence[int], numbers: UInt64s, selected: Positions | None) -> Plane:
     """Return the plane of a grid in which chunks ``numbers`` exist, and ``selected`` are selected."""
-    rows, width, split = _layout(counts)
+    rows, width, split = _choose_layout(counts)
     step = (-(-rows // MOST_ROWS) or 1, -(-width // MOST_COLUMNS) or 1)
     shape = (-(-rows // step[0]), -(-width // step[1]))
     count = shape[0] * shape[1]
@@ -69,7 +69,7 @@ def fold_grid(counts: Sequence[int], numbers: UInt64s, selected: Positions | Non
     at = cells(numbers)
     chosen = np.zeros(count, np.int64) if selected is None else np.bincount(cells(selected), minlength=count)
     first = np.full(count, NO_CHUNK, np.int64)
-    first[at[::-1]] = np.arange(len(at))[::-1]  # in reverse order, so that the first position wins
+    first[at[::-1]] = np.arange(len(at))[::-1]  # in reverse order, so that the first position is kept
     heights = np.minimum(step[0], rows - np.arange(shape[0]) * step[0])
     begins = np.arange(shape[1]) * step[1]
     ends = np.minimum(begins + step[1], width)

@@ -15,13 +15,14 @@ DELAY: Final = 1.0  # seconds before a bar appears: shorter work needs none
 
 
 @contextlib.contextmanager
-def progress(what: str, callback: Callback = DEFAULT_CALLBACK) -> Iterator[Callback]:
+def show_progress(what: str, callback: Callback = DEFAULT_CALLBACK) -> Iterator[Callback]:
     """Yield ``callback``; in place of fsspec's default callback, yield one that shows a progress bar called ``what``.
 
-    There is a bar in terminals and notebooks if tqdm (the extra `cli`) is installed. It appears after a second. To turn
-    it off, set ``TQDM_DISABLE=1`` in the environment, or pass a callback such as ``fsspec.callbacks.NoOpCallback()``.
+    There is a bar in terminals and notebooks if tqdm (the extra `cli`) is installed. The bar appears after a second. To
+    turn it off, set ``TQDM_DISABLE=1`` in the environment, or pass a callback such as
+    ``fsspec.callbacks.NoOpCallback()``.
     """
-    bar = _tqdm() if callback is DEFAULT_CALLBACK and _is_watched() else None
+    bar = _import_tqdm() if callback is DEFAULT_CALLBACK and _is_watched() else None
     if bar is None:
         yield callback
         return
@@ -35,7 +36,8 @@ def _is_watched() -> bool:
     return hasattr(shell, "kernel") or (sys.stderr is not None and sys.stderr.isatty())
 
 
-def _tqdm() -> Any:
+def _import_tqdm() -> Any:
+    """Return tqdm's class of bars; None if tqdm is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text
         try:

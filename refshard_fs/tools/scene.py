@@ -25,7 +25,7 @@ class Box(NamedTuple):
     height: float
 
 
-def boxes_at(x: Numbers, y: Numbers, width: Numbers, height: Numbers) -> list[Box]:
+def make_boxes(x: Numbers, y: Numbers, width: Numbers, height: Numbers) -> list[Box]:
     """Return a box for each element of the arrays; a number is used for all boxes."""
     return list(map(Box, *(column.tolist() for column in np.broadcast_arrays(np.atleast_1d(x), y, width, height))))
 
@@ -155,7 +155,7 @@ class Page:
         self.text(MARGIN + width + 12, self.y - 8, note, ROOM - width - 12, fill="muted", keep_end=True)
 
     def name(self, colour: str, name: str, figures: Sequence[str]) -> None:
-        """Place a swatch of its colour, if it has one, then a name, and its figures on the right."""
+        """Place a swatch of ``colour``, if it is not empty; then ``name``, and ``figures`` on the right."""
         self.y += 19
         right, left = WIDTH - MARGIN, MARGIN + (17 if colour else 0)
         taken = self.text(right, self.y - 5, "  ·  ".join(figures), ROOM - 130, size=12, fill="muted", ends_there=True)

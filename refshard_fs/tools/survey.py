@@ -26,7 +26,7 @@ from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.reading.failures import name_key
 from refshard_fs.reading.plan import Planned, Request
 from refshard_fs.source.source import Source
-from refshard_fs.tools.progress import progress
+from refshard_fs.tools.progress import show_progress
 
 Positions = npt.NDArray[np.int64]
 
@@ -309,7 +309,7 @@ class _SurveyBuilder:
             sum(map(len, array.numbers)) if isinstance(array.numbers, Sequence) else len(array.numbers)
             for array in contents.arrays.values()
         )
-        with progress("look up") as shown:
+        with show_progress("look up") as shown:
             shown.set_size(count)
             for path, array in contents.arrays.items():
                 if self._in_blocks and self._keyspace.is_reference_set and not array.grid.shards:
@@ -350,7 +350,7 @@ class _SurveyBuilder:
             self._chunks[path].append(PlacedChunks.of_places(packed))
 
     def _look_up(self, names: Mapping[str, int | None], *, listed: bool) -> None:
-        with progress("look up") as shown:
+        with show_progress("look up") as shown:
             shown.set_size(len(names))
             for keys in batches(list(names), BATCH):
                 entries = self._fs.source.wait(self._find_all, keys)

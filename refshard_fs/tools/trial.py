@@ -135,7 +135,7 @@ class OpeningGuard:
         return self._arrays.get(path)
 
     def check(self, key: str, data: bytes) -> None:
-        """Raise ManifestError if decoding ``data``, the chunk ``key``, takes too much."""
+        """Raise ManifestError if decoding ``data``, the chunk ``key``, takes too much memory or time."""
         for path, tail in iterate_splits(key):
             meta = None if zarrmeta.is_metadata(key) else self._parse_meta(path)
             if meta is None:
@@ -153,8 +153,8 @@ class OpeningGuard:
 def _make_refusal(path: str, why: str) -> str:
     name = path.rpartition("/")[2]
     return (
-        f"opening a set from elsewhere, xarray would load {path!r}, which takes too much: {why}. Open it without that "
-        f"variable (drop_variables={name!r}), or name the set's URL in allow= if you trust it"
+        f"opening a set from elsewhere, xarray would load {path!r}, which takes too much memory or time: {why}. Open "
+        f"the set without that variable (drop_variables={name!r}), or name the set's URL in allow= if you trust it"
     )
 
 
@@ -175,7 +175,7 @@ def _find_problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list
         found.append(None if not kind else NotDecoded(text) if kind == "left out" else ValueError(text))
     if len(found) < len(chunks):
         is_late = b"Timeout (" in done.stderr
-        found.append(NotDecoded(f"takes more than {PATIENCE:g} s" if is_late else "ends the process that does it"))
+        found.append(NotDecoded(f"takes more than {PATIENCE:g} s" if is_late else "ends its process"))
     return found
 
 

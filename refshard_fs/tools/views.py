@@ -50,7 +50,7 @@ border-bottom:1px solid var(--rs-edge);white-space:nowrap;max-width:40em;overflo
 """
 
 
-def colours() -> str:
+def make_colour_css() -> str:
     """Return the CSS that defines the colour of each role as a variable, for elements in ``.rs``."""
 
     def roles(night: int) -> str:
@@ -68,28 +68,28 @@ def colours() -> str:
 
 def render_view(title: str, subtitle: str, *parts: str) -> str:
     """Return one view: a title, a subtitle, and ``parts`` that are HTML."""
-    note = f' <span class="rs-note">{text(subtitle)}</span>' if subtitle else ""
-    heading = f'<div class="rs-title">{text(title)}{note}</div>'
-    return f'<div class="rs rs-view"><style>{colours()}{_LAYOUT}</style>{heading}{"".join(parts)}</div>'
+    note = f' <span class="rs-note">{escape_text(subtitle)}</span>' if subtitle else ""
+    heading = f'<div class="rs-title">{escape_text(title)}{note}</div>'
+    return f'<div class="rs rs-view"><style>{make_colour_css()}{_LAYOUT}</style>{heading}{"".join(parts)}</div>'
 
 
-def text(value: object) -> str:
+def escape_text(value: object) -> str:
     """Return ``value`` escaped for HTML, without credentials."""
     return escape(sanitize(str(value)))
 
 
-def paragraph(value: str) -> str:
+def render_paragraph(value: str) -> str:
     """Return a paragraph of text; "" for an empty text."""
-    return f"<p>{text(value)}</p>" if value else ""
+    return f"<p>{escape_text(value)}</p>" if value else ""
 
 
 def fold(summary: str, *parts: str) -> str:
     """Return ``parts`` folded under a ``summary`` to click on; "" if all are empty."""
     body = "".join(parts)
-    return f"<details><summary>{text(summary)}</summary>{body}</details>" if body else ""
+    return f"<details><summary>{escape_text(summary)}</summary>{body}</details>" if body else ""
 
 
-def table(
+def render_table(
     heading: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), most: int = 30, total: int = 0
 ) -> str:
     """Return a table of the first ``most`` of ``total`` rows, without columns that are empty in all of them.
@@ -101,13 +101,13 @@ def table(
     kinds = {**dict.fromkeys(right, ' class="rs-right"'), "text": ' class="rs-long"'}
 
     def line(row: Sequence[str], tag: str) -> str:
-        cells = (f"<{tag}{kinds.get(heading[place], '')}>{text(row[place])}</{tag}>" for place in kept)
+        cells = (f"<{tag}{kinds.get(heading[place], '')}>{escape_text(row[place])}</{tag}>" for place in kept)
         return f"<tr>{''.join(cells)}</tr>"
 
     if not shown:
         return ""
     body = "".join(line(row, "td") for row in shown)
-    more = paragraph(f"and {total - len(shown):,} more") if total > len(shown) else ""
+    more = render_paragraph(f"and {total - len(shown):,} more") if total > len(shown) else ""
     return f'<div class="rs-wide"><table><thead>{line(heading, "th")}</thead><tbody>{body}</tbody></table></div>{more}'
 
 

@@ -28,7 +28,7 @@ from refshard_fs.references.stream import ReferenceStream, Respell, keep_url
 from refshard_fs.references.values import make_resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
-from refshard_fs.sinks import sink_named
+from refshard_fs.sinks import find_sink
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.source.collect import Checks, Collection, collect, collect_keys, gather
 from refshard_fs.source.settings import data_url_of
@@ -54,7 +54,7 @@ def save(
     which names the key, if the format cannot hold a reference: then nothing is written. Raise FileExistsError if a
     parquet set would replace other files.
     """
-    sink = sink_named(format)
+    sink = find_sink(format)
     settings = {name: options[name] for name in sink.settings if name in options}
     options = {name: value for name, value in options.items() if name not in settings}
     objects = Objects(url, options)

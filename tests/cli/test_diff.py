@@ -15,7 +15,7 @@ def test_equal_sets_have_no_difference(refs: Refs, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
-def test_differences_are_named(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_names_differences(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     new = {k: v for k, v in REFS.items() if not k.startswith("b/")}
     new |= {
         "a/.zarray": {**ARRAY, "fill_value": 1},

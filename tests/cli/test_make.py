@@ -140,7 +140,7 @@ def test_missing_day_is_filled_in(refshard: Callable[..., str], tmp_path: Path, 
     assert not RefShardFileSystem(str(cube)).exists("t/2.0")
 
 
-def test_variable_missing_in_a_file_is_named_with_the_option(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_error_of_a_missing_variable_names_the_option(refshard: Callable[..., str], tmp_path: Path) -> None:
     scipy_io = pytest.importorskip("scipy.io")
     for day in (0, 1):
         write_packed(tmp_path / f"day{day}.nc", day)

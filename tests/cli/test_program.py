@@ -169,7 +169,7 @@ def test_wrong_option_is_a_usage_error(wrong: list[str], capsys: pytest.CaptureF
     assert "usage:" in capsys.readouterr().err
 
 
-def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--version"])
     assert stopped.value.code == 0
@@ -220,7 +220,7 @@ def test_output_line_has_size_and_time(tmp_path: Path, capsys: pytest.CaptureFix
     assert re.fullmatch(rf"{re.escape(target)}: 2 keys, \d+ B, written in \d+\.\d s\n", capsys.readouterr().out)
 
 
-def test_unused_prefix_is_ignored_with_the_stated_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_ignore_accepts_an_unused_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "refs.json"
     source.write_text(json.dumps({"b": ["s3://old/b", 0, 5]}))
     command = ["rebase", str(source), str(tmp_path / "out.json"), "--from", "gs://x/", "--to", "s3://new/"]

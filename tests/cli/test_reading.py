@@ -68,9 +68,9 @@ def test_empty_key_becomes_an_empty_file(refs: Refs, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "a\0b", ".."])
-def test_names_cannot_leave_the_destination(name: str, tmp_path: Path) -> None:
+def test_get_refuses_names_outside_the_destination(name: str, tmp_path: Path) -> None:
     with pytest.raises((ManifestError, ValueError)):
-        reading._path_below(str(tmp_path), name)
+        reading._make_path_below(str(tmp_path), name)
 
 
 def test_link_out_of_the_destination_is_not_followed(refs: Refs, tmp_path: Path) -> None:

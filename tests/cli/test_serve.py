@@ -75,7 +75,7 @@ class _Without:
 
 
 @pytest.mark.parametrize("absent", ["uvicorn", "starlette"])
-def test_missing_package_is_named(
+def test_error_names_a_missing_package(
     absent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "refs.json").write_text('{".zgroup": "{\\"zarr_format\\": 2}"}')

@@ -65,7 +65,7 @@ def test_relative_urls_keep_their_meaning(tmp_path: Path, references: dict[str, 
 
 
 @pytest.mark.parametrize("key", ["zarr.json", "x/zarr.json"])
-def test_document_outside_any_node_is_refused_by_name(tmp_path: Path, key: str) -> None:
+def test_error_names_a_document_outside_any_node(tmp_path: Path, key: str) -> None:
     with pytest.raises(ManifestError, match=f"'{key}' has no valid node_type"):
         open_source({key: '{"zarr_format": 3}'}).save(str(tmp_path / "new.zarr"))
     assert not (tmp_path / "new.zarr").exists()
@@ -101,7 +101,7 @@ def test_checks_and_empty_chunks_are_kept_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["set.json", "set.parq"])
-def test_open_range_within_a_target_is_not_representable(tmp_path: Path, name: str) -> None:
+def test_range_from_an_offset_to_the_end_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     source = open_source(str(write(tmp_path / "a", {"0": {"path": "../raw", "offset": 4}})))
     assert source.cat_file("c/0") == b"456789"
@@ -137,7 +137,7 @@ def test_hierarchies_and_archives_become_references(tmp_path: Path) -> None:
             assert open_source(str(tmp_path / out)).cat_file("m/c/0") == b"ab"
 
 
-def test_unsupported_content_is_named(tmp_path: Path) -> None:
+def test_error_names_unsupported_content(tmp_path: Path) -> None:
     for refs, named in (
         ({"note.txt": "x"}, "note"),
         ({"x/zarr.json": json.dumps(make_metadata((4,), (2,), None) | {"chunk_grid": {"name": "odd"}})}, "x/zarr.json"),

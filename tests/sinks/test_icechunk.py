@@ -248,7 +248,7 @@ def test_array_without_elements_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [["memory://a", 5, 0], ""], ids=["range", "inline"])
-def test_empty_chunk_is_refused_by_its_key(value: Any, tmp_path: Path) -> None:
+def test_error_names_an_empty_chunk(value: Any, tmp_path: Path) -> None:
     with pytest.raises(refshard_fs.ManifestError, match="'a/1' has no bytes"):
         RefShardFileSystem({**ONE_ARRAY, "a/1": value}).save(str(tmp_path / "made.icechunk"))
 
@@ -319,7 +319,7 @@ def test_repository_of_another_writer_is_kept(tmp_path: Path, monkeypatch: pytes
     assert zarr.open_array(open_session(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
 
 
-def test_too_old_icechunk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_an_old_icechunk_has_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(icechunk, "__version__", "1.1.21")
     with pytest.raises(ImportError, match=r"needs icechunk 2\.3 or later, .* found 1\.1\.21"):
         RefShardFileSystem(write_netcdf(tmp_path)).save(str(tmp_path / "made.icechunk"))

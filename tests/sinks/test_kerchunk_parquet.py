@@ -104,12 +104,12 @@ def test_only_parquet_sets_are_replaced(tmp_path: Path, target: str) -> None:
     fs.save(str(folder), overwrite=True)
     assert not (folder / "g" / "a" / "refs.1.parq").exists()
     (folder / ".zmetadata").write_text('{"metadata": {}}')
-    with pytest.raises(FileExistsError, match="does not hold a parquet set"):
+    with pytest.raises(FileExistsError, match="expected an empty directory or a parquet set, found another"):
         fs.save(str(folder), overwrite=True)
     (folder / ".zmetadata").unlink()
     fs.save(str(folder), overwrite=True)  # partitions alone are the remains of a save that was killed
     (folder / ".zmetadata").rename(folder / "mine")
-    with pytest.raises(FileExistsError, match="does not hold a parquet set"):
+    with pytest.raises(FileExistsError, match="expected an empty directory or a parquet set, found .*mine.*: remove"):
         fs.save(str(folder), overwrite=True)
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileExistsError, match="is a file"):

@@ -71,7 +71,7 @@ def test_error_at_any_request_leaves_old_set_or_new(url: str, format: str, monke
 
 
 @FORMATS
-def test_another_writer_in_between_is_a_conflict(url: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_during_another_save_is_a_conflict(url: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     save(make_source("old", "a"), url, format)
     put_all = Objects.put_all
 
@@ -87,7 +87,7 @@ def test_another_writer_in_between_is_a_conflict(url: str, format: str, monkeypa
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_open_readers_of_a_replaced_set_are_told(url: str, tmp_path: Any, *, is_local: bool) -> None:
+def test_readers_get_an_error_after_their_set_was_replaced(url: str, tmp_path: Any, *, is_local: bool) -> None:
     url = str(tmp_path / "set") if is_local else url
     save(make_source("old", "a"), url, "parquet")
     reader = RefShardFileSystem(url, skip_instance_cache=True)
@@ -120,7 +120,7 @@ def test_other_readers_get_an_error_until_the_set_is_whole(url: str, monkeypatch
     assert names == [PARQUET, "refs.0.parq", "refs.1.parq", "refs.2.parq"]
 
 
-def test_a_commit_completes_a_set_that_was_not(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_completes_an_interrupted_save(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     save(make_source("old", "ab"), url, "parquet")
     with monkeypatch.context() as patch:
         patch.setattr(Objects, "copy_all", lambda *given: (_ for _ in ()).throw(OSError("lost")))

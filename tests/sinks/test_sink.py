@@ -29,7 +29,7 @@ def test_set_is_written_by_a_sink_of_another_package(installed: Path, tmp_path: 
     assert (tmp_path / "x.tiny.lines").read_text() == f"0 {file} 8 4\n1 {file} 12 4\n"
 
 
-def test_unknown_format_error_lists_the_formats(tmp_path: Path) -> None:
+def test_error_of_an_unknown_format_lists_the_formats(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"unknown format='csv': expected 'parquet', 'json', 'chunk-manifest', 'icechunk'\Z"
     ):

@@ -183,7 +183,7 @@ def test_missing_targets_are_errors(make: Make) -> None:
     assert "2 references" in report.findings[0].text
 
 
-def test_each_target_is_asked_once_and_no_chunk_is_read(make: Make, http_server: RangeServer) -> None:
+def test_each_target_is_requested_once_and_no_chunk_read(make: Make, http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(100))
     refs = {f"a/{i}": [url, i, 1] for i in range(3)}
     assert not check(make(refs)).findings
@@ -202,7 +202,7 @@ def test_server_without_ranges_is_reported(make: Make, http_server: RangeServer)
     assert len(http_server.requests()) - len(asked) <= len(asked)  # at most one request more for each target
 
 
-def test_server_that_refuses_is_an_error(make: Make, http_server: RangeServer) -> None:
+def test_refusal_by_a_server_is_an_error(make: Make, http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(100))
     http_server.fault(403, "/x")
     report = check(make({"a/0": [url + "?X-Amz-Signature=hidden", 0, 1]}))

@@ -16,7 +16,7 @@ from refshard_fs.tools.picture import Picture
 from tests.servers.http import RangeServer
 
 
-def test_selection_as_array_name_error_has_a_remedy() -> None:
+def test_error_of_a_selection_as_array_has_a_remedy() -> None:
     fs = RefShardFileSystem({"a/.zarray": '{"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1"}'})
     with pytest.raises(FileNotFoundError, match=r"no array 'a\[0\]'.*select='a\[0\]' \(--select\)"):
         fs.visualize("a[0]")

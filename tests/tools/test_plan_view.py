@@ -24,4 +24,4 @@ def test_plan_prints_as_a_table_of_80_columns() -> None:
     assert len(shown.tables[0]) == 21
     assert repr(fs.plan("log")).splitlines()[0] == "1 request for 1 key of 1 target: 1 of unknown size"
     assert "0 to the end" in repr(fs.plan("log"))
-    assert repr(fs.plan("text")) == "no request: the source itself has it all"
+    assert repr(fs.plan("text")) == "no request: the source itself has all bytes"

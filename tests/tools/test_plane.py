@@ -30,7 +30,7 @@ def test_every_chunk_is_in_one_cell(counts: list[int], random: object) -> None:
     assert ((plane.first == NO_CHUNK) == (plane.present == 0)).all()
 
 
-def test_cell_knows_the_first_of_its_chunks() -> None:
+def test_cell_has_its_first_existing_chunk() -> None:
     counts = (MOST_ROWS * 2, MOST_COLUMNS * 2)
     numbers = np.arange(1, math.prod(counts), dtype=np.uint64)
     plane = fold_grid(counts, numbers, None)

@@ -13,7 +13,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback, NoOpCallback
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.tools.progress import progress
+from refshard_fs.tools.progress import show_progress
 
 META = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}
 REFS = {
@@ -82,18 +82,18 @@ def test_user_callback_replaces_the_bar(bars: list[Bar], tmp_path: Path) -> None
 
 def test_no_bar_outside_terminals_and_notebooks(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_viewer(monkeypatch, terminal=False)
-    with progress("read") as shown:
+    with show_progress("read") as shown:
         assert shown is DEFAULT_CALLBACK
 
 
 def test_notebook_kernel_gets_a_bar(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_viewer(monkeypatch, terminal=False, shell=SimpleNamespace(kernel=object()))
-    with progress("read") as shown:
+    with show_progress("read") as shown:
         shown.set_size(2)
     assert [(bar.total, bar.is_closed) for bar in bars] == [(2, True)]
 
 
 def test_no_bar_without_tqdm(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # type: ignore[arg-type]  # importing it fails
-    with progress("read") as shown:
+    with show_progress("read") as shown:
         assert shown is DEFAULT_CALLBACK

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from refshard_fs.tools.scene import Box, Label, boxes_at
+from refshard_fs.tools.scene import Box, Label, make_boxes
 
 
 def test_boxes_broadcast_their_arguments() -> None:
-    boxes = boxes_at(np.array([0.0, 5.0]), 1.0, np.array([2, 3]), 4.0)
+    boxes = make_boxes(np.array([0.0, 5.0]), 1.0, np.array([2, 3]), 4.0)
     assert boxes == [Box(0, 1, 2, 4), Box(5, 1, 3, 4)]
 
 
