@@ -162,7 +162,9 @@ class S3Target(Target):
         return await self._leave_to_s3fs(self._by_s3fs.get_facts(path)) if answer.size is None else answer.facts
 
     async def get_current_facts(self, path: str) -> Facts:
-        return await (self.get_facts(path) if self._fast else self._leave_to_s3fs(self._by_s3fs.get_current_facts(path)))
+        if self._fast:
+            return await self.get_facts(path)
+        return await self._leave_to_s3fs(self._by_s3fs.get_current_facts(path))
 
     async def list_names(self, path: str) -> tuple[Listed, ...] | None:
         return await self._list(path, "/") or await self._leave_to_s3fs(self._by_s3fs.list_names(path))
