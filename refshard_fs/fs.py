@@ -762,8 +762,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def stats(self) -> Counters:
         """Return a dict of counters of the reads of this filesystem and its copies in this process.
 
-        It prints as a table; `refshard_fs.core.stats` explains the names. If zarr reads chunk by chunk, instead of
-        passing whole selections (see `tune_zarr`), a line below the table says so.
+        The dict prints as a table; `refshard_fs.core.stats` explains the names. If zarr reads chunk by chunk, instead
+        of passing whole selections (see `tune_zarr`), a line below the table says so.
         """
         counters = Counters(self.source.stats.snapshot())
         problem = find_pipeline_problem()

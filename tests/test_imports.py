@@ -79,7 +79,7 @@ def test_reading_over_http_imports_nothing_of_s3(http_server: RangeServer) -> No
     assert loaded.isdisjoint(HEAVY)
 
 
-def test_filesystem_imports_neither_openers_nor_writers() -> None:
+def test_import_of_filesystem_loads_neither_openers_nor_writers() -> None:
     needless = {
         *("source.collect", "writing.save", "writing.commit", "sets", "tools.check", "tools.map", "cli"),
         *("formats.kerchunk_json.source", "references.builder", "formats.zip.source"),

@@ -140,7 +140,7 @@ class Dispatch(Share):
         return self.shared.budget
 
     def latency(self, url: str) -> float | None:
-        """Return the shortest time of recent answers of the host of ``url``, in seconds; None before the first."""
+        """Return the shortest time of recent answers of the host of ``url``, in seconds; None if there is no answer."""
         return min(self.host(url).waits, default=None)
 
     @property
@@ -215,7 +215,7 @@ class Dispatch(Share):
         """Return the bytes to reserve for ``block``; if its size is unknown, estimate it from recent objects.
 
         An object for a reader counts as many bytes as the mean of recent objects. An object that is fetched ahead must
-        not need more bytes than were reserved, so it counts twice the bytes of the largest one.
+        not need more bytes than were reserved, so it counts twice the bytes of the largest recent object.
         """
         start, stop = block.span.start, block.span.stop
         if stop is not None:

@@ -33,7 +33,7 @@ class FileAhead:
         self._stops: deque[int] = deque(maxlen=RECENT)
 
     def extend(self, start: int, stop: int, size: int, unread: int) -> int:
-        """Note a request for ``[start, stop)`` of a file of ``size`` bytes; return where it should end instead.
+        """Note a request for ``[start, stop)`` of a file of ``size`` bytes; return the end to which to extend it.
 
         ``unread`` bytes have been fetched ahead, and may still be read.
         """

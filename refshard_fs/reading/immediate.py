@@ -127,7 +127,7 @@ class Immediate:
         return found
 
     def take_together(self, jobs: Sequence[Job]) -> list[Any]:
-        """Return the result or the error of `take` for each of ``jobs``, a group of `group_jobs`, by one read."""
+        """Take ``jobs``, a group of `group_jobs`, by one read if possible; return the result or the error of each."""
         if len(jobs) > 1:
             spans = [entry for _, entry in jobs if isinstance(entry, Span)]
             first, last = min(span.start for span in spans), max(span.stop or 0 for span in spans)

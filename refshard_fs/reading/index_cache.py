@@ -70,7 +70,7 @@ class IndexCache:
         self.everything = everything
 
     def get(self, name: str) -> memoryview | None:
-        """Return the data that `put` kept under ``name``; None unless this user's file is there, and undamaged."""
+        """Return the data that `put` kept under ``name``; None if there is no undamaged file of this user."""
         path = self._path(name)
         try:
             if not is_private(self.directory):

@@ -271,8 +271,8 @@ class Answers:
     """The answers to needs in the process's ``cache``; ``token`` is the part of cache keys that names the source.
 
     ``longest`` is the most bytes of a document or an index; a larger one is an error. ``keep`` is the cache of decoded
-    indexes in files. ``heads`` are bytes of objects that were read when the source was made; None if it was not made in
-    this process.
+    indexes in files. ``heads`` are bytes of objects that were read when the source was made, or None if the source was
+    not made in this process.
     """
 
     def __init__(
@@ -292,8 +292,9 @@ class Answers:
     def get(self, need: Need, pool: Pool) -> Any:
         """Return the cached answer to ``need``; None if there is none, or its object is known to have changed.
 
-        If only a request could show whether it has changed, the object counts as unchanged: otherwise the next read of
-        it raises `TargetChanged`. Whole documents and facts have no next read: see `find_doubtful`.
+        If only a request could show whether the object has changed, it counts as unchanged: if it has changed after
+        all, the next read of it raises `TargetChanged`. Whole documents and facts are not read again: see
+        `find_doubtful`.
         """
         if isinstance(need, Head):
             return self._get_read(need, pool)

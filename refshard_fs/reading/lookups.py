@@ -197,7 +197,8 @@ class Lookups:
     async def _read_document(self, entry: Entry, *, keep: bool) -> bytes:
         """Read an index or a document; more bytes than the limit are an error.
 
-        With ``keep``, ranges may be kept on disk. Pieces of streamed documents must not be: they may contain URLs.
+        With ``keep``, ranges may be kept on disk. Pieces of streamed documents must not be kept on disk, since they may
+        contain URLs.
         """
         source = entry.source if isinstance(entry, Packed) else entry
         check_size(source.size, self._answers.longest)

@@ -101,7 +101,7 @@ class Share:
     """The bytes of a `SharedMemory` that one reader on the running event loop has reserved.
 
     ``spare`` bytes are left to other readers. A reader without reserved bytes may always reserve some, so that no
-    reader waits for one that has stopped. A share counts until its loop is closed, or it is garbage.
+    reader waits for one that has stopped. A share counts until its loop is closed or the share is garbage-collected.
     """
 
     def __init__(self, memory: SharedMemory, spare: int = 0) -> None:
@@ -163,8 +163,8 @@ class SharedBudget(SharedMemory):
     def begin(self, share: Share, host: str, size: int, most: int) -> bool:
         """Count a request of ``size`` bytes to ``host``, and return True; or return False if it has to wait.
 
-        It waits if all shares would use more than ``most`` bytes, unless this share uses none; or if the host has too
-        many requests, unless none of them is of this share.
+        The request has to wait if all shares would use more than ``most`` bytes, unless this share uses none; or if the
+        host has too many requests, unless none of them is of this share.
         """
         with self._lock:
             is_over = size and share.used and self.used + size > most

@@ -84,7 +84,7 @@ def _make_infos(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]
 
 
 async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
-    """Return all files below ``key``, sorted by name; with ``withdirs``, also directories. A file returns itself."""
+    """Return all files below ``key``, sorted by name, or ``key`` alone for a file; ``withdirs`` adds directories."""
     if maxdepth is not None and maxdepth < 1:
         raise ValueError(f"invalid maxdepth={maxdepth}: expected at least 1, or None for all levels")
     keyspace = await source.keyspace()
@@ -199,7 +199,7 @@ class StreamedFile(AbstractAsyncStreamedFile):  # type: ignore[misc]  # fsspec i
 
 
 class WrittenFile(io.BytesIO):
-    """A file for writing a key: its content is put when it is closed, unless its ``with`` block raises an exception."""
+    """A file for writing a key: closing it writes the content to the key, unless its ``with`` block raised an error."""
 
     def __init__(self, fs: AsyncFileSystem, key: str, content: bytes, *, at_end: bool) -> None:
         super().__init__(content)

@@ -37,7 +37,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return {}
 
     def heads(self) -> Heads | None:
-        """Return the first bytes of the sources that this one joins; None if this process does not have them."""
+        """Return the first bytes of the sources that this source joins; None if this process does not have them."""
         return None
 
     def to_json_value(self) -> dict[str, str]:
@@ -192,7 +192,7 @@ def _read_content(file: Any) -> Any:
 
 
 def _read_lazy_references(mapper: LazyReferenceMapper) -> dict[str, Any]:
-    """Return all references of fsspec's ``mapper``. Each key is looked up: ``items()`` does not match ``keys()``."""
+    """Return all references of fsspec's ``mapper``, by one look-up for each key: its ``items()`` has other keys."""
     refs = {key: mapper[key] for key in mapper}
     # A row without a reference has NaN in place of the URL.
     return {key: value for key, value in refs.items() if isinstance(value, bytes | str) or value[0] == value[0]}

@@ -171,7 +171,7 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How targets are read."""
+    """The options for reading targets."""
 
     max_gap: Annotated[int, _describe("The largest gap over which ranges of one target are merged.", "bytes")] = (
         16 * KIB
@@ -197,7 +197,7 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where data is cached after it was read."""
+    """The options for caching data that was read."""
 
     index_cache: Annotated[Directory | None, _describe("Directory that keeps decoded manifests; False keeps none.")] = (
         None
@@ -213,7 +213,7 @@ class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where writes go."""
+    """The options for writing."""
 
     mode: Annotated[
         str | None, _describe("`r` refuses writes, `a` keeps them for a commit, `w` begins with an empty source.")

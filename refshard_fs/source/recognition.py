@@ -194,7 +194,7 @@ def names_manifests(document: bytes) -> bool:
 
 
 def may_be_root(url: str) -> bool:
-    """Return whether a URL looks like that of a group or an array of a remote zarr store."""
+    """Return whether a URL looks like the URL of a group or an array of a remote zarr store."""
     return _is_remote(url) and _ROOT.search(url.partition("?")[0]) is not None
 
 
@@ -231,8 +231,8 @@ def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
 def _probe_zarr(url: str, max_bytes: int, names: Sequence[str]) -> Steps[Probe | None]:
     """Request the documents ``names`` of a zarr hierarchy at ``url`` together; return None if it has none of them.
 
-    Other documents of the root count as absent until they are looked up again. If the server answers every URL with a
-    web page, the hierarchy does not exist.
+    Other documents of the root count as absent until they are looked up again. Also return None if the server answers
+    every URL with a web page.
     """
     below = make_locator(url)
     try:

@@ -292,7 +292,10 @@ class Source(Engines):
             transaction.join(self)
 
     def share(self, name: str, arguments: object) -> Source:
-        """Return the source called ``name`` if it was made with equal ``arguments``; otherwise register this one."""
+        """Return the source that is registered as ``name`` if it was made with equal ``arguments``, else this source.
+
+        If no source has that name yet, register this one.
+        """
         with _naming:
             known = _named.get(name)
             if known is None:
@@ -458,8 +461,8 @@ class Source(Engines):
     def filesystems(self) -> dict[str | None, AbstractFileSystem]:
         """Return a filesystem for each protocol: the user's, or a new one with the user's options.
 
-        Without options for any protocol, return a filesystem for the first protocol in the references. It also reads
-        URLs without a protocol, as in fsspec's ``reference``.
+        Without options for any protocol, return a filesystem for the first protocol in the references. This filesystem
+        also reads URLs without a protocol, as in fsspec's ``reference``.
         """
         given: dict[str | None, Any] = {**self._pool_options.by_protocol}
         bare = self.options.open.protocol

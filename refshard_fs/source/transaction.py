@@ -30,7 +30,7 @@ from refshard_fs.errors import CostlyPattern, sanitize
 
 
 class OpenSource(Protocol):
-    """An opened `Source`, as a transaction uses it."""
+    """The methods of a `Source` that a transaction calls."""
 
     def latest(self, url: str) -> Version | None: ...
     def forget(self, below: str | None = None) -> None: ...
@@ -240,8 +240,8 @@ class Transaction:
     def reopen(self, but: Collection[str] = (), below: str | None = None) -> None:
         """Make all sources open again, and keep the edits; with ``below``, only objects below that URL have changed.
 
-        A commit still compares the objects that it replaces with the versions read before, except those at the URLs in
-        ``but``.
+        A commit still compares the objects that it replaces with the versions read before, except the objects at the
+        URLs ``but``.
         """
         with self._changing(below):
             self._keep_versions(self.edits, but)

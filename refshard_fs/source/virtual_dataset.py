@@ -111,7 +111,7 @@ def _make_document(variable: Any) -> dict[str, Any]:
 
 
 def _make_plain(value: Any) -> Any:
-    """Convert a numpy value of an attribute to one that JSON can hold."""
+    """Convert a numpy value of an attribute to a value that JSON can hold."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 

@@ -29,7 +29,7 @@ _KNOWN: Final = 8  # the most stores that are kept by their options, because mak
 
 
 class Stores:
-    """The stores for the same options, usable from any thread; a forked process opens them again."""
+    """The stores that are opened with the same options, usable from any thread; a forked process opens them again."""
 
     def __init__(self, options: PoolOptions) -> None:
         self.options = options

@@ -17,7 +17,7 @@ Rules: TypeAlias = tuple[Admission, ...]  # each rule may refuse a URL; without 
 
 
 class PoolOptions(msgspec.Struct, frozen=True, eq=False):
-    """How targets are opened.
+    """The options for opening targets.
 
     ``by_protocol`` maps a protocol to an instance or to options; ``by_prefix`` maps a URL prefix, in its canonical
     spelling, to an instance or to options. The longest prefix of a URL takes precedence over the protocol.
@@ -32,7 +32,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     only_sizes: tuple[str, ...] = ()  # prefixes of objects whose answers are compared by size alone, not by version
 
     def with_fallback(self, given: Mapping[str, Any], protocol: str, source: str | None) -> PoolOptions:
-        """Use ``given``, options without a protocol, for ``protocol``, the first protocol in the references.
+        """Return these options, with ``given``, options without a protocol, for the first ``protocol`` of references.
 
         The author of a set from elsewhere chose its references. So then the options are only for the server of the
         set itself, and only if the set has that protocol. ``source`` is the URL of the set, None for a set in memory.
@@ -49,7 +49,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
         return self.find(url)[1]
 
     def find(self, url: str) -> tuple[tuple[str, ...], InstanceOrOptions]:
-        """Return the instance or options for ``url``, and before them a token that identifies them.
+        """Return a token that identifies the instance or options for ``url``, and the instance or options.
 
         The last item of the token is the protocol.
         """
@@ -62,7 +62,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
 
 
 class Grant(NamedTuple):
-    """How to open a URL."""
+    """A permitted URL, and the instance or options that open it."""
 
     url: str  # in the spelling that the rules have admitted
     access: Access

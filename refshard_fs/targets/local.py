@@ -73,7 +73,7 @@ def _list_entry(entry: os.DirEntry[str]) -> Listed | None:
 
 
 class _File:
-    """An open descriptor, closed when its last reader drops it."""
+    """An open file, closed when its last reader drops it."""
 
     __slots__ = ("descriptor", "facts", "identity", "lock", "size")
 

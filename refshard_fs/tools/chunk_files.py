@@ -44,7 +44,7 @@ class Strip(msgspec.Struct, frozen=True, eq=False):
 
 
 class Files(msgspec.Struct, frozen=True, eq=False):
-    """Where chunks lie: the file of each, as an index into ``names``, or `INLINE`; ``strips`` are some of the files.
+    """The files of chunks: ``file_of`` has an index into ``names``, or `INLINE`, for each; ``strips`` are some files.
 
     URLs are without credentials; ``base`` is the directory of all files, or empty.
     """

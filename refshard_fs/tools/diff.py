@@ -38,7 +38,7 @@ class DocumentChange(Shown, frozen=True):
 
 
 class Changes(Shown, frozen=True):
-    """How many keys differ below ``path`` (of an array; None: keys that are not chunks), and the first of each kind."""
+    """The number of keys that differ below the array ``path`` (None: keys that are not chunks), and the first ones."""
 
     path: str | None
     added: int

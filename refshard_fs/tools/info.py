@@ -48,7 +48,7 @@ class ArraySummary(Shown, frozen=True):
 
 
 class Target(Shown, frozen=True):
-    """One object with chunks; its URL is without credentials."""
+    """An object with chunks: its URL without credentials, the ``references`` to it, and the ``bytes`` of the chunks."""
 
     url: str
     references: int
@@ -56,7 +56,7 @@ class Target(Shown, frozen=True):
 
 
 class Targets(Shown, frozen=True):
-    """The objects with chunks; ``top`` are the objects with the most bytes of chunks."""
+    """The number of objects with chunks, and the references to them; ``top`` are the objects with the most bytes."""
 
     count: int
     references: int

@@ -48,7 +48,7 @@ def make_picture(fs: Surveyed, array: str | None = None, select: Any = None) -> 
             raise FileNotFoundError(f"{e}. A selection is given as select={array!r} (--select)") from None
         raise
     if not found.arrays:
-        raise FileNotFoundError(f"there is no array in {source}")
+        raise FileNotFoundError(f"cannot draw a map of {source}: expected at least one array, found none")
     ordered = sorted(found.arrays.values(), key=lambda extents: (int(extents.sizes.sum()), len(extents)), reverse=True)
     if array is None and select is None and len(ordered) > 1:
         return draw_map(make_set_map(source, ordered, found.urls))

@@ -26,7 +26,7 @@ _NUMBERS: Final = re.compile(r"\d+")
 
 
 class Refusal(NamedTuple):
-    """Why the array or group with the document ``key`` cannot be opened; ``by`` says which reader refuses it."""
+    """The reason why the reader ``by`` refuses to open the array or group with the document ``key``."""
 
     by: Literal["zarr", "xarray", "consolidated", "codec"]
     key: str

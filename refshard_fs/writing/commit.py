@@ -121,7 +121,7 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
 
 
 def _find_manifests(writer: Writer, base: Base, edits: Edits) -> None:
-    """Make the key space find out whether the edited arrays have chunk manifests: these cannot be committed."""
+    """Look up the edited arrays, so that the key space knows which have chunk manifests: these cannot be committed."""
     if base.keyspace.committed_as == HIERARCHY:
         for key in {parent(key)[0]: key for key in edits.list_changes()}.values():
             writer.source.run(key, partial(base.keyspace.is_empty, key))

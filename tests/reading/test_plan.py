@@ -62,7 +62,7 @@ def test_blocks_stay_below_their_size_unless_ranges_overlap() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(10, [1000]), (12, [1200]), (13, [1000, 300]), (22, [1000, 1200])])
-def test_short_rest_of_a_run_joins_a_request(count: int, expected: list[int]) -> None:
+def test_short_rest_of_a_run_is_read_with_the_last_block(count: int, expected: list[int]) -> None:
     """A month of daily chunks is often a little longer than a block."""
     run = [(n * 100, n * 100 + 100) for n in range(count)]
     blocks = coalesce(run, Limits(0, 1000))
