@@ -45,10 +45,10 @@ from refshard_fs.source.files import RefShardFile, RefShardMap, StreamedFile, Wr
 from refshard_fs.source.in_memory_source import InMemorySource, argument_to_json
 from refshard_fs.source.normalizing import MAPPER, SESSION, NormalizingMeta, takes_keywords_of
 from refshard_fs.source.options import RECORD_SIZE, Options, check_spelling
-from refshard_fs.source.settings import Settings, WriteSettings, format_by_suffix, transaction_for
+from refshard_fs.source.settings import Settings, WriteSettings, begin_transaction, format_by_suffix
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
-from refshard_fs.stores.links import path_to_write
+from refshard_fs.stores.links import resolve_path_to_write
 from refshard_fs.tools.counters import Counters
 from refshard_fs.tools.filesystem_view import render_filesystem
 from refshard_fs.tools.plan_view import Plan
@@ -220,7 +220,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self.fo: str | InMemorySource = options.source.fo
         writes = WriteSettings.of(options)
         self.mode = options.writing.mode or ("r" if writes is None else "a")
-        source = Source(Settings.of(options), transaction_for(options))
+        source = Source(Settings.of(options), begin_transaction(options))
         self.source: Source = source.share(self._session_name, (type(self), self._shared_options))
         if mapper is not None:
             self.source.mapper = mapper
@@ -569,7 +569,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         sizes |= {name: (await self._info(name))["size"] for name, size in sizes.items() if size is None}
         return sum(sizes.values()) if total else sizes
 
-    async def _type_of(self, path: str) -> str | None:
+    async def _find_type(self, path: str) -> str | None:
         """Return the type of ``path``, as in `info`; None if it does not exist. Other errors are raised."""
         try:
             return str((await self._info(path))["type"])
@@ -577,13 +577,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             return None
 
     async def _exists(self, path: str, **kwargs: Any) -> bool:
-        return await self._type_of(path) in ("file", "directory")
+        return await self._find_type(path) in ("file", "directory")
 
     async def _isdir(self, path: str) -> bool:
-        return await self._type_of(path) == "directory"
+        return await self._find_type(path) == "directory"
 
     async def _isfile(self, path: str) -> bool:
-        return await self._type_of(path) == "file"
+        return await self._find_type(path) == "file"
 
     @property
     def fss(self) -> dict[str | None, AbstractFileSystem]:
@@ -635,7 +635,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> fs.cat_file("a/1")
         b'cd'
         """
-        loop = self.source.last_loop() or self.loop
+        loop = self.source.find_last_loop() or self.loop
         with show_progress("prefetch", callback) as shown:
             sync(loop, self._prefetch, what, selection, mode, wait, shown)
 
@@ -656,7 +656,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             )
         if isinstance(what, Mapping):
             chosen = {self._strip_protocol(path): Ellipsis if part is None else part for path, part in what.items()}
-            lists = await asyncio.gather(*(self.source.keys_of(path, part, mode) for path, part in chosen.items()))
+            lists = await asyncio.gather(*(self.source.find_keys(path, part, mode) for path, part in chosen.items()))
             keys = [key for keys_of_array in lists for key in keys_of_array]
         else:
             keys = [self._strip_protocol(key) for key in what]
@@ -1127,9 +1127,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         check_spelling(storage_options, RefShardFileSystem.save)
         if format is None and url.endswith(".refshard"):
-            from refshard_fs.writing.cube_document import REMARK, document_of, save_document
+            from refshard_fs.writing.cube_document import REMARK, make_cube_document, save_document
 
-            document = document_of(self.source)
+            document = make_cube_document(self.source)
             if document is None:
                 raise ManifestError(
                     f"{url}: expected a source that joins sets, for its document, got {self!r}. To save the references "
@@ -1181,7 +1181,7 @@ def _convert_to_bytes(value: Any) -> bytes:
 
 
 def _create_file(path: str) -> BinaryIO:
-    path = path_to_write(path)
+    path = resolve_path_to_write(path)
     folder = os.path.dirname(path)
     if folder:
         os.makedirs(folder, exist_ok=True)

@@ -367,7 +367,7 @@ class _SourceServer:
             return None
         host = entry.url.partition("://")[2].partition("/")[0]
         is_open = not is_private(host.rpartition(":")[0] or host) and "@" not in host and "?" not in entry.url
-        return entry.url if is_open and not self._fs.source.options.pool.options_of(entry.url) else None
+        return entry.url if is_open and not self._fs.source.options.pool.find_options(entry.url) else None
 
 
 def _check_token(request: Request, token: str | None) -> None:

@@ -45,7 +45,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.memory import Share, SharedMemory
 from refshard_fs.reading.selection import ANSWER, TOGETHER
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.source.in_memory_source import InMemorySource, digest_of
+from refshard_fs.source.in_memory_source import InMemorySource, compute_digest
 from refshard_fs.zarr_store import Store
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ async def _read_two_chunks() -> None:
     document = json.dumps({**meta, "filters": None, "compressor": None}).encode()
     # A dict of references would do, but the module that parses dicts is slow to import.
     refs = ReferenceSet(Texts.of(()), {}, {".zarray": document, "0": b"a", "1": b"b"})
-    fs = RefShardFileSystem(InMemorySource(refs, digest_of(refs)), asynchronous=True, skip_instance_cache=True)
+    fs = RefShardFileSystem(InMemorySource(refs, compute_digest(refs)), asynchronous=True, skip_instance_cache=True)
     array = await AsyncArray.open(StorePath(FsspecStore(fs, read_only=True, path="")), zarr_format=2)
     if type(array.codec_pipeline) is not SelectionPipeline:
         raise NotImplementedError("zarr does not use the pipeline in its setting codec_pipeline.path for our arrays")

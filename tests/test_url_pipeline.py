@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.source.normalizing import source_of_pipeline
+from refshard_fs.source.normalizing import resolve_pipeline
 
 META = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C", "fill_value": None}
 REFS = {
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_pipeline_becomes_an_fsspec_chain(pipeline: str, source: str) -> None:
-    assert source_of_pipeline(pipeline) == source
+    assert resolve_pipeline(pipeline) == source
 
 
 @pytest.mark.parametrize("steps", ["refs.json", "a.zip|zip:", "b.zip|zip:in/refs.json"])

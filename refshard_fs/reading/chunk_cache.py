@@ -35,7 +35,7 @@ from refshard_fs.core.model import Facts, Span
 from refshard_fs.errors import CostlyPattern, sanitize
 from refshard_fs.reading.index_cache import KeptFile, delete_oldest, is_own_file, is_private, list_files, open_as_it_is
 from refshard_fs.reading.plan import MIB
-from refshard_fs.targets import parse_time, strong_etag
+from refshard_fs.targets import get_strong_etag, parse_time
 
 CAPACITY: Final = 10 << 30  # bytes, by default
 SUFFIX: Final = ".refchunk"
@@ -277,7 +277,7 @@ def _identify_version(facts: Facts | None) -> bytes | None:
 @lru_cache(4096)
 def _digest_version(facts: Facts) -> tuple[float | None, bytes | None]:
     """Return the modification time, None with a strong ETag; and a digest of the version, None if it is unknown."""
-    etag = (strong_etag(facts.named_etag) or "").strip('"')
+    etag = (get_strong_etag(facts.named_etag) or "").strip('"')
     changed = None if etag or facts.last_modified is None else parse_time(facts.last_modified)
     if not etag and (changed is None or facts.size is None):
         return None, None

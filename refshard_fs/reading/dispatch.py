@@ -139,7 +139,7 @@ class Dispatch(Share):
         """The limits for all event loops together."""
         return self.shared.budget
 
-    def latency(self, url: str) -> float | None:
+    def find_latency(self, url: str) -> float | None:
         """Return the shortest time of recent answers of the host of ``url``, in seconds; None if there is no answer."""
         return min(self.host(url).waits, default=None)
 
@@ -168,7 +168,7 @@ class Dispatch(Share):
             host = self._hosts[name] = Host(name)
         return host
 
-    def active_at(self, host: str) -> int:
+    def count_active(self, host: str) -> int:
         known = self._hosts.get(host)
         return 0 if known is None else known.active
 
@@ -222,7 +222,7 @@ class Dispatch(Share):
             return stop - start
         if start < 0:
             return -start
-        seen = self.pool.versions.known_facts(block.span.url)
+        seen = self.pool.versions.find_known_facts(block.span.url)
         if seen is not None and seen.size is not None:
             return max(seen.size - start, 0)
         sizes = block.host.sizes

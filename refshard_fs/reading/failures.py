@@ -159,7 +159,7 @@ def name_key(key: str, error: Exception) -> Exception:
         return of_piece
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
-    return _unreachable(key, _find_noted_place(error, READING) or "an unknown location", error)
+    return _make_unreachable_error(key, _find_noted_place(error, READING) or "an unknown location", error)
 
 
 def _find_noted_place(error: Exception, mark: str) -> str | None:
@@ -192,7 +192,7 @@ def make_read_error(key: str, entry: Entry, error: Exception) -> Exception:
         return FileNotFoundError(key)
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return name_key(key, error)
-    return _unreachable(key, describe(entry), error)
+    return _make_unreachable_error(key, describe(entry), error)
 
 
 def make_too_large_text(where: str, most: int) -> str:
@@ -200,7 +200,7 @@ def make_too_large_text(where: str, most: int) -> str:
     return f"{where} has more than max_manifest_bytes={most} bytes: pass a larger number if you trust it"
 
 
-def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
+def _make_unreachable_error(key: str, where: str, error: Exception) -> ReferenceNotReachable:
     named = ReferenceNotReachable(key, where, explain(error, where))
     named.__cause__ = sanitize_cause(error)
     return named

@@ -285,7 +285,7 @@ class Fetcher:
         if place is None:
             return False
         # For whole objects, requesting the version first would double the requests.
-        if self.requests.pool.versions.confirmed_facts(span.url, None) is None:
+        if self.requests.pool.versions.find_confirmed_facts(span.url, None) is None:
             if span.url in self._unversioned:
                 return False
             if span.stop is not None and not place.target.tells_versions:
@@ -309,7 +309,7 @@ class Fetcher:
         """Serve ``readers`` from the disk, if it has the current version, and fetch the rest."""
         versions = self.requests.pool.versions
         spans = [reader.span for reader in readers]
-        unseen = {(span.url, span.origin) for span in spans if versions.confirmed_facts(span.url, None) is None}
+        unseen = {(span.url, span.origin) for span in spans if versions.find_confirmed_facts(span.url, None) is None}
         await asyncio.gather(*map(self._ask_version, unseen))
         fresh: list[tuple[Span, Reader | None]] = []
         for first in range(0, len(readers), TURN):
@@ -331,7 +331,7 @@ class Fetcher:
     def _read_disk(self, spans: Sequence[Span]) -> list[bytes | None]:
         versions, on_disk = self.requests.pool.versions, self._on_disk
         assert on_disk is not None
-        return [on_disk.get(span, versions.confirmed_facts(span.url, span.pin)) for span in spans]
+        return [on_disk.get(span, versions.find_confirmed_facts(span.url, span.pin)) for span in spans]
 
     async def _ask_version(self, place: tuple[str, tuple[str, ...]]) -> None:
         """Request the current version of the object at ``place``, its URL and origin, once for concurrent callers."""
@@ -347,7 +347,7 @@ class Fetcher:
                 place = self.requests.pool.place(url, origin)
                 if place is not None:
                     await place[0].ask_version(place[1])
-        if self.requests.pool.versions.confirmed_facts(url, None) is None:
+        if self.requests.pool.versions.find_confirmed_facts(url, None) is None:
             self._unversioned.add(url)
 
     def _on_recall_end(self, task: asyncio.Task[None]) -> None:
@@ -501,7 +501,7 @@ class Fetcher:
     def _extend(self, block: Block, object_id: Hashable) -> None:
         """Extend the request for ``block`` by bytes of its object that will probably be read next."""
         span = block.span
-        facts = self.requests.pool.versions.known_facts(span.url)
+        facts = self.requests.pool.versions.find_known_facts(span.url)
         if span.stop is None or facts is None or facts.size is None or self._find_remote(span) is None:
             return
         file = self._files.get(object_id)

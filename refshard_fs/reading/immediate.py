@@ -214,7 +214,7 @@ class Immediate:
                 return True
         except Exception:  # noqa: BLE001  # a filesystem's class may raise anything
             return False
-        if self._on_disk is None or self._pool.versions.confirmed_facts(span.url, span.pin) is None:
+        if self._on_disk is None or self._pool.versions.find_confirmed_facts(span.url, span.pin) is None:
             return False
         return self._on_disk.has(span)
 
@@ -312,7 +312,7 @@ class Immediate:
         """Return the bytes of ``span`` from the cache on disk, if its version is known and matches."""
         if self._on_disk is None or not keeps(span, most):
             return None
-        facts = self._pool.versions.confirmed_facts(span.url, span.pin)
+        facts = self._pool.versions.find_confirmed_facts(span.url, span.pin)
         data = None if facts is None else self._on_disk.get(span, facts)
         if data is None or facts is None:
             return None

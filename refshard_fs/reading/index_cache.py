@@ -37,7 +37,7 @@ SHARED: Final = 64  # a process may write 1/64 of the free bytes before it lists
 STALE: Final = 3600  # seconds after which an unfinished file is deleted: its writer was killed
 
 
-def default_directory() -> Path | None:
+def find_default_directory() -> Path | None:
     """Return the directory for this user's caches on this platform; None if there is none."""
     try:
         match sys.platform:

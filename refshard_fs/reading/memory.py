@@ -72,7 +72,7 @@ class SharedMemory:
     @property
     def used(self) -> int:
         """Bytes that are reserved, or kept in caches."""
-        shares: int = sum(each.used for each in self._alive(self._shares))
+        shares: int = sum(each.used for each in self._list_alive(self._shares))
         return shares + sum(cache.weight for cache in self._caches)
 
     def empty_caches(self) -> bool:
@@ -87,12 +87,12 @@ class SharedMemory:
         with self._lock:  # includes loops that are refused at this moment
             refused = list(self._refused)
             self._refused.clear()
-        for each in self._alive(refused):
+        for each in self._list_alive(refused):
             if each is not share:
                 with contextlib.suppress(RuntimeError):  # its loop was closed
                     each.loop.call_soon_threadsafe(each.pump)
 
-    def _alive(self, among: Iterable[weakref.ref[Any]]) -> list[Any]:
+    def _list_alive(self, among: Iterable[weakref.ref[Any]]) -> list[Any]:
         known = [ref() for ref in among]
         return [each for each in known if each is not None and not each.loop.is_closed()]
 
@@ -110,9 +110,9 @@ class Share:
         self.most = max(memory.memory - spare, memory.memory // 2)
         self._memory = memory
         with memory._lock:
-            memory._shares = [weakref.ref(each) for each in (*memory._alive(memory._shares), self)]
+            memory._shares = [weakref.ref(each) for each in (*memory._list_alive(memory._shares), self)]
 
-    def active_at(self, host: str) -> int:
+    def count_active(self, host: str) -> int:
         """Return the number of this reader's requests to ``host`` that are under way."""
         return 0
 
@@ -168,8 +168,8 @@ class SharedBudget(SharedMemory):
         """
         with self._lock:
             is_over = size and share.used and self.used + size > most
-            active = sum(each.active_at(host) for each in self._alive(self._shares))
-            if is_over or (share.active_at(host) and active >= self.budget.requests):
+            active = sum(each.count_active(host) for each in self._list_alive(self._shares))
+            if is_over or (share.count_active(host) and active >= self.budget.requests):
                 self._refused.add(weakref.ref(share))
                 return False
             share.used += size

@@ -190,7 +190,7 @@ class Prefetcher:
 
     def _find_size(self, span: Span) -> int:
         """Return the size of a whole object, or 0 if it has not been read."""
-        facts = self._fetcher.requests.pool.versions.known_facts(span.url)
+        facts = self._fetcher.requests.pool.versions.find_known_facts(span.url)
         return (facts.size or 0) if facts is not None else 0
 
     def give_up(self) -> None:
@@ -217,7 +217,7 @@ class Prefetcher:
         return array
 
     def _follow(self, array: _Array, numbers: list[int], *, late: bool) -> None:
-        latency = self._fetcher.requests.latency(array.url)
+        latency = self._fetcher.requests.find_latency(array.url)
         window = max(MIB, int((LATENCY if latency is None else latency) * BANDWIDTH))
         chunk = max(array.chunk, LEAST_OBJECT if array.objects else LEAST_CHUNK)
         advice = array.policy.observe(numbers, chunk, window, self._most, late=late)

@@ -17,7 +17,7 @@ from refshard_fs.sets.grown_document import extend_document
 from refshard_fs.sets.grown_references import GrownReferences
 from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
 from refshard_fs.sets.preprocess import Preprocess, call_preprocess
-from refshard_fs.source.in_memory_source import source_of
+from refshard_fs.source.in_memory_source import make_portable_source
 from refshard_fs.source.options import prepare_keywords
 from refshard_fs.tools.progress import show_progress
 
@@ -119,7 +119,7 @@ def _append(
     """Append ``sets`` in one commit; return by how much the target is longer. Several sets need a document."""
     urls = [os.fspath(source) for source in (target, *sets) if isinstance(source, str | os.PathLike)]
     options = prepare_keywords(options, urls, append)
-    url = source_of(os.fspath(target), options.get("target_protocol"), None, True)
+    url = make_portable_source(os.fspath(target), options.get("target_protocol"), None, True)
     fs = RefShardFileSystem(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
@@ -198,5 +198,5 @@ def _list_new_sets(
     every = expand(fo, prepare_keywords(options, urls, append))
     joined = RefShardFileSystem(os.fspath(target), **options).source.open().cube
     known = set() if joined is None or not skips_known else {joined.resolve(url) for url in joined.document.urls}
-    new = [fo for fo in every if not isinstance(fo, str) or source_of(fo, None, None, True) not in known]
+    new = [fo for fo in every if not isinstance(fo, str) or make_portable_source(fo, None, None, True) not in known]
     return new, joined is not None

@@ -14,7 +14,7 @@ from refshard_fs.sets.concat import concat
 from refshard_fs.sets.lazy_set import LazySet
 from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.sets.tables import adopt_rows, move_credentials, read_parquet_table
-from refshard_fs.source.in_memory_source import source_of
+from refshard_fs.source.in_memory_source import make_portable_source
 from refshard_fs.source.normalizing import is_many_sources
 from refshard_fs.source.options import prepare_keywords
 
@@ -111,7 +111,7 @@ def _read_table(
     """
     if not url.endswith((".parquet", ".geoparquet")):
         return None
-    place = str(source_of(url, options.get("target_protocol"), None, True))
+    place = str(make_portable_source(url, options.get("target_protocol"), None, True))
     fs = RefShardFileSystem({}, **choose_reading_options([place], options))
     data: bytes = fs.source.run("", lambda: _read_file(place))
     if not data:

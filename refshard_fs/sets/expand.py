@@ -14,7 +14,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.sets.scanning import choose_reading_options
-from refshard_fs.source.in_memory_source import source_of
+from refshard_fs.source.in_memory_source import make_portable_source
 
 SIDECARS: Final = (".idx", ".index")  # sidecars of GRIB files are left out if the files match
 DEEPEST: Final = 64  # levels of directories that ``**`` searches
@@ -52,7 +52,7 @@ def make_natural_key(text: str) -> tuple[list[Any], str]:
 
 
 def _find_matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
-    url = source_of(pattern, options.get("target_protocol"), None, True)
+    url = make_portable_source(pattern, options.get("target_protocol"), None, True)
     fs = RefShardFileSystem({}, **choose_reading_options([str(url)], options))
     found = set(fs.source.run("", lambda: _walk(str(url))))
     found -= {name for name in found if name.endswith(SIDECARS) and name.rpartition(".")[0] in found}

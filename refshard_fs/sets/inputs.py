@@ -14,7 +14,7 @@ from refshard_fs.sets.file_grid import FileGrid, list_some
 from refshard_fs.sets.patterns import Pattern
 from refshard_fs.sets.sources import OnError
 from refshard_fs.sets.tables import convert_to_place, parse_placed_sources
-from refshard_fs.source.in_memory_source import source_of
+from refshard_fs.source.in_memory_source import make_portable_source
 
 Position = tuple[int, ...]  # the number of a set along each dimension
 
@@ -140,7 +140,7 @@ def get_set_url(fo: Any, options: Mapping[str, Any], owner: str) -> str:
                 f"{name}= out, or join without lazy=True"
             )
     is_path = isinstance(fo, str | os.PathLike)
-    url = source_of(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
+    url = make_portable_source(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
     if not isinstance(url, str):
         raise TypeError(
             f"{owner}: the document of a cube names sets by URLs: expected a URL or a path, got {reprlib.repr(fo)}: "

@@ -17,7 +17,7 @@ from refshard_fs.reading.loading import Heads
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.settings import format_by_suffix
 from refshard_fs.tools.views import fold, render_table, render_view
-from refshard_fs.writing.cube_document import REMARK, document_of, save_document
+from refshard_fs.writing.cube_document import REMARK, make_cube_document, save_document
 
 OTHERS: Final = "For other programs, save it as .icechunk, or serve it (refshard serve)"
 _ACCESS: Final = frozenset(["fs", "options", "remote_options", "remote_protocol"])  # arguments that open parts
@@ -131,7 +131,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
         Raise TargetNotAllowed if the document is not the user's own, and names a URL that the user may not take over.
         """
-        document = document_of(fs.source)
+        document = make_cube_document(fs.source)
         if document is None:
             return None
         data = document.dumps(fs.source.open().cube.resolve)

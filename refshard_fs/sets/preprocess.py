@@ -23,7 +23,7 @@ from refshard_fs.sets.sources import TOGETHER
 from refshard_fs.sets.stored_coordinates import add_coordinates
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import UnreadArrays
-from refshard_fs.source.in_memory_source import source_of
+from refshard_fs.source.in_memory_source import make_portable_source
 
 Preprocess = Callable[[RefShardFileSystem], RefShardFileSystem]
 BATCH: Final = 64  # sets that a worker opens in one call
@@ -56,7 +56,7 @@ def read_selected(
     The other arguments are those of `read_sets`. The workers of ``executor`` call the function, and must be able to
     import it. The file ``resume`` keeps a selection until the set or the function changes.
     """
-    urls = [str(source_of(fo, None, None, True)) if isinstance(fo, str) else "" for fo in sets]
+    urls = [str(make_portable_source(fo, None, None, True)) if isinstance(fo, str) else "" for fo in sets]
     variables, parts, own = VariableReader(), dict[int, NamedSet](), dict[str, tuple[Choice, ...]]()
 
     def take(number: int, found: Scanned | Exception | None) -> None:
@@ -109,7 +109,7 @@ def select_parts(
             source = open_read(fo, options)
             facts = None
             if isinstance(fo, str):
-                url = str(source_of(fo, None, None, True))
+                url = str(make_portable_source(fo, None, None, True))
                 facts = source.source.run("", partial(_stat, url)) if "::" not in url else None
                 if facts is not None and known.get(url) == facts:
                     return Unchanged()

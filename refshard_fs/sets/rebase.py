@@ -23,7 +23,7 @@ from refshard_fs.security.policy import LOCAL, directory_of, find_longest_prefix
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.lazy_set import OTHERS, LazySet
 from refshard_fs.source.collect import respell_urls
-from refshard_fs.source.in_memory_source import InMemorySource, arguments_of, content_of, digest_of
+from refshard_fs.source.in_memory_source import InMemorySource, compute_digest, find_target_arguments, get_content
 from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.filesystem_view import render_filesystem
@@ -101,7 +101,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
 
 def make_set(refs: ReferenceSet, opened_with: Mapping[str, Any] | None = None) -> MadeSet:
     """Return ``refs``, whose URLs are absolute, as a value to open and to save."""
-    return MadeSet(refs, digest_of(refs), opened_with or {})
+    return MadeSet(refs, compute_digest(refs), opened_with or {})
 
 
 def _again(remember: Any, arguments: tuple[Any, ...], opened_with: Mapping[str, Any] | None = None) -> MadeSet:
@@ -189,13 +189,13 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
                 stacklevel=2,
             )
         new = msgspec.structs.replace(new, pins=pins)
-    return make_set(new, arguments_of(fo))
+    return make_set(new, find_target_arguments(fo))
 
 
 def _get_lazy_set(fs: RefShardFileSystem) -> LazySet | None:
     """Return the user's own cube that ``fs`` could not open, with absolute URLs; None for other sources."""
     source = fs.source.options.source
-    content = content_of(source)
+    content = get_content(source)
     if isinstance(source, str) and fs.source.admission.trusts_source:
         data = Objects(source, fs.source.stores).read([""])[""]
         directory: str | None = directory_of(source)
@@ -210,7 +210,7 @@ def _get_lazy_set(fs: RefShardFileSystem) -> LazySet | None:
     data = document.dumps(lambda url: resolve(url, directory, None))
     joined = f"{count_text(document.count, 'set')} joined along {document.dim}"
     remark = f"{REMARK}. {OTHERS}"
-    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, joined, arguments_of(source))
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, joined, find_target_arguments(source))
 
 
 def _normalize(url: str) -> str:

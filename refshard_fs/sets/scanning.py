@@ -34,7 +34,7 @@ from refshard_fs.sets.file_template import FileTemplates, FirstBytes
 from refshard_fs.sets.stored_coordinates import add_coordinates, split_coordinate_chunks
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import UnreadArrays, collect_steps, respell_urls
-from refshard_fs.source.in_memory_source import arguments_of
+from refshard_fs.source.in_memory_source import find_target_arguments
 from refshard_fs.source.recognition import may_be_root, open_source
 from refshard_fs.source.settings import Settings
 from refshard_fs.source.source import Engines
@@ -136,7 +136,7 @@ def choose_opening_options(sources: Collection[Any], options: Mapping[str, Any])
         is_alone = "::" in url or protocol_of(url) in WEB
         by_prefix[url if is_alone else place_of(url) or url] = dict(credentials or {})
     for fo in sources:
-        by_prefix |= arguments_of(fo).get("options") or {}
+        by_prefix |= find_target_arguments(fo).get("options") or {}
     by_prefix |= options.get("options") or {}
     return found | ({"options": by_prefix} if by_prefix else {})
 

@@ -29,7 +29,7 @@ from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sets.scanning import Known, Scanned, Unchanged
 from refshard_fs.source.collect import UnreadArrays
-from refshard_fs.stores.links import path_to_write
+from refshard_fs.stores.links import resolve_path_to_write
 
 _MAGIC: Final = b"refshard scans 1\n"
 _HEAD: Final = struct.Struct("<II")
@@ -72,7 +72,7 @@ class ScansFile:
             None  # the last record with references: place, references
         )
         descriptor = os.open(
-            path_to_write(path), os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600
+            resolve_path_to_write(path), os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600
         )  # URLs may have tokens
         self._file = os.fdopen(descriptor, "r+b")
         try:

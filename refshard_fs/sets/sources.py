@@ -25,7 +25,7 @@ from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.sets.stored_coordinates import add_coordinates, list_coordinates_to_read
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import UnreadArrays
-from refshard_fs.source.in_memory_source import source_of
+from refshard_fs.source.in_memory_source import make_portable_source
 
 OnError = Literal["raise", "skip", "hole"]  # what happens to a set that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
@@ -133,7 +133,7 @@ def _scan(
 ) -> None:
     """Call ``take`` with the number of each source, and with its scan or error."""
     numbers = list(urls_by_number)
-    urls = [str(source_of(url, None, None, True)) for url in urls_by_number.values()]
+    urls = [str(make_portable_source(url, None, None, True)) for url in urls_by_number.values()]
     with open_scans(resume, urls, options, unread) as (known, resolve):
 
         def found(place: int, result: Scanned | Exception | Unchanged | None) -> None:

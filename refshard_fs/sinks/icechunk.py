@@ -102,7 +102,7 @@ def _require_icechunk() -> Any:
         raise ImportError(
             "writing Icechunk repositories needs the package icechunk: pip install 'refshard_fs[icechunk]'"
         ) from e
-    if _version_of(icechunk) < OLDEST:
+    if _parse_version(icechunk) < OLDEST:
         raise ImportError(
             f"writing Icechunk repositories needs icechunk {'.'.join(map(str, OLDEST))} or later, on Python 3.12 or "
             f"later: found {icechunk.__version__}: pip install 'refshard_fs[icechunk]'"
@@ -110,7 +110,7 @@ def _require_icechunk() -> Any:
     return icechunk
 
 
-def _version_of(package: Any) -> tuple[int, ...]:
+def _parse_version(package: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in package.__version__.split(".")[:2] if part.isdecimal())
 
 

@@ -60,7 +60,7 @@ class IcechunkCommit:
             self._commit()
 
     def _commit(self) -> None:
-        options = self._source.options.pool.options_of(self._url)
+        options = self._source.options.pool.find_options(self._url)
         storage = make_storage(self._url, options if isinstance(options, Mapping) else {})
         resolve = self._base.keyspace.resolve
         blocks = [(*at, self._resolve_chunks(builder.finish(), resolve)) for at, builder in self._blocks.items()]

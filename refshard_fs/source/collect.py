@@ -99,13 +99,13 @@ def gather(
         collection = yield from collect_keys(keyspace, prefix)
     if unread is not None:
         collection.skip(unread)
-    if (key := collection.first_beyond_limit()) is not None:
+    if (key := collection.find_first_beyond_limit()) is not None:
         raise ManifestError(
             f"{key!r} is computed from other bytes, so it has to be copied, but a set holds at most "
             f"{MAX_INLINE >> 20} MiB of copies. Convert this source alone, to a directory where an object for the "
             "copies can be written beside the set; or read the source in place"
         )
-    for batch in collection.batches():
+    for batch in collection.iterate_batches():
         read: Sequence[bytes] = yield tuple(Load(packed.entry, Raw()) for packed in batch)
         for packed, data in zip(batch, read, strict=True):
             collection.add_bytes(packed, data)
@@ -291,12 +291,12 @@ class Collection:
         else:
             self._parts[packed.array].append(Part.from_rows([(packed.number, value)]))
 
-    def first_beyond_limit(self) -> str | None:
+    def find_first_beyond_limit(self) -> str | None:
         """Return the first computed key with which the copies exceed `MAX_INLINE` bytes; None if all keys fit."""
         ends = itertools.accumulate(packed.size for packed in self.packed)
         return next((packed.key for packed, end in zip(self.packed, ends, strict=True) if end > MAX_INLINE), None)
 
-    def batches(self) -> Iterator[list[PackedKey]]:
+    def iterate_batches(self) -> Iterator[list[PackedKey]]:
         """Yield the computed keys in batches of about `COPY_BATCH` bytes."""
         ends = itertools.accumulate(packed.size for packed in self.packed)
         for _, group in itertools.groupby(zip(self.packed, ends, strict=True), lambda pair: pair[1] // COPY_BATCH):

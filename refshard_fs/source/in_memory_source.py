@@ -41,7 +41,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return None
 
     def to_json_value(self) -> dict[str, str]:
-        """Return a JSON value for `source_of`: the digest, and the content if it is small.
+        """Return a JSON value for `make_portable_source`: the digest, and the content if it is small.
 
         In this process, the digest alone is enough to find the source.
         """
@@ -95,7 +95,7 @@ def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
 
 
 def _register(content: ReferenceSet | bytes) -> InMemorySource:
-    digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else digest_of(content)
+    digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else compute_digest(content)
     return _known.setdefault(digest, InMemorySource(content, digest))
 
 
@@ -126,12 +126,12 @@ def parse_references(document: bytes | Mapping[str, Any], where: str) -> Referen
     return kerchunk_json.parse_document(document, where, {})
 
 
-def arguments_of(fo: Any) -> Mapping[str, Any]:
+def find_target_arguments(fo: Any) -> Mapping[str, Any]:
     """Return the default arguments for opening the targets of ``fo``; only sources in memory have any."""
     return fo.arguments() if isinstance(fo, InMemorySource) else {}
 
 
-def content_of(source: str | InMemorySource) -> ReferenceSet | bytes | None:
+def get_content(source: str | InMemorySource) -> ReferenceSet | bytes | None:
     """Return the content of a source in memory; None for a URL."""
     return source.content if isinstance(source, InMemorySource) else None
 
@@ -141,7 +141,7 @@ def argument_to_json(argument: Any) -> Any:
     return argument.to_json_value() if isinstance(argument, InMemorySource) else argument
 
 
-def source_of(
+def make_portable_source(
     fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool
 ) -> str | InMemorySource:
     """Convert ``fo`` to an absolute URL, or to a source in memory: a value that means the same in every process."""
@@ -157,7 +157,7 @@ def source_of(
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _from_json_value(fo)
         case {"refshard": str()}:
-            return source_of(dump_with_marker(fo), target_protocol, overrides, simple)
+            return make_portable_source(dump_with_marker(fo), target_protocol, overrides, simple)
         case Mapping():
             from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 
@@ -207,7 +207,7 @@ def _make_absolute(url: str, protocol: str | None) -> str:
     return os.path.abspath(os.path.expanduser(url)) + ends
 
 
-def digest_of(refs: ReferenceSet) -> str:
+def compute_digest(refs: ReferenceSet) -> str:
     """Return a digest of the content of a set."""
     keys, pins, tables = refs.keys, refs.pins, refs.chunks
     texts = [refs.urls] if pins is None else [refs.urls, pins.etags, pins.times]

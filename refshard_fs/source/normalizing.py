@@ -18,10 +18,10 @@ from fsspec.implementations.reference import LazyReferenceMapper
 
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import ARCHIVES, protocol_of
-from refshard_fs.source.in_memory_source import ICECHUNK, arguments_of, source_of
+from refshard_fs.source.in_memory_source import ICECHUNK, find_target_arguments, make_portable_source
 from refshard_fs.source.options import keywords, parse_configuration, spread_storage_options
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
-from refshard_fs.targets import is_store, root_url_of
+from refshard_fs.targets import find_root_url, is_store
 
 P = ParamSpec("P")
 SESSION: Final = "session"  # the keyword that names the opened source: copies of a filesystem have the same value
@@ -52,12 +52,12 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
                 kwargs["target_options"] = options
             fo = fo.fs.unstrip_protocol(fo.path)
         if isinstance(fo, str) and "|" in fo:
-            fo = source_of_pipeline(fo)
+            fo = resolve_pipeline(fo)
         if isinstance(fo, str) and fo.startswith(ICECHUNK):
             fo, kwargs["format"] = fo.removeprefix(ICECHUNK), ICECHUNK.removesuffix("::")
         store, path = fo if isinstance(fo, tuple) and len(fo) == 2 else (fo, "")
         if is_store(store):
-            root = root_url_of(store)
+            root = find_root_url(store)
             fo = root + (quote(path) if protocol_of(root) in WEB else path)
             if type(store).__name__ != "LocalStore":
                 kwargs["options"] = {root: store, **(kwargs.get("options") or {})}
@@ -71,8 +71,8 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
                 f"got {fo!r:.200}"
             )
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
-        source = source_of(fo, named.get("target_protocol"), overrides, simple)
-        kwargs = add_default_arguments(arguments_of(fo), named, kwargs)
+        source = make_portable_source(fo, named.get("target_protocol"), overrides, simple)
+        kwargs = add_default_arguments(find_target_arguments(fo), named, kwargs)
         if named.get("mode") in _WRITE_MODES and named.get("overlay") is None:
             # fsspec and dask treat filesystems with equal keywords as equal, but these differ in uncommitted writes.
             kwargs["overlay"] = uuid.uuid4().hex
@@ -84,10 +84,10 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         return super().__call__(source, *args, **kwargs)
 
 
-def source_of_pipeline(url: str) -> str:
+def resolve_pipeline(url: str) -> str:
     """Convert a URL pipeline that ends in ``|refshard:`` to a URL chain of fsspec; return other URLs unchanged.
 
-    >>> source_of_pipeline("s3://bucket/a.zip|zip:b.nc|refshard:")
+    >>> resolve_pipeline("s3://bucket/a.zip|zip:b.nc|refshard:")
     'zip://b.nc::s3://bucket/a.zip'
     """
     *steps, last = url.split("|")

@@ -25,7 +25,7 @@ from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sharding.known_shard_formats import check_options
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS, OverlayCopy
-from refshard_fs.targets import ObjectStore, Registry, arguments_of
+from refshard_fs.targets import ObjectStore, Registry, list_argument_names
 
 RECORD_SIZE: Final = 10_000  # references in a partition of a parquet set that is written
 INLINE: Final = 512  # bytes: larger values become objects
@@ -426,7 +426,7 @@ def select_filesystem_options(source: str | None, given: Mapping[str, Any]) -> d
     names = given.keys() - FSSPEC_ARGUMENTS
     if not names or protocol is None or protocol in (*LOCAL, "memory", "data"):
         return {}
-    return {name: given[name] for name in sorted(names & arguments_of(protocol))}
+    return {name: given[name] for name in sorted(names & list_argument_names(protocol))}
 
 
 def spread_storage_options(given: Mapping[str, Any]) -> dict[str, Any]:

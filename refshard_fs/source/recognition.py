@@ -28,7 +28,7 @@ from refshard_fs.security.admission import OBJECT_STORES, WEB
 from refshard_fs.security.policy import DECOMPRESS, directory_of, make_locator, protocol_of
 from refshard_fs.sharding.known_shard_formats import load_shard_formats
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, recognise_unsupported
+from refshard_fs.source.unread_kinds import decompress_probe, find_compressor, recognise_unsupported
 from refshard_fs.targets.failures import Denied
 
 FIRST_BLOCK: Final = 1 << 20  # bytes that are read of a compressed file: fewer may decompress to nothing
@@ -112,7 +112,7 @@ def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
 
     Raises UnknownSource for a file of a known but unsupported kind, compressed or not.
     """
-    codec, max_bytes = compressor_of(probe.head), options.max_manifest_bytes
+    codec, max_bytes = find_compressor(probe.head), options.max_manifest_bytes
     inner = decompress_probe(probe)
     if codec and not inner.head and probe.facts is not None and (probe.facts.size or 0) > len(probe.head):
         span = Span(

@@ -19,8 +19,8 @@ from refshard_fs.security.admission import WEB, Admission, try_canonicalize
 from refshard_fs.security.policy import LOCAL, find_longest_prefix, place_of, protocol_of
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.options import CachingOptions, Options
-from refshard_fs.source.transaction import Transaction, transaction_of
-from refshard_fs.targets import PoolOptions, Retry, StoreFileSystem, is_store, root_url_of, stores_of
+from refshard_fs.source.transaction import Transaction, find_transaction
+from refshard_fs.targets import PoolOptions, Retry, StoreFileSystem, find_root_url, find_stores, is_store
 
 
 class Settings(msgspec.Struct, frozen=True, eq=False):
@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, eq=False):
         if source.select and options.writing.is_allowed:
             writing = f"mode={options.writing.mode!r}" if options.writing.mode else "overlay="
             raise ValueError(f"select= cannot be used with {writing}: a selection can only be read")
-        writes_to = data_url_of(source.fo, options.writing.data_url) if options.writing.is_allowed else None
+        writes_to = choose_data_url(source.fo, options.writing.data_url) if options.writing.is_allowed else None
         routes = route(options, writes_to)
         return cls(
             source=source.fo,
@@ -99,7 +99,7 @@ class WriteSettings(msgspec.Struct, frozen=True):
         if not writing.is_allowed and not (is_in_memory and writing.mode is None):
             return None
         return cls(
-            data_url=data_url_of(source.fo, writing.data_url),
+            data_url=choose_data_url(source.fo, writing.data_url),
             inline_threshold=writing.inline_threshold,
             content_addressed=writing.content_addressed,
             format=source.format,
@@ -176,13 +176,13 @@ def route(opening: Options, data_url: str | None) -> Routes:
 
 def _replace_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """Replace obspec's stores in ``fs`` and ``options`` by filesystems; stores of a registry go to ``options``."""
-    registered = stores_of(fs)
+    registered = find_stores(fs)
     if registered is not None:
         # Local files are read without the store, and only if the source may point to them.
         own = {prefix: store for prefix, store in registered.items() if type(store).__name__ != "LocalStore"}
         fs, options = None, {**own, **options}
     elif is_store(fs):
-        options = {root_url_of(fs): fs, **options}
+        options = {find_root_url(fs): fs, **options}
         fs = {None: fs}
     if fs is not None and isinstance(fs, Mapping):  # the first isinstance(None, Mapping) takes milliseconds
         fs = {protocol: StoreFileSystem.of(item) if is_store(item) else item for protocol, item in fs.items()}
@@ -257,7 +257,7 @@ def format_by_suffix(url: str) -> SetFormat:
     return "chunk-manifest" if name.endswith(".zarr") else "parquet"
 
 
-def data_url_of(source: str | InMemorySource, data_url: str | None) -> str | None:
+def choose_data_url(source: str | InMemorySource, data_url: str | None) -> str | None:
     """Return the directory of new objects: the option ``data_url``, or else a directory beside the source.
 
     For ``s3://bucket/refs.json`` this is ``s3://bucket/refs.json.data``. Return None for a source in memory, and for
@@ -271,12 +271,12 @@ def data_url_of(source: str | InMemorySource, data_url: str | None) -> str | Non
     return f"file://{beside}" if protocol_of(source) is None else beside
 
 
-def transaction_for(options: Options) -> Transaction | None:
+def begin_transaction(options: Options) -> Transaction | None:
     """Return the transaction of a filesystem; None if it is read only. With mode "w", it first removes all keys."""
     writing = options.writing
     if not writing.is_allowed:
         return None
-    transaction = transaction_of(writing.overlay, str(options.source.fo), is_durable=options.source.url is not None)
+    transaction = find_transaction(writing.overlay, str(options.source.fo), is_durable=options.source.url is not None)
     if writing.mode == "w" and not transaction.begun and transaction.worker is None:
         transaction.begun = True
         transaction.edits.remove_below("")

@@ -39,7 +39,7 @@ from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.failures import make_source_error, name_key, note_decoding
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
-from refshard_fs.reading.index_cache import IndexCache, default_directory
+from refshard_fs.reading.index_cache import IndexCache, find_default_directory
 from refshard_fs.reading.loading import Answers, Heads, Outcome
 from refshard_fs.reading.memory import SharedBudget, SharedMemory
 from refshard_fs.reading.plan import MIB, Limits, Planned, Request, Unmade, plan_requests
@@ -49,10 +49,10 @@ from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.source import recognition as catalog
-from refshard_fs.source.in_memory_source import InMemorySource, content_of
+from refshard_fs.source.in_memory_source import InMemorySource, get_content
 from refshard_fs.source.options import CachingOptions, Directory
 from refshard_fs.source.settings import Settings
-from refshard_fs.source.transaction import Base, Transaction, transaction_of
+from refshard_fs.source.transaction import Base, Transaction, find_transaction
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets import Pool, Versions
 from refshard_fs.targets.pool import Grants, make_instance
@@ -157,9 +157,9 @@ class Engines:
             )
         return immediate
 
-    def last_loop(self) -> Loop | None:
+    def find_last_loop(self) -> Loop | None:
         """Return a running loop, other than the caller's, that has read, preferably the last; None if there is none."""
-        here = running_loop()
+        here = find_running_loop()
         with self._lock:
             known = [None if self._home is None else self._home(), *self._engines]
         return next((loop for loop in known if loop is not None and loop is not here and loop.is_running()), None)
@@ -176,9 +176,9 @@ class Engines:
             self._stores = Stores(self._pool_options)
         return self._stores
 
-    def latest(self, url: str) -> Version | None:
+    def find_latest(self, url: str) -> Version | None:
         """Return the version in the last answer about an object; None if there was no request for it."""
-        return self._versions.latest(url)
+        return self._versions.find_latest(url)
 
     def _pool(self, loop: Loop | None) -> Pool:
         return Pool(
@@ -215,10 +215,10 @@ def _loop_of_zarr() -> Loop | None:
     known = sys.modules.get("zarr.core.sync")
     make = getattr(known, "_get_loop", None)  # if a later version lacks it, zarr opens connections of its own
     loop: Loop | None = None if make is None else make()
-    return None if loop is running_loop() else loop
+    return None if loop is find_running_loop() else loop
 
 
-def running_loop() -> Loop | None:
+def find_running_loop() -> Loop | None:
     """Return the event loop that runs in this thread; None if there is none."""
     try:
         return asyncio.get_running_loop()
@@ -239,7 +239,7 @@ def _open_chunk_cache(caching: CachingOptions) -> ChunkCache | None:
 
 def _choose_directory(option: Directory | None) -> str | PurePath | None:
     """Return the directory in ``option``, or else this platform's directory of caches; None if it has none."""
-    return default_directory() if option is None or isinstance(option, bool) else os.path.expanduser(option)
+    return find_default_directory() if option is None or isinstance(option, bool) else os.path.expanduser(option)
 
 
 _all: weakref.WeakSet[Engines] = weakref.WeakSet()
@@ -329,7 +329,7 @@ class Source(Engines):
         base = None if transaction is None else transaction.base
         if base is not None:
             self._adopt(base, opening)
-        elif isinstance(content := content_of(self.options.source), ReferenceSet):
+        elif isinstance(content := get_content(self.options.source), ReferenceSet):
             with self._opening_now:  # one thread opens it, and the others wait
                 if self._keyspace is None:
                     steps = self._select(catalog.open_references(content, self._open_options()))
@@ -449,7 +449,7 @@ class Source(Engines):
         with self._lock:
             transaction = self.transaction
             if transaction is None:
-                transaction = self.transaction = transaction_of(None, str(self.options.source), is_durable=False)
+                transaction = self.transaction = find_transaction(None, str(self.options.source), is_durable=False)
                 transaction.mirror = self.mapper
                 self.decoded.capacity = 0  # writes may replace chunks
                 self.decoded.clear()
@@ -800,7 +800,7 @@ class Source(Engines):
         keyspace = await self.keyspace()
         await self.engine().ahead.announce(keyspace, keys, wait=wait, on_progress=on_progress)
 
-    async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
+    async def find_keys(self, array: str, selection: Any, mode: Mode) -> list[str]:
         """Return the keys of the chunks of ``array`` that ``selection`` touches.
 
         Raises FileNotFoundError if there is no such array, ValueError if its chunks do not form a regular grid,

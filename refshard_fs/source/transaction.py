@@ -1,7 +1,7 @@
 """Hold the uncommitted writes to one source, its *overlay*, in a transaction.
 
 Several filesystems of this process may share a transaction: a commit, or a discard, then applies to all of them.
-`transaction_of` decides which filesystems share one.
+`find_transaction` decides which filesystems share one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from refshard_fs.errors import CostlyPattern, sanitize
 class OpenSource(Protocol):
     """The methods of a `Source` that a transaction calls."""
 
-    def latest(self, url: str) -> Version | None: ...
+    def find_latest(self, url: str) -> Version | None: ...
     def forget(self, below: str | None = None) -> None: ...
 
 
@@ -243,13 +243,13 @@ class Transaction:
         A commit still compares the objects that it replaces with the versions read before, except the objects at the
         URLs ``but``.
         """
-        with self._changing(below):
+        with self._lock_for_change(below):
             self._keep_versions(self.edits, but)
             if self._edited_base is None and len(self.edits):
                 self._edited_base = self.base
             self.base = None
 
-    def expected_version(self, url: str) -> Version | None:
+    def find_expected_version(self, url: str) -> Version | None:
         """Return the version of the object at ``url`` that the edits are based on; None if it was not read."""
         known = self._versions.get(url)
         return self._latest(url) if known is None else known
@@ -261,17 +261,17 @@ class Transaction:
                 self._versions.setdefault(url, ABSENT)
 
     def _latest(self, url: str) -> Version | None:
-        versions = (source.latest(url) for source in list(self._sources))
+        versions = (source.find_latest(url) for source in list(self._sources))
         return next((version for version in versions if version is not None), None)
 
-    def _object_of(self, key: str) -> str | None:
+    def _find_object(self, key: str) -> str | None:
         """Return the URL of the object of ``key``; None if keys have no objects, or the source is not open."""
         keyspace = None if self.base is None else self.base.keyspace
         return None if keyspace is None or keyspace.url_of is None else keyspace.url_of(keyspace.find_object_key(key))
 
     def _remember_version(self, key: str) -> None:
         """At the first edit of ``key``, remember the version of its object."""
-        url = self._object_of(key)
+        url = self._find_object(key)
         if url is not None and url not in self._versions:
             latest = self._latest(url)
             if latest is not None:
@@ -282,14 +282,14 @@ class Transaction:
         if not len(edits):
             self._versions.clear()
             return
-        edited = {self._object_of(key) for key in edits.list_changes()}
+        edited = {self._find_object(key) for key in edits.changes()}
         may_be_any = None in edited  # the object of a key is not known
         self._versions = {
             url: version for url, version in self._versions.items() if url not in but and (url in edited or may_be_any)
         }
 
     @contextlib.contextmanager
-    def _changing(self, below: str | None = None) -> Iterator[None]:
+    def _lock_for_change(self, below: str | None = None) -> Iterator[None]:
         """Hold the lock while the caller replaces the edits or the base; then make all sources open again."""
         with self._guard:
             yield
@@ -321,7 +321,7 @@ class Transaction:
             worker.own,
         ):
             return
-        with self._changing():
+        with self._lock_for_change():
             edits = given.edits()
             edits.number = begun = max(given.number, edits.number, given.own)
             if worker is None:
@@ -353,7 +353,7 @@ class Transaction:
             self.edits.number += 1
             return self.edits.copy()
 
-    def savepoint(self) -> Edits:
+    def make_savepoint(self) -> Edits:
         """Return a copy of the edits, for `roll_back`."""
         return self.edits.copy()
 
@@ -362,8 +362,8 @@ class Transaction:
 
         Edits that were committed or dropped since the savepoint do not come back.
         """
-        with self._changing():
-            restored = edits.select_since(self._settled)
+        with self._lock_for_change():
+            restored = edits.since(self._settled)
             self._keep_versions(restored)
             left = self._replace(restored)
             if self.worker is not None:
@@ -373,7 +373,7 @@ class Transaction:
 
     def drop(self) -> list[str]:
         """Drop all edits; return the URLs of objects that are not needed any more."""
-        with self._changing():
+        with self._lock_for_change():
             self._settled = self.edits.number
             left = self._replace(Edits())
             self._versions.clear()
@@ -385,8 +385,8 @@ class Transaction:
 
         Return the URLs of objects that are not needed any more.
         """
-        with self._changing():
-            needed = {span.url for span in stored.iterate_spans()}
+        with self._lock_for_change():
+            needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
             self._settled = committed.number
             left = self._replace(self.edits.select_since(committed.number))
@@ -441,7 +441,7 @@ _workers: LRU[str, Transaction] = LRU(WORKERS)
 _registry = fork_safe(threading.Lock())
 
 
-def transaction_of(identity: str | OverlayCopy | None, source: str, *, is_durable: bool = True) -> Transaction:
+def find_transaction(identity: str | OverlayCopy | None, source: str, *, is_durable: bool = True) -> Transaction:
     """Return the transaction of an overlay, given its id or a copy; make it if this process does not have it.
 
     ``is_durable`` says whether the edits can be committed.

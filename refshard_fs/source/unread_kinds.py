@@ -91,7 +91,7 @@ def recognise_unsupported(head: bytes) -> tuple[str, str] | None:
     return next(((kind, remedy) for kind, at, magic, remedy in _KINDS if head.startswith(magic, at)), None)
 
 
-def compressor_of(head: bytes) -> str | None:
+def find_compressor(head: bytes) -> str | None:
     """Return the name of the compressor by the first bytes of a file; None if the file is not compressed."""
     return next((name for magic, name in _COMPRESSORS.items() if head.startswith(magic)), None)
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from refshard_fs.core.model import ABSENT, Facts
 from refshard_fs.errors import ConflictError
 from refshard_fs.stores.objects import Objects
-from refshard_fs.stores.store import Condition, sum_of
+from refshard_fs.stores.store import Condition, compute_checksum
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets.credentials import InstanceOrOptions
 
@@ -37,7 +37,7 @@ class Document:
         Raises ConflictError, and changes nothing, if the object does not have the expected version.
         """
         if self._object.is_local:
-            with self._committing():
+            with self._lock_for_commit():
                 with self._object.stream("", self._condition, durable=True) as file:
                     yield file
                 self.made = self._object.get_facts("")
@@ -49,16 +49,16 @@ class Document:
 
     def put(self, data: bytes) -> None:
         """Replace the object by ``data``; ConflictError if it does not have the expected version."""
-        known, sent = frozenset(self._sent), sum_of([data])
+        known, sent = frozenset(self._sent), compute_checksum([data])
         self._sent.add(sent)
-        with self._committing(is_first=not known):
+        with self._lock_for_commit(is_first=not known):
             try:
                 made = self._object.put("", (data,), self._condition)
             except ConflictError as e:
                 if not known and e.is_certain:
                     self._sent.discard(sent)
                 stored = self._object.fetch("") if known else None
-                if stored is None or sum_of([stored.data]) not in known:
+                if stored is None or compute_checksum([stored.data]) not in known:
                     raise
                 made = self._object.put("", (data,), stored.facts)
             self.made = made or self._object.get_facts("")
@@ -72,7 +72,7 @@ class Document:
         return stored is not None and stored.data == data
 
     @contextlib.contextmanager
-    def _committing(self, *, is_first: bool = True) -> Iterator[None]:
+    def _lock_for_commit(self, *, is_first: bool = True) -> Iterator[None]:
         """Hold the lock; replace a ConflictError by one that explains the commit. ``is_first``: no answer was lost."""
         try:
             with self._object.lock(of_parent=True):

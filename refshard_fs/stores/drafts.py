@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 
 from refshard_fs.errors import sanitize
 from refshard_fs.stores.stale_drafts import lock_draft
-from refshard_fs.targets.local import draft_of
+from refshard_fs.targets.local import make_draft_name
 
 _HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has no POSIX owners and modes
 
@@ -23,10 +23,10 @@ def replace_file(path: str, *, check: Callable[[], object] | None = None, durabl
     """Yield a draft that replaces ``path`` when the block ends without an error, and is removed otherwise.
 
     ``check()`` runs just before the rename; if it raises, ``path`` stays as it was. ``durable`` syncs the content
-    before the rename, and the directory after it. A link at ``path`` is replaced, not followed: `path_to_write`
+    before the rename, and the directory after it. A link at ``path`` is replaced, not followed: `resolve_path_to_write`
     resolves links. The draft is never readable by users who may not read the file that it replaces.
     """
-    draft, replaced = draft_of(path), _status_of_replaced(path)
+    draft, replaced = make_draft_name(path), _status_of_replaced(path)
     if replaced is not None and stat.S_ISDIR(replaced.st_mode):
         raise IsADirectoryError(
             f"{sanitize(path)} is a directory: expected the path of a file to write, for example one in that directory"
@@ -83,7 +83,7 @@ def replace_directory(path: str, draft: str) -> None:
     if _exchange(path, draft):
         shutil.rmtree(draft)
         return
-    old = draft_of(path)
+    old = make_draft_name(path)
     os.rename(path, old)
     try:
         os.rename(draft, path)

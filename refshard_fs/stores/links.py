@@ -13,7 +13,7 @@ _HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has no POSIX owners and m
 _MOST_LINKS: Final = 40  # links in a path: the limit of Linux
 
 
-def path_to_write(path: str, root: str | None = None) -> str:
+def resolve_path_to_write(path: str, root: str | None = None) -> str:
     """Return ``path`` with the links on the way to ``root`` resolved; ``path`` is ``root`` (the default) or below it.
 
     On the way to ``root``, links of the user and of the system are followed; a link of another user raises

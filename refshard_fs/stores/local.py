@@ -12,7 +12,7 @@ from typing import BinaryIO
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import sanitize
 from refshard_fs.stores.drafts import replace_file
-from refshard_fs.stores.links import path_to_write
+from refshard_fs.stores.links import resolve_path_to_write
 from refshard_fs.stores.lock import hold_lock
 from refshard_fs.stores.store import Buffer, Condition, Place, Store
 from refshard_fs.targets.local import facts_of
@@ -24,7 +24,7 @@ class LocalStore(Store):
     is_local = True
 
     def resolve_links(self, place: Place) -> str:
-        return path_to_write(place.path, place.root)
+        return resolve_path_to_write(place.path, place.root)
 
     @contextlib.contextmanager
     def lock(self, place: Place, *, of_parent: bool = False) -> Iterator[None]:

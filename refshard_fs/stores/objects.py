@@ -15,11 +15,11 @@ from refshard_fs.errors import ReadOnlyError, SourceNotReachable, sanitize
 from refshard_fs.security.policy import leads_out, make_locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
 from refshard_fs.stores.stale_drafts import lock_draft_directory, remove_stale_drafts
-from refshard_fs.stores.store import Buffer, Condition, ObjectBytes, Place, Store, facts_in
+from refshard_fs.stores.store import Buffer, Condition, ObjectBytes, Place, Store, find_facts
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets.credentials import InstanceOrOptions
-from refshard_fs.targets.generic import protocols_of
-from refshard_fs.targets.local import draft_of, is_draft
+from refshard_fs.targets.generic import list_protocols
+from refshard_fs.targets.local import is_draft, make_draft_name
 
 PUT_AT_ONCE: Final = 8  # the most objects that are put in parallel
 SYNCED_ONE_BY_ONE: Final = 64  # syncing more files one by one takes longer than syncing the whole system
@@ -50,7 +50,7 @@ class Objects:
     def is_at(self, url: str) -> bool:
         """Return whether ``url`` is the URL of these objects, perhaps in another spelling."""
         fs = self.store.fs
-        has_protocol = (protocol_of(url) or "file") in protocols_of(fs)
+        has_protocol = (protocol_of(url) or "file") in list_protocols(fs)
         return has_protocol and str(fs._strip_protocol(url)).rstrip("/") == self.path("")
 
     @property
@@ -138,7 +138,7 @@ class Objects:
             return {}
         stem = len(root) + 1
         objects = ((str(path), info) for path, info in found.items() if info.get("type") != "directory")
-        return {path[stem:]: facts_in(info) for path, info in sorted(objects) if not is_draft(path)}
+        return {path[stem:]: find_facts(info) for path, info in sorted(objects) if not is_draft(path)}
 
     def list_names(self) -> list[str]:
         """Return the names directly below the URL; none if it does not exist, FileExistsError if it is a file."""
@@ -249,7 +249,7 @@ class Objects:
         the block, and readers see the new set as soon as the object that was written last gets its name.
         """
         if replaces and not self.is_local:
-            drafts = _Drafts(self.url_of(draft_of("new")), self._stores)
+            drafts = _Drafts(self.url_of(make_draft_name("new")), self._stores)
             try:
                 yield drafts
             except BaseException:
@@ -260,7 +260,7 @@ class Objects:
         # If the URL is a link, the directory behind the link is replaced.
         path = self.store.resolve_links(self._place_of("")) if self.is_local else ""
         is_apart = path and (replaces or not os.path.lexists(path))
-        draft = Objects(draft_of(path), {}) if is_apart else self
+        draft = Objects(make_draft_name(path), {}) if is_apart else self
         if path:
             remove_stale_drafts(*os.path.split(path))
         if draft is not self:

@@ -18,9 +18,9 @@ from refshard_fs.stores.store import (
     ObjectBytes,
     Place,
     Store,
+    compute_checksum,
     load_file,
     make_conflict_error,
-    sum_of,
 )
 from refshard_fs.targets.failures import Incomplete, convert_s3_error, raise_os_errors
 
@@ -57,7 +57,7 @@ class S3Store(Store):
         return found
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
-        when = _headers_of(condition)
+        when = _make_headers(condition)
         if not when:
             self.check(place, condition)
         try:
@@ -68,7 +68,7 @@ class S3Store(Store):
                 raise convert_s3_error(e) from e
             is_certain = not _is_repeated(e)
             stored = None if is_certain else self.fetch(place.path)  # if certain, equal bytes are another writer's
-            if stored is None or sum_of([stored.data]) != sum_of(parts):
+            if stored is None or compute_checksum([stored.data]) != compute_checksum(parts):
                 raise make_conflict_error(place, condition, is_certain=is_certain) from e
             return stored.facts  # an earlier try wrote the object, but its answer was lost
         self.fs.invalidate_cache(place.path)
@@ -77,7 +77,7 @@ class S3Store(Store):
     def remove(self, place: Place, condition: Condition) -> None:
         bucket, key, _ = self.fs.split_path(place.path)
         try:
-            self.call("call_s3", "delete_object", Bucket=bucket, Key=key, **_headers_of(condition))
+            self.call("call_s3", "delete_object", Bucket=bucket, Key=key, **_make_headers(condition))
         except OSError as e:
             if condition is None or _find_status(e) not in _REFUSED:
                 raise
@@ -120,7 +120,7 @@ def _make_body(parts: Sequence[Buffer]) -> Iterator[bytes | BinaryIO]:
         yield file
 
 
-def _headers_of(condition: Condition) -> dict[str, str]:
+def _make_headers(condition: Condition) -> dict[str, str]:
     """Return the parameters of a request that make S3 check the version of the object to replace."""
     match condition:
         case Facts(etag=str(etag)):
@@ -132,16 +132,16 @@ def _headers_of(condition: Condition) -> dict[str, str]:
 
 def _find_status(error: Exception) -> int | None:
     """Return the HTTP status of the answer behind ``error``; None if there was no answer."""
-    status: int | None = _metadata_of(error).get("HTTPStatusCode")
+    status: int | None = _get_metadata(error).get("HTTPStatusCode")
     return status
 
 
 def _is_repeated(error: Exception) -> bool:
     """Return whether botocore sent the request more than once: an earlier one may have succeeded without an answer."""
-    return bool(_metadata_of(error).get("RetryAttempts"))
+    return bool(_get_metadata(error).get("RetryAttempts"))
 
 
-def _metadata_of(error: Exception) -> Mapping[str, Any]:
+def _get_metadata(error: Exception) -> Mapping[str, Any]:
     """Return botocore's metadata of the answer behind ``error``."""
     for e in (error, error.__cause__):
         response: Any = getattr(e, "response", None)

@@ -22,8 +22,8 @@ from refshard_fs.core.forks import call_in_child
 from refshard_fs.core.model import ABSENT, Absent, Facts, Version
 from refshard_fs.errors import ConflictError, RefShardError
 from refshard_fs.targets.failures import Retry, convert_error, raise_os_errors
-from refshard_fs.targets.generic import FsspecTarget, has_coroutines, protocols_of, take_turn, version_in
-from refshard_fs.targets.local import draft_of
+from refshard_fs.targets.generic import FsspecTarget, find_version, has_coroutines, list_protocols, take_turn
+from refshard_fs.targets.local import make_draft_name
 from refshard_fs.targets.logs import log_request
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class ObjectBytes(NamedTuple):
     facts: Facts
 
 
-def sum_of(parts: Iterable[Buffer]) -> bytes:
+def compute_checksum(parts: Iterable[Buffer]) -> bytes:
     """Return the SHA-256 of the concatenated ``parts``."""
     found = hashlib.sha256()
     for part in parts:
@@ -150,7 +150,7 @@ class Store:
         """Return the size and version of an object; None if it does not exist."""
         self.fs.invalidate_cache()
         try:
-            return facts_in(self.call("info", path))
+            return find_facts(self.call("info", path))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -188,10 +188,10 @@ class Store:
         Raises ConflictError, and changes nothing, if the object does not meet ``condition``.
         """
         path = place.path
-        if _RENAME_OVER.isdisjoint(protocols_of(self.fs)):
+        if _RENAME_OVER.isdisjoint(list_protocols(self.fs)):
             self._replace(place, path, parts, condition, partial(self._send, path, parts))
             return None
-        draft = draft_of(path)
+        draft = make_draft_name(path)
         self.call("makedirs", path.rpartition("/")[0], exist_ok=True)
         try:
             self.persist(partial(self._send, draft, parts))
@@ -228,7 +228,7 @@ class Store:
     def _has_content(self, path: str, parts: Sequence[Buffer]) -> bool:
         """Return whether the bytes of the object at ``path`` are ``parts``."""
         stored = self.fetch(path)
-        return stored is not None and sum_of([stored.data]) == sum_of(parts)
+        return stored is not None and compute_checksum([stored.data]) == compute_checksum(parts)
 
     def _send(self, path: str, parts: Sequence[Buffer]) -> None:
         if sum(map(len, parts)) > LARGE:
@@ -294,6 +294,6 @@ def load_file(file: Any) -> Buffer:
     return data
 
 
-def facts_in(info: Mapping[str, Any]) -> Facts:
+def find_facts(info: Mapping[str, Any]) -> Facts:
     """Return the size and version in fsspec's description of an object."""
-    return Facts(info.get("size"), *version_in(info))
+    return Facts(info.get("size"), *find_version(info))

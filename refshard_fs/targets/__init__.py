@@ -3,9 +3,9 @@
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.credentials import InstanceOrOptions, PoolOptions
 from refshard_fs.targets.failures import Retry, TooLarge, Unfit
-from refshard_fs.targets.obspec import ObjectStore, Registry, StoreFileSystem, is_store, root_url_of, stores_of
-from refshard_fs.targets.pool import Pool, arguments_of
-from refshard_fs.targets.versioned import IGNORES_RANGES, Versions, parse_time, strong_etag
+from refshard_fs.targets.obspec import ObjectStore, Registry, StoreFileSystem, find_root_url, find_stores, is_store
+from refshard_fs.targets.pool import Pool, list_argument_names
+from refshard_fs.targets.versioned import IGNORES_RANGES, Versions, get_strong_etag, parse_time
 
 __all__ = [
     "IGNORES_RANGES",
@@ -21,12 +21,12 @@ __all__ = [
     "TooLarge",
     "Unfit",
     "Versions",
-    "arguments_of",
+    "list_argument_names",
     "check",
     "check_size",
     "is_store",
     "parse_time",
-    "stores_of",
-    "strong_etag",
-    "root_url_of",
+    "find_stores",
+    "get_strong_etag",
+    "find_root_url",
 ]

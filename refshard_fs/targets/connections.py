@@ -74,7 +74,7 @@ class LoopConnections:
             _all.add(known)
         return known
 
-    def connector(self, guard: Guard | None = None) -> aiohttp.TCPConnector:
+    def get_connector(self, guard: Guard | None = None) -> aiohttp.TCPConnector:
         """Return the connector for connections that ``guard`` permits (None: all)."""
         connector = self._connectors.get(guard)
         if connector is None or connector.closed:
@@ -99,7 +99,7 @@ class LoopConnections:
         if sum(known.fileno() >= 0 for known in list(_sockets)) < count_permitted_connections():
             return
         for connector in self._connectors.values():
-            idle = idle_of(connector)
+            idle = list_idle(connector)
             for kept in idle.values():
                 for protocol, *_ in kept:
                     protocol.close()
@@ -139,7 +139,7 @@ class LoopConnections:
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all sockets of our connectors, open and closed
 
 
-def idle_of(connector: aiohttp.TCPConnector) -> dict[Any, Any]:
+def list_idle(connector: aiohttp.TCPConnector) -> dict[Any, Any]:
     """Return the idle connections of ``connector``, which the caller may close and remove.
 
     aiohttp has no public call for this. If a later version stores them elsewhere, they stay open until aiohttp closes
@@ -319,7 +319,7 @@ def open_session(owner: object, guard: Guard | None = None, **options: Any) -> a
     """
     shared = "connector" not in options
     if shared:
-        options["connector"] = LoopConnections.of(asyncio.get_running_loop()).connector(guard)
+        options["connector"] = LoopConnections.of(asyncio.get_running_loop()).get_connector(guard)
         options["connector_owner"] = False
     if options.get("cookie_jar") is None:
         options["cookie_jar"] = OriginCookies()
@@ -339,7 +339,7 @@ async def open_guarded(guard: Guard, judge: Judge, **options: Any) -> aiohttp.Cl
         return await send(request)
 
     options.pop("loop", None)
-    connector = LoopConnections.of(asyncio.get_running_loop()).connector(guard)
+    connector = LoopConnections.of(asyncio.get_running_loop()).get_connector(guard)
     return aiohttp.ClientSession(**options, connector=connector, connector_owner=False, middlewares=(judge_and_send,))
 
 

@@ -1,4 +1,4 @@
-"""Decide which server gets the user's credentials: one rule, `credentials_for`, also for archives. No I/O here."""
+"""Decide which server gets the user's credentials: one rule, `find_grant`, also for archives. No I/O here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
         own = {policy.server_of(source): given} if policy.protocol_of(source) == protocol else {}
         return msgspec.structs.replace(self, by_prefix={**own, **self.by_prefix})
 
-    def options_of(self, url: str) -> InstanceOrOptions:
+    def find_options(self, url: str) -> InstanceOrOptions:
         """Return the instance or the options for ``url``."""
         return self.find(url)[1]
 
@@ -70,10 +70,10 @@ class Grant(NamedTuple):
     given: InstanceOrOptions  # the instance or options that open the URL
 
 
-def credentials_for(
+def find_grant(
     url: str, options: PoolOptions, rules: Rules, *, resolve: Callable[[str, Rules], str] | None = None
 ) -> Grant:
-    """Return how to open ``url``, and whose credentials its server gets; TargetNotAllowed if a rule refuses it.
+    """Return the grant to open ``url`` with the credentials for its server; TargetNotAllowed if a rule refuses it.
 
     The user's options for the longest prefix of the URL apply, or else the options for its protocol. There is a rule
     for each set that named the URL, and each rule may lower the access: the server gets the user's credentials
@@ -83,11 +83,11 @@ def credentials_for(
     url, access = admit_url(url, rules)
     if resolve is not None:
         url = resolve(url, rules)
-    return _grant(url, access, *options.find(url))
+    return _make_grant(url, access, *options.find(url))
 
 
-def credentials_for_archive(url: str, options: PoolOptions, chain: Grant, given_in_chain: Mapping[str, Any]) -> Grant:
-    """Return how to open the archive ``url`` in a chain that reads one of its members.
+def find_archive_grant(url: str, options: PoolOptions, chain: Grant, given_in_chain: Mapping[str, Any]) -> Grant:
+    """Return the grant to open the archive ``url`` in a chain that reads one of its members.
 
     ``chain`` is the grant of the whole chain, and its access applies. The chain's options for the archive,
     ``given_in_chain``, take precedence over the options for ``url``.
@@ -95,10 +95,10 @@ def credentials_for_archive(url: str, options: PoolOptions, chain: Grant, given_
     token, given = options.find(url)
     if given_in_chain:
         token, given = ("in a chain", repr(given_in_chain), token[-1]), given_in_chain
-    return _grant(url, chain.access, token, given)
+    return _make_grant(url, chain.access, token, given)
 
 
-def _grant(url: str, access: Access, token: tuple[str, ...], given: InstanceOrOptions) -> Grant:
+def _make_grant(url: str, access: Access, token: tuple[str, ...], given: InstanceOrOptions) -> Grant:
     if access is Access.NONE:
         return Grant(url, access, ("nobody", token[-1]), ANONYMOUS.get(token[-1], {}))
     return Grant(url, access, ("lent", *token) if access is Access.LENT else token, given)

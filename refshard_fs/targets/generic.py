@@ -44,10 +44,10 @@ _ONE_AT_A_TIME = frozenset(
 _ONE_PER_FILE = "simplecache"  # it takes a file for complete while another reader downloads it
 
 
-def lock_of(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
+def get_lock(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
     """Return the lock that a caller holds while it uses ``fs`` for ``path``; a null context if no lock is needed."""
     fs = _find_innermost(fs)
-    per_file = _ONE_PER_FILE in protocols_of(fs)
+    per_file = _ONE_PER_FILE in list_protocols(fs)
     if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _needs_turns(below):
         fs, per_file = below, False
     if not per_file and not _needs_turns(fs):
@@ -66,14 +66,14 @@ def _find_innermost(fs: AbstractFileSystem) -> AbstractFileSystem:
     return fs
 
 
-def protocols_of(fs: AbstractFileSystem) -> tuple[str, ...]:
+def list_protocols(fs: AbstractFileSystem) -> tuple[str, ...]:
     """Return the protocols that ``fs`` serves."""
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def _needs_turns(fs: AbstractFileSystem) -> bool:
     """Return whether only one caller at a time may use ``fs``."""
-    return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(protocols_of(fs))
+    return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(list_protocols(fs))
 
 
 _executor: concurrent.futures.ThreadPoolExecutor
@@ -195,7 +195,7 @@ class FsspecTarget(Target):
         size, copied = info.get("size"), await self._find_copied_size(path)
         if copied is not None and copied != size:
             return Facts(copied)  # the version of the copy is unknown
-        return Facts(size, *version_in(info))
+        return Facts(size, *find_version(info))
 
     async def _find_copied_size(self, path: str) -> int | None:
         """Return the size of the copy that fsspec's ``simplecache`` reads instead of the object; None without one."""
@@ -250,7 +250,7 @@ class FsspecTarget(Target):
             if is_directory:
                 out.append(Listed(name, None, True))
             else:
-                out.append(Listed(name, row.get("size"), False, *version_in(row)))
+                out.append(Listed(name, row.get("size"), False, *find_version(row)))
         return tuple(sorted(out, key=lambda listed: listed.name))
 
     async def list_tree(self, path: str) -> tuple[Listed, ...] | None:
@@ -259,7 +259,7 @@ class FsspecTarget(Target):
         path = (await self._open_for(path)).rstrip("/")
         rows = await self._call("find", path, detail=True)
         files = [(name[len(path) + 1 :], row) for name, row in rows.items() if name.startswith(path + "/")]
-        return tuple(Listed(name, row.get("size"), False, *version_in(row)) for name, row in files if name)
+        return tuple(Listed(name, row.get("size"), False, *find_version(row)) for name, row in files if name)
 
     async def store(self, path: str) -> tuple[AbstractFileSystem, str] | None:
         path = await self._open_for(path)
@@ -293,7 +293,7 @@ class FsspecTarget(Target):
 @contextlib.contextmanager
 def take_turn(fs: AbstractFileSystem, path: str) -> Iterator[None]:
     """Wait until this thread may use a synchronous ``fs`` for ``path``; restore a lost connection to an FTP server."""
-    with lock_of(fs, path), _keep_ftp_connected(fs):
+    with get_lock(fs, path), _keep_ftp_connected(fs):
         yield
 
 
@@ -361,14 +361,14 @@ def has_coroutines(fs: AbstractFileSystem) -> bool:
 def _lists_flat(fs: AbstractFileSystem) -> bool:
     """Return whether ``fs`` is an object store whose ``find`` lists all objects below a prefix at once."""
     has_own_find = getattr(type(fs), "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
-    return has_own_find and not OBJECT_STORES.isdisjoint(protocols_of(fs))
+    return has_own_find and not OBJECT_STORES.isdisjoint(list_protocols(fs))
 
 
 _ETAGS = ("ETag", "etag", "e_tag", "md5")
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify", "updated", "created")
 
 
-def version_in(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def find_version(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the ETag and the modification time in ``info``, under any of the names that filesystems use."""
     etag = next((info[name] for name in _ETAGS if info.get(name)), None)
     modified = next((info[name] for name in _TIMES if info.get(name)), None)

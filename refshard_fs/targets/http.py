@@ -177,7 +177,7 @@ class HttpTarget(Target):
         options = self._away_options if location.away else self._home_options
         if location.away:
             options = options | _make_bare_tls(options, session)
-        if self._asks_environment and "proxy" not in options and (proxy := _proxy_of(location.url)) is not None:
+        if self._asks_environment and "proxy" not in options and (proxy := _find_proxy(location.url)) is not None:
             options = {**options, "proxy": proxy}
         all_headers = (self._headers if location.away else self._home_headers).copy()
         all_headers.update(headers)
@@ -261,7 +261,7 @@ def _make_bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -
     return {"ssl": drop_certificate(context) if isinstance(context, ssl.SSLContext) else context}
 
 
-def _proxy_of(url: URL) -> str | None:
+def _find_proxy(url: URL) -> str | None:
     """Return the HTTP proxy for ``url`` in the environment or the settings of the system; None without one."""
     names = f"{url.scheme}_proxy", f"{url.scheme}_PROXY".upper(), "REQUEST_METHOD"
     proxy = _find_proxy_for(url.scheme, tuple(map(os.environ.get, names)))

@@ -33,7 +33,7 @@ from refshard_fs.targets.failures import Unreadable
 _DRAFT = re.compile(r"\.[0-9a-f]{32}\.tmp$")
 
 
-def draft_of(path: str) -> str:
+def make_draft_name(path: str) -> str:
     """Return a new name beside ``path`` for a draft of it."""
     return f"{path}.{uuid.uuid4().hex}.tmp"
 

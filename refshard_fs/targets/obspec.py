@@ -45,7 +45,7 @@ def is_store(value: Any) -> bool:
     return not isinstance(value, Mapping | AbstractFileSystem | type)  # last: the first check takes milliseconds
 
 
-def stores_of(registry: Any) -> dict[str, Any] | None:
+def find_stores(registry: Any) -> dict[str, Any] | None:
     """Return the stores of an `ObjectStoreRegistry` by URL prefix; None if ``registry`` is not a registry."""
     if not hasattr(registry, "resolve") or not isinstance(getattr(registry, "map", None), Mapping):
         return None
@@ -62,7 +62,7 @@ def stores_of(registry: Any) -> dict[str, Any] | None:
     return found
 
 
-def root_url_of(store: Any) -> str:
+def find_root_url(store: Any) -> str:
     """Return the URL of a store's root directory; make one up if the store has none."""
     url, config, kind = getattr(store, "url", None), getattr(store, "config", None), type(store).__name__
     if isinstance(url, str):

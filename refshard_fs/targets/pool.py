@@ -39,8 +39,8 @@ from refshard_fs.targets.credentials import (
     PoolOptions,
     Rules,
     admit_url,
-    credentials_for,
-    credentials_for_archive,
+    find_archive_grant,
+    find_grant,
 )
 from refshard_fs.targets.failures import WITHOUT
 from refshard_fs.targets.generic import (
@@ -136,7 +136,7 @@ class Pool:
         rules, key = self._list_rules(origin), (url, origin)
         grant = self._grants.get(key)
         if grant is None:
-            grant = credentials_for(url, self._options, rules, resolve=_resolve_links)
+            grant = find_grant(url, self._options, rules, resolve=_resolve_links)
             if len(self._grants) >= PLACES:
                 self._grants.clear()
             self._grants[key] = grant
@@ -144,12 +144,12 @@ class Pool:
 
     def _open_object(self, url: str, grant: Grant, rules: Rules) -> tuple[VersionedObject, str] | None:
         """Return the object at ``url``, opened as ``grant`` says, and its path in its target."""
-        found = self._target_at(grant, rules)
+        found = self._find_target(grant, rules)
         if found is None:
             return None
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
-        hint = _HINT_ANONYMOUS if _is_anonymous(portable_options(grant.given)) else ""
+        hint = _HINT_ANONYMOUS if _is_anonymous(make_portable_options(grant.given)) else ""
         advice = ""
         if grant.access is Access.NONE:
             hint, advice = _HINT_NO_ACCESS, self._advise_on_endpoint(grant.url)
@@ -175,7 +175,7 @@ class Pool:
         """Return advice about the endpoint of ``url``, if another prefix of its protocol has an endpoint."""
         protocol = policy.protocol_of(url)
         for prefix, given in self._options.by_prefix.items():
-            if policy.protocol_of(prefix) == protocol and _names_endpoint(portable_options(given)):
+            if policy.protocol_of(prefix) == protocol and _names_endpoint(make_portable_options(given)):
                 other = f"options={{{policy.server_of(url) + '/'!r}: {{...}}}}"
                 return f"endpoint_url= is given for {prefix} alone: give it in {other} too"
         return ""
@@ -187,11 +187,11 @@ class Pool:
         these. Links in a local path are not resolved here, because writes have their own rule for links.
         """
         rules = self._list_rules(())
-        grant = credentials_for(url, self._options, rules)
+        grant = find_grant(url, self._options, rules)
         if grant.access is not Access.OWN:
             rule = "objects are written only with your own credentials, and you gave none for this URL"
-            raise TargetNotAllowed(url, rule, describe_remedy(url))
-        return self._target_at(grant, rules)
+            raise TargetNotAllowed(url, rule, remedy(url))
+        return self._find_target(grant, rules)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -211,7 +211,7 @@ class Pool:
             known = self._of_origin[origin] = tuple(rule for rule in rules if not rule.admits_all)
         return known
 
-    def _target_at(self, grant: Grant, rules: Rules) -> tuple[Target, str] | None:
+    def _find_target(self, grant: Grant, rules: Rules) -> tuple[Target, str] | None:
         url, access, token, given = grant
         protocol = token[-1]
         judge = partial(_admit, rules) if rules else None
@@ -220,12 +220,12 @@ class Pool:
         if protocol in WEB and rules:
             token = (*token, repr(rules))  # the rules are applied to redirects
         if isinstance(given, AbstractFileSystem):
-            return self._target_of_instance(token, given, url, judge, access)
-        options = portable_options(given)
-        if others := policy.split_chain(url)[1:]:
-            given_of = {_find_protocol(link): self._options.options_of(link) for link in others}
+            return self._find_target_of_instance(token, given, url, judge, access)
+        options = make_portable_options(given)
+        if others := policy.links(url)[1:]:
+            given_of = {_find_protocol(link): self._options.find_options(link) for link in others}
             joined = options | {
-                name: portable_options(own) for name, own in given_of.items() if own and name not in options
+                name: make_portable_options(own) for name, own in given_of.items() if own and name not in options
             }
             if protocol == "zip":
                 return self._open_member(grant, (*token, repr(given_of)), options, joined, rules)
@@ -238,7 +238,7 @@ class Pool:
             immediate = IMMEDIATE.get(cls)
             if immediate is not None:
                 return WITHOUT_LINKS if immediate is LOCAL and rules else immediate, cls._strip_protocol(url)
-        return self._target_by_options(token, protocol, options, url, judge, access)
+        return self._find_target_by_options(token, protocol, options, url, judge, access)
 
     def _chain(self, token: tuple[str, ...], options: dict[str, Any], url: str) -> tuple[Target, str] | None:
         link, path = split_chain(url)
@@ -262,7 +262,7 @@ class Pool:
 
         def open_archive(_: asyncio.AbstractEventLoop) -> Target:
             own = options if len(others) > 1 else options.get(policy.protocol_of(outer) or "file") or {}
-            archive = credentials_for_archive(_resolve_links(outer, rules), self._options, grant, own)
+            archive = find_archive_grant(_resolve_links(outer, rules), self._options, grant, own)
             place = self._open_object(outer, archive, rules)
             assert place is not None, "there is an event loop"
             if self._inflated is None:
@@ -273,7 +273,7 @@ class Pool:
 
         return self._get_or_make((*token, "::", outer, repr(options), repr(rules)), open_archive, url)
 
-    def _target_of_instance(
+    def _find_target_of_instance(
         self, token: tuple[str, ...], fs: AbstractFileSystem, url: str, judge: Judge | None, access: Access
     ) -> tuple[Target, str] | None:
         while type(fs) is AsyncFileSystemWrapper:
@@ -287,7 +287,7 @@ class Pool:
             (*token, "instance"), lambda loop: self._copy_for_loop(fs, loop, judge, access), fs._strip_protocol(url)
         )
 
-    def _target_by_options(
+    def _find_target_by_options(
         self,
         token: tuple[str, ...],
         protocol: str,
@@ -344,7 +344,7 @@ class Pool:
             if home is None or home is loop:
                 fs._refshard_home = loop
                 return FsspecTarget(fs)
-        again = _make_new_instance(type(fs), portable_options(fs), loop, *fs.storage_args)
+        again = _make_new_instance(type(fs), make_portable_options(fs), loop, *fs.storage_args)
         return self._make_target(again, judge, access, owned=True, names_endpoint=True)
 
     def _make_target(
@@ -370,7 +370,7 @@ class Pool:
 _OF_AIOHTTP = frozenset(["auth", "cookies", "headers", "proxy", "ssl"])
 
 
-def arguments_of(protocol: str) -> frozenset[str]:
+def list_argument_names(protocol: str) -> frozenset[str]:
     """Return the argument names of the filesystem of ``protocol``; none if there is no such filesystem."""
     try:
         found = inspect.signature(fsspec.get_filesystem_class(protocol).__init__).parameters
@@ -474,7 +474,7 @@ def _is_anonymous(options: Mapping[str, Any]) -> bool:
     return any(given.get("anon") or given.get("token") == "anon" for given in links)
 
 
-def portable_options(given: InstanceOrOptions) -> dict[str, Any]:
+def make_portable_options(given: InstanceOrOptions) -> dict[str, Any]:
     """Return ``given``, or the options of an instance, without the options that bind an instance to a loop."""
     options = given.storage_options if isinstance(given, AbstractFileSystem) else given
     bound = ("asynchronous", "loop", "protocol", "skip_instance_cache")

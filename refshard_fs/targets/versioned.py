@@ -132,12 +132,12 @@ class Version:
         self._pin = pin
         return True
 
-    def required_etag(self, pin: Pin | None) -> str | None:
+    def find_required_etag(self, pin: Pin | None) -> str | None:
         """Return the ETag that a request requires: the ETag of an earlier answer, or else of the manifest."""
         if self.seen is not None:
-            return strong_etag(self.seen.etag)
-        etag = None if pin is None or self.only_size else strong_etag(pin.etag)
-        return None if etag is None else f'"{opaque_tag(etag)}"'
+            return get_strong_etag(self.seen.etag)
+        etag = None if pin is None or self.only_size else get_strong_etag(pin.etag)
+        return None if etag is None else f'"{get_opaque_tag(etag)}"'
 
     def observe(self, found: Facts, pin: Pin | None) -> None:
         """Compare an answer with the known version; raise TargetChanged, which names the difference, if they differ."""
@@ -168,9 +168,9 @@ class Version:
         if None not in (seen.size, found.size) and seen.size != found.size:
             raise self._make_change_error(f"its size was {seen.size} bytes and is {found.size}")
         if seen.etag is not None and found.etag is not None:
-            if opaque_tag(seen.etag) == opaque_tag(found.etag):
+            if get_opaque_tag(seen.etag) == get_opaque_tag(found.etag):
                 return
-            if strong_etag(seen.etag) and strong_etag(found.etag):
+            if get_strong_etag(seen.etag) and get_strong_etag(found.etag):
                 raise self._make_change_error(f"its ETag was {seen.etag} and is {found.etag}")
         then, now = seen.last_modified, found.last_modified
         if then is not None and now is not None and then != now:
@@ -180,7 +180,7 @@ class Version:
         if None not in (pin.size, found.size) and pin.size != found.size:
             raise self._make_mismatch_error(f"its size is {found.size} bytes, not {pin.size}")
         if pin.etag is not None and found.etag is not None:
-            if opaque_tag(pin.etag) != opaque_tag(found.etag) and not found.etag.startswith(OWN):
+            if get_opaque_tag(pin.etag) != get_opaque_tag(found.etag) and not found.etag.startswith(OWN):
                 raise self._make_mismatch_error(f"its ETag is {found.etag}, not {pin.etag}")
         then, now = pin.last_modified, found.last_modified
         if then is None or now is None or (pin.etag is not None and found.etag is not None):
@@ -224,7 +224,7 @@ class Versions:
                 self._known.put(url, version)
             return version
 
-    def known_facts(self, url: str) -> Facts | None:
+    def find_known_facts(self, url: str) -> Facts | None:
         """Return the known facts of the object at ``url``; None if there are none."""
         version = self._known.peek(url)
         return None if version is None else version.seen
@@ -236,12 +236,12 @@ class Versions:
             return None
         return version
 
-    def confirmed_facts(self, url: str, pin: Pin | None) -> Facts | None:
+    def find_confirmed_facts(self, url: str, pin: Pin | None) -> Facts | None:
         """Return the facts of the object at ``url`` if they match ``pin``: see `Version.fits`."""
         version = self._known.peek(url)
         return version.seen if version is not None and version.fits(pin) else None
 
-    def latest(self, url: str) -> Facts | Absent | None:
+    def find_latest(self, url: str) -> Facts | Absent | None:
         """Return the last known facts of the object at ``url``, or `ABSENT`; None if there was no request for it."""
         version = self._known.peek(url)
         if version is None:
@@ -257,12 +257,12 @@ class Versions:
         self._known.discard_where(lambda url: self.knows(url, below))
 
 
-def strong_etag(etag: str | None) -> str | None:
+def get_strong_etag(etag: str | None) -> str | None:
     """Return ``etag`` if it is strong, which means that it identifies exact bytes (RFC 9110, section 8.8.1)."""
     return None if etag is None or etag.startswith("W/") else etag
 
 
-def opaque_tag(etag: str) -> str:
+def get_opaque_tag(etag: str) -> str:
     """Return ``etag`` without the mark of weak ETags and without quotes (RFC 9110, section 8.8.3)."""
     return etag.removeprefix("W/").strip('"')
 
@@ -281,7 +281,7 @@ def parse_time(text: str) -> float | None:
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
-def _range_of(start: int, stop: int | None) -> str | None:
+def _format_range(start: int, stop: int | None) -> str | None:
     return None if start == 0 and stop is None else make_range_header(start, stop)
 
 
@@ -369,7 +369,7 @@ class VersionedObject:
         if self._is_writable and version.seen is None and not self.target.tells_versions:
             version.learn(await self.target.get_current_facts(path), None)  # before the bytes, which may be newer
         try:
-            answer = await self._read_range(path, start, stop, version.required_etag(pin), most)
+            answer = await self._read_range(path, start, stop, version.find_required_etag(pin), most)
             if pin is not None and not self.target.tells_versions:
                 facts = await self.target.get_current_facts(path)  # after the bytes, to notice a replaced object
                 answer = msgspec.structs.replace(answer, facts=facts)
@@ -433,7 +433,7 @@ class VersionedObject:
         """Return the same bytes as `read` at once, in any thread, or None if that takes an event loop."""
         try:
             if logger.isEnabledFor(logging.DEBUG) and not self.is_remote:
-                with log_request("READ", self._version.url, _range_of(start, stop)) as log:
+                with log_request("READ", self._version.url, _format_range(start, stop)) as log:
                     answer = self.target.read_now(path, start, stop, most)
                     log.size = None if answer is None else len(answer.data)
             else:
@@ -478,7 +478,7 @@ class VersionedObject:
         if self.target.logs_requests or not logger.isEnabledFor(logging.DEBUG):
             return await call(*args)
         name = call.__name__
-        span = _range_of(args[1], args[2]) if name == "_read" else None
+        span = _format_range(args[1], args[2]) if name == "_read" else None
         with log_request(_METHODS[name], self._version.url, span) as log:
             result = await call(*args)
             log.size = len(result.data) if isinstance(result, Answer) else None

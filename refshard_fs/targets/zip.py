@@ -62,7 +62,7 @@ def _with_fallback(method: M) -> M:
             if self._fallback is None:
                 raise
             try:
-                return await getattr(self._fallback, method.__name__)(_first_link(path), *arguments, **options)
+                return await getattr(self._fallback, method.__name__)(_find_first_link(path), *arguments, **options)
             except NOT_FOUND:
                 raise
             except Exception:  # noqa: BLE001  # fsspec's error, which says less than ours
@@ -111,7 +111,7 @@ class ZipTarget(Target):
     @_with_fallback
     async def list_names(self, path: str) -> tuple[Listed, ...]:
         keyspace, _ = await self._open()
-        name = _member_of(path)
+        name = _find_member(path)
         found = await self._run(keyspace.children(name))
         if found is None:
             raise NotADirectoryError(path) if keyspace.find_member(name) else FileNotFoundError(path)
@@ -142,7 +142,7 @@ class ZipTarget(Target):
     async def _find(self, path: str) -> tuple[Member, Entry, Facts]:
         """Return a member as the directory describes it, the entry of its bytes, and the facts of the archive."""
         keyspace, opened = await self._open()
-        name = _member_of(path)
+        name = _find_member(path)
         member = keyspace.find_member(name)
         if len(self._entries) >= _MAX_ENTRIES:
             self._entries.clear()
@@ -195,17 +195,17 @@ class ZipTarget(Target):
         match entry:
             case Span() if is_whole and member.head:  # its local header was not read: read it with the bytes
                 found = await self._read_range(member.local, entry.start + end)
-                data = self._check_member(_member_of(path), member, found.data)
+                data = self._check_member(_find_member(path), member, found.data)
             case Span():
                 found = await self._read_range(entry.start + begin, entry.start + end)
                 data = found.data
                 if is_whole:
-                    self._check_sum(_member_of(path), member, data)
+                    self._check_sum(_find_member(path), member, data)
             case Packed() if is_whole:
                 found = await self._inflate(entry)
                 data = found.data
             case Packed() if member.size > MOST_INFLATED and self._fallback is not None:
-                return await self._fallback.read(_first_link(path), start, stop)
+                return await self._fallback.read(_find_first_link(path), start, stop)
             case Packed():
                 found = await self._inflated.get(self._url, path, member.size, lambda: self._inflate(entry))
                 data = found.data[begin:end]
@@ -247,14 +247,14 @@ def _get_member_facts(member: Member, archive: Facts) -> Facts:
     return Facts(member.size, archive.etag, archive.last_modified)
 
 
-def _first_link(url: str) -> str:
+def _find_first_link(url: str) -> str:
     """Return the first link of a chain."""
     return url.partition("::")[0]
 
 
-def _member_of(url: str) -> str:
+def _find_member(url: str) -> str:
     """Return the member that the first link of a chain names, or ``""`` for the root."""
-    first = _first_link(url)
+    first = _find_first_link(url)
     return str(ZipFileSystem._strip_protocol(first)) if "://" in first else ""
 
 

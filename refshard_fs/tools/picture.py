@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from refshard_fs.errors import escape_controls
 from refshard_fs.stores.drafts import replace_file
-from refshard_fs.stores.links import path_to_write
+from refshard_fs.stores.links import resolve_path_to_write
 from refshard_fs.tools.colours import resolve_by_day
 from refshard_fs.tools.png import draw_png
 from refshard_fs.tools.scene import Boxes, Label, Scene
@@ -31,7 +31,7 @@ class Picture:
     def save(self, path: str | Path) -> None:
         """Write the picture to ``path``, in the format of its suffix: .svg, .html or .png (with matplotlib)."""
         data = self.encode(Path(path).suffix)
-        with replace_file(path_to_write(os.fspath(path))) as file:
+        with replace_file(resolve_path_to_write(os.fspath(path))) as file:
             file.write(data)
 
     def encode(self, suffix: str) -> bytes:

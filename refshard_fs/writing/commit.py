@@ -41,7 +41,7 @@ def _commit_all(writer: Writer, message: str | None) -> None:
         if not overlay.edits:
             return
         base = writer.base()
-        edits = overlay.savepoint()
+        edits = overlay.make_savepoint()
         if store is not None:
             store.make_durable(overlay.objects())
         try:

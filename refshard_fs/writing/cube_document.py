@@ -16,7 +16,7 @@ from refshard_fs.stores.objects import Objects
 REMARK: Final = "only refshard can read this document"
 
 
-def document_of(source: Source) -> ConcatDocument | None:
+def make_cube_document(source: Source) -> ConcatDocument | None:
     """Return the document of the cube that ``source`` shows, with its selections; None if it shows another source.
 
     URLs are as they are written; `KeySpace.resolve` of the cube makes them absolute. A copy of the document is the

@@ -28,7 +28,7 @@ from refshard_fs.sharding.index import Buffer
 from refshard_fs.source.source import forget_indexes
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.objects import Objects
-from refshard_fs.stores.store import Condition, ObjectBytes, is_same_version, sum_of
+from refshard_fs.stores.store import Condition, ObjectBytes, compute_checksum, is_same_version
 from refshard_fs.writing.shards import Plan, ShardPlan, pack_shard, plan_commit
 from refshard_fs.writing.writer import Writer
 
@@ -156,10 +156,10 @@ class HierarchyCommit:
         """Return documents that must not appear, because they would change a node in ``documents`` to another kind."""
         nodes = {parent(name)[0] for name in documents if parent(name)[1] in NODE_DOCUMENTS}
         rivals = (join(path, name) for path in nodes for name in NODE_DOCUMENTS)
-        return [name for name in rivals if self._overlay.expected_version(self._objects.url_of(name)) is ABSENT]
+        return [name for name in rivals if self._overlay.find_expected_version(self._objects.url_of(name)) is ABSENT]
 
     def _was_read(self, name: str) -> bool:
-        return self._overlay.expected_version(self._objects.url_of(name)) is not None
+        return self._overlay.find_expected_version(self._objects.url_of(name)) is not None
 
     @contextlib.contextmanager
     def _note_conflict(self, name: str) -> Iterator[None]:
@@ -179,21 +179,21 @@ class HierarchyCommit:
         """
         url = self._objects.url_of(name)
         known = [
-            version for version in (self._overlay.expected_version(url), self._overlay.written.get(url)) if version
+            version for version in (self._overlay.find_expected_version(url), self._overlay.written.get(url)) if version
         ]
         if not known or any(is_same_version(found, version) for version in known):
             return
         is_new_group = (
-            data is not None and self._overlay.expected_version(url) is ABSENT and not _describes_array(name, data)
+            data is not None and self._overlay.find_expected_version(url) is ABSENT and not _describes_array(name, data)
         )
-        sums = self._overlay.sent | ({sum_of([data])} if data is not None and is_new_group else set())
+        sums = self._overlay.sent | ({compute_checksum([data])} if data is not None and is_new_group else set())
         if not (found is not ABSENT and self._is_one_of(name, sums)):
             raise ConflictError(f"{url} {_SINCE}")
 
     def _is_one_of(self, name: str, sums: set[bytes]) -> bool:
         """Return whether the object has one of the checksums ``sums``, and remember its version if so."""
         fetched = self._objects.fetch(name) if sums else None
-        if fetched is None or sum_of([fetched.data]) not in sums:
+        if fetched is None or compute_checksum([fetched.data]) not in sums:
             return False
         self._remember(name, fetched.facts)
         return True
@@ -204,7 +204,7 @@ class HierarchyCommit:
     def _find_condition(self, name: str) -> Condition:
         """Return the version that an object must have to be replaced; None for any version."""
         url = self._objects.url_of(name)
-        seen, own = self._overlay.expected_version(url), self._overlay.written.get(url)
+        seen, own = self._overlay.find_expected_version(url), self._overlay.written.get(url)
         if seen is None or own is None or is_same_version(seen, own):
             return seen
         found = self._objects.version(name)
@@ -304,11 +304,11 @@ class HierarchyCommit:
         try:
             found = self._objects.put(name, parts, condition)
         except ConflictError:
-            if not self._is_one_of(name, self._overlay.sent & {sum_of(parts)}):
+            if not self._is_one_of(name, self._overlay.sent & {compute_checksum(parts)}):
                 raise
             found = None  # an earlier try has put the object, but its answer was lost
         except BaseException:  # the object may have been put, also if Ctrl-C interrupts
-            self._overlay.sent.add(sum_of(parts))
+            self._overlay.sent.add(compute_checksum(parts))
             raise
         self._put[name] = None
         if found is not None:

@@ -31,7 +31,7 @@ from refshard_fs.security.origins import NOTHING, Adoption, Origins
 from refshard_fs.sinks import find_sink
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.source.collect import Checks, Collection, collect, collect_keys, gather
-from refshard_fs.source.settings import data_url_of
+from refshard_fs.source.settings import choose_data_url
 from refshard_fs.source.source import Source
 from refshard_fs.stores.objects import Objects
 
@@ -70,7 +70,7 @@ def save(
     found = strip_edits(keyspace).whole_shards
     if found.root_url is not None and objects.is_at(found.root_url):
         raise FileExistsError(f"these references are read from {url}: give another URL, or use commit()")
-    folder = data_url_of(make_absolute(url), None)
+    folder = choose_data_url(make_absolute(url), None)
     with contextlib.nullcontext() if folder is None else CopiesBeside(folder, options, callback) as copies:
         if found.edits is not None:
             for edit in found.edits.list_changes().values():
@@ -123,7 +123,7 @@ def make_stream(
         elif copies is None:
             refs, checks = run("", partial(gather, keyspace))
         else:
-            refs, checks = _gather_copying(keyspace, source, copies)
+            refs, checks = _gather_with_copies(keyspace, source, copies)
 
         def spell(url: str | None) -> str | None:
             is_own = url is None or (copies is not None and url == copies.url)
@@ -132,15 +132,15 @@ def make_stream(
     return ReferenceStream.of_set(refs, spell, checks, run, packed=packed, **options)
 
 
-def _gather_copying(keyspace: KeySpace, source: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
+def _gather_with_copies(keyspace: KeySpace, source: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
     """Return references to all keys of ``keyspace``, as `gather` does; bytes beyond `MAX_INLINE` go to ``copies``."""
     collection = source.run("", partial(collect_keys, keyspace, for_others=True))
-    is_much = collection.first_beyond_limit() is not None
+    is_much = collection.find_first_beyond_limit() is not None
     if is_much:
         _warn_of_copies(collection, keyspace, copies.url)
         copies.begin(len(collection.packed))
         target = collection.urls.setdefault(copies.url, len(collection.urls))
-    for batch in collection.batches():
+    for batch in collection.iterate_batches():
         read = source.wait(source.read_entries, {packed.key: packed.entry for packed in batch})
         for packed, data in zip(batch, read, strict=True):
             collection.add_bytes(packed, Row(target, copies.add(data), len(data)) if is_much else data)

@@ -181,17 +181,17 @@ def _refuse_conflicts(overlay: Transaction, writers: Mapping[str, _Process], sto
         for key, edit in changes.items():
             _refuse_other(key, edit, others.get(key), "two processes", store)
             _refuse_other(
-                key, edit, _unless_written_by(name, key, later[writer.seen[key]].get(key), overlay), _LATER, store
+                key, edit, _skip_written_by(name, key, later[writer.seen[key]].get(key), overlay), _LATER, store
             )
         for prefix in prefixes:
             for rival, who in ((others, "two processes"), (later[writer.seen[prefix]], _LATER)):
                 for key, edit in rival.list_changes().items():
                     if is_within(key, prefix) and key not in changes:
-                        _refuse_other(key, REMOVED, _unless_written_by(name, key, edit, overlay), who, store)
+                        _refuse_other(key, REMOVED, _skip_written_by(name, key, edit, overlay), who, store)
         others.add(prefixes, changes)
 
 
-def _unless_written_by(writer: str, key: str, edit: Edit | None, overlay: Transaction) -> Edit | None:
+def _skip_written_by(writer: str, key: str, edit: Edit | None, overlay: Transaction) -> Edit | None:
     """Return ``edit``; None if it was merged from ``writer``, which may change its own edits."""
     name, taken = overlay.taken.get(key, ("", None))
     return None if edit is taken and name == writer else edit

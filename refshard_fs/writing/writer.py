@@ -24,7 +24,7 @@ from refshard_fs.source.settings import READ_AS, WriteSettings, format_by_suffix
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base, OverlayCopy, Transaction
 from refshard_fs.stores.objects import Objects
-from refshard_fs.stores.store import Buffer, sum_of
+from refshard_fs.stores.store import Buffer, compute_checksum
 from refshard_fs.targets.generic import run_in_thread
 from refshard_fs.writing.staging import clear, encode_reference, stage
 
@@ -182,7 +182,7 @@ class Writer:
         """
         overlay, store, by_content = self.overlay, self.store, self.options.content_addressed
         assert store is not None
-        name = sum_of(parts).hex() if by_content else uuid.uuid4().hex
+        name = compute_checksum(parts).hex() if by_content else uuid.uuid4().hex
         name = f"{name[:2]}/{name[2:]}"  # the first two letters are a directory, so that none has too many files
         if not (by_content and (name in overlay.names or store.get_facts(name) is not None)):
             store.put(name, parts, durable=durable)

@@ -19,7 +19,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import Pin
 from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 from refshard_fs.reading import index_cache, loading
-from refshard_fs.reading.index_cache import IndexCache, default_directory
+from refshard_fs.reading.index_cache import IndexCache, find_default_directory
 from refshard_fs.source.source import INDEXES
 from refshard_fs.targets import local
 from tests.support.threads import wait_for_writes
@@ -314,7 +314,7 @@ def test_missing_home_directory_is_accepted(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     monkeypatch.setattr(index_cache.Path, "home", homeless)
-    assert default_directory() is None
+    assert find_default_directory() is None
     assert RefShardFileSystem({"a": "b"}, index_cache=None).cat("a") == b"b"
 
 

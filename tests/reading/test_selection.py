@@ -322,14 +322,14 @@ def test_waiting_loop_is_woken_by_a_release(monkeypatch: pytest.MonkeyPatch) -> 
         woken = asyncio.Event()
         ends = threading.Thread(target=end, args=(shared, there), daemon=True)
 
-        def active_at(name: str) -> int:
+        def count_active(name: str) -> int:
             active = there.host("http://host/x").active
             if not ends.ident:
                 ends.start()
                 ends.join(0.5)  # long enough if `end` needs no lock
             return active
 
-        monkeypatch.setattr(there, "active_at", active_at)
+        monkeypatch.setattr(there, "count_active", count_active)
         monkeypatch.setattr(here, "pump", woken.set)
         assert not shared.begin(here, "http://host", 1, MEMORY)
         async with asyncio.timeout(20):

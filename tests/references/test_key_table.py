@@ -15,7 +15,7 @@ from refshard_fs.references import binary as pickled
 from refshard_fs.references import key_table
 from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.source.in_memory_source import digest_of
+from refshard_fs.source.in_memory_source import compute_digest
 from tests.support.key_tables import members
 
 
@@ -63,7 +63,7 @@ def test_tables_survive_binary_form_and_pickles(found: dict[str, Value]) -> None
         return
     for again in (compiled.unpack(memoryview(packed)), pickled.unpack_compressed(shrunk)):
         assert dict(again.keys) == found
-    assert digest_of(pickled.unpack_compressed(shrunk)) == digest_of(refs)
+    assert compute_digest(pickled.unpack_compressed(shrunk)) == compute_digest(refs)
 
 
 def test_damaged_binary_form_raises_only_decoding_errors() -> None:

@@ -59,7 +59,7 @@ def test_unknown_keywords_are_errors_or_protocol_options() -> None:
         Options.parse("refs.json", max_gab=1)
     options = Options.parse("s3://bucket/refs.json", anon=True, asynchronous=True)
     assert options.trust.of_source == {"anon": True}
-    assert Settings.of(options).pool.options_of("s3://bucket/refs.json") == {"anon": True}
+    assert Settings.of(options).pool.find_options("s3://bucket/refs.json") == {"anon": True}
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import pytest
 from refshard_fs.errors import ConflictError
 from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import Objects
-from refshard_fs.stores.store import sum_of
+from refshard_fs.stores.store import compute_checksum
 
 
 def test_document_of_an_earlier_attempt_is_replaced(tmp_path: Path) -> None:
     url, sent = str(tmp_path / "set.json"), set[bytes]()
     tried = Document(url, {}, None, sent)
     tried.put(b"first")
-    sent.add(sum_of([b"first"]))  # as if the answer had been lost
+    sent.add(compute_checksum([b"first"]))  # as if the answer had been lost
     Document(url, {}, None, sent).put(b"second")
     assert Path(url).read_bytes() == b"second"
 

@@ -11,7 +11,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.stores.links import path_to_write
+from refshard_fs.stores.links import resolve_path_to_write
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has rights and links of another kind"),
@@ -72,7 +72,7 @@ def test_own_links_are_followed(tmp_path: Path) -> None:
     assert RefShardFileSystem(str(tmp_path / "real/refs.json")).cat("x/0") == bytes(4)
     (tmp_path / "round").symlink_to("round")
     with pytest.raises(OSError, match="symbolic links"):
-        path_to_write(str(tmp_path / "round"))
+        resolve_path_to_write(str(tmp_path / "round"))
 
 
 @pytest.fixture(params=[2, 3])

@@ -12,7 +12,7 @@ from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import Access, Admission
 from refshard_fs.source.options import Options
 from refshard_fs.source.settings import Settings
-from refshard_fs.targets.credentials import Grant, PoolOptions, credentials_for, credentials_for_archive
+from refshard_fs.targets.credentials import Grant, PoolOptions, find_archive_grant, find_grant
 
 MINE = {"key": "mine"}
 OTHER = {"key": "other"}
@@ -84,7 +84,7 @@ TABLE: list[tuple[Any, dict[str, Any], str, Any, Any]] = [
 ]
 
 
-def options_of(fo: Any, keywords: dict[str, Any], url: str) -> PoolOptions:
+def find_options(fo: Any, keywords: dict[str, Any], url: str) -> PoolOptions:
     """Return the options with which a filesystem of ``fo`` opens targets if its first reference is ``url``."""
     source = fsspec.filesystem("refshard", fo=fo).source.options.source
     settings = Settings.of(Options.parse(source, **keywords))
@@ -98,13 +98,13 @@ def options_of(fo: Any, keywords: dict[str, Any], url: str) -> PoolOptions:
 def test_credentials_apply_by_prefix_and_origin(
     fo: Any, keywords: dict[str, Any], url: str, access: Any, given: Any
 ) -> None:
-    options = options_of(fo, keywords, url)
+    options = find_options(fo, keywords, url)
     rules = () if options.admission.admits_all else (options.admission,)
     if access == REFUSED:
         with pytest.raises(TargetNotAllowed):
-            credentials_for(url, options, rules)
+            find_grant(url, options, rules)
         return
-    grant = credentials_for(url, options, rules)
+    grant = find_grant(url, options, rules)
     assert (grant.access, grant.given) == (access, given)
     assert grant.token[-1] == url.partition("://")[0].lower()
 
@@ -113,7 +113,7 @@ def test_strictest_set_of_a_chain_decides() -> None:
     options = PoolOptions({"s3": MINE})
     user, stranger = Admission(), Admission.of(WEB, None, [], [])
     lender = Admission.of(WEB, None, ["s3"], [])
-    granted = [credentials_for("s3://b/x", options, rules) for rules in ((), (user,), (lender,), (lender, stranger))]
+    granted = [find_grant("s3://b/x", options, rules) for rules in ((), (user,), (lender,), (lender, stranger))]
     assert [(grant.access, grant.given) for grant in granted] == [(OWN, MINE), (OWN, MINE), (LENT, MINE), (NONE, ANON)]
     assert len({grant.token for grant in granted}) == 3, "different credentials never share a connection"
 
@@ -122,7 +122,7 @@ def test_strictest_set_of_a_chain_decides() -> None:
 def test_archive_gets_the_access_of_its_chain(access: Any) -> None:
     options, url = PoolOptions({"s3": MINE}), "s3://b/a.zip"
     chain = Grant(f"zip://m::{url}", access, ("zip",), {})
-    plain, nested = (credentials_for_archive(url, options, chain, given) for given in ({}, {"key": "nested"}))
+    plain, nested = (find_archive_grant(url, options, chain, given) for given in ({}, {"key": "nested"}))
     assert (plain.access, nested.access) == (access, access)
     assert [plain.given, nested.given] == ([ANON, ANON] if access == NONE else [MINE, {"key": "nested"}])
     assert (plain.token == nested.token) == (access == NONE)
@@ -130,5 +130,5 @@ def test_archive_gets_the_access_of_its_chain(access: Any) -> None:
 
 def test_links_are_resolved_before_options_are_chosen(tmp_path: Path) -> None:
     options = PoolOptions(by_prefix={"/real": MINE})
-    assert credentials_for("/link/x", options, (), resolve=lambda url, rules: "/real/x").given == MINE
-    assert credentials_for("/link/x", options, ()).given == {}
+    assert find_grant("/link/x", options, (), resolve=lambda url, rules: "/real/x").given == MINE
+    assert find_grant("/link/x", options, ()).given == {}

@@ -362,12 +362,12 @@ def test_equal_filesystems_have_separate_locks() -> None:
     """Filesystems with equal arguments are equal. So a table of locks would lose both locks if one is collected."""
     first, second = OneAtATime(), OneAtATime()
     assert first == second
-    generic.lock_of(first, "x")
-    held = generic.lock_of(second, "x")
-    assert held is not generic.lock_of(first, "x")
+    generic.get_lock(first, "x")
+    held = generic.get_lock(second, "x")
+    assert held is not generic.get_lock(first, "x")
     del first
     gc.collect()
-    assert generic.lock_of(second, "x") is held
+    assert generic.get_lock(second, "x") is held
 
 
 @pytest.mark.parametrize("shared", ["ftp", "zip", "dir"])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.case(id="P30")
 def count_idle() -> int:
     """Return the number of idle connections. Connections to servers of earlier tests may be closed: leave them out."""
     connectors = getattr(get_loop(), connections._NAME)._connectors.values()
-    idle = [kept for connector in connectors for kept in connections.idle_of(connector).values()]
+    idle = [kept for connector in connectors for kept in connections.list_idle(connector).values()]
     return sum(protocol.is_connected() for kept in idle for protocol, *_ in kept)
 
 
@@ -37,7 +37,7 @@ def test_idle_connections_make_room_for_others(monkeypatch: pytest.MonkeyPatch) 
 
 def test_unknown_idle_connections_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "count_permitted_connections", lambda: 2)
-    monkeypatch.setattr(connections, "idle_of", lambda connector: {})
+    monkeypatch.setattr(connections, "list_idle", lambda connector: {})
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RangeServer()) for _ in range(4)]
         fs = RefShardFileSystem({f"k{i}": [server.put("/x", b"x"), 0, 1] for i, server in enumerate(servers)})
@@ -45,20 +45,20 @@ def test_unknown_idle_connections_stay_open(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_connector_closes_at_once_without_a_loop(http_server: RangeServer) -> None:
-    """This fails if aiohttp renames its private attributes: then adapt `close_now` and `idle_of`."""
+    """This fails if aiohttp renames its private attributes: then adapt `close_now` and `list_idle`."""
 
     async def opened() -> Any:
-        connector = connections.LoopConnections.of(asyncio.get_running_loop()).connector()
+        connector = connections.LoopConnections.of(asyncio.get_running_loop()).get_connector()
         async with aiohttp.ClientSession(connector=connector, connector_owner=False) as session:
             await (await session.get(http_server.put("/x", b"x"))).read()
-        assert sum(map(len, connections.idle_of(connector).values())) == 1
+        assert sum(map(len, connections.list_idle(connector).values())) == 1
         return connector
 
     loop = asyncio.new_event_loop()
     connector = loop.run_until_complete(opened())
     connections.close_now(connector)
     assert connector.closed
-    assert not connections.idle_of(connector)
+    assert not connections.list_idle(connector)
     loop.close()
 
 

@@ -15,7 +15,7 @@ import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import Facts
 from refshard_fs.targets import PoolOptions, StoreFileSystem
-from refshard_fs.targets.obspec import root_url_of
+from refshard_fs.targets.obspec import find_root_url
 from tests.servers.http import RangeServer
 from tests.support.target_reading import run_with_pool
 
@@ -97,7 +97,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, http_server: RangeServ
 @pytest.mark.evidence(id="T30")
 def test_ranges_of_a_store_are_read(store: Any) -> None:
     fs = StoreFileSystem.of(store)
-    prefix = root_url_of(store)
+    prefix = find_root_url(store)
     options = PoolOptions(by_prefix={prefix: fs})
     url = prefix + ("d/x%20y" if prefix.startswith("http") else "d/x y")
 
@@ -110,7 +110,7 @@ def test_ranges_of_a_store_are_read(store: Any) -> None:
 
 def test_facts_of_a_store_come_with_its_bytes(store: Any) -> None:
     fs = StoreFileSystem.of(store)
-    prefix = root_url_of(store)
+    prefix = find_root_url(store)
     options = PoolOptions(by_prefix={prefix: fs})
 
     async def facts(pool: Any) -> list[Facts]:

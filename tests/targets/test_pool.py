@@ -108,8 +108,8 @@ def test_instance_applies_to_its_prefix(http_server: RangeServer) -> None:
 @pytest.mark.case(id="P8")
 def test_options_of_a_server_are_not_for_similar_names(url: str, slash: str) -> None:
     options = PoolOptions(by_prefix={f"https://good.example{slash}": headers("secret")})
-    assert options.options_of(url) == {}
-    assert options.options_of("https://good.example/x") == headers("secret")
+    assert options.find_options(url) == {}
+    assert options.find_options("https://good.example/x") == headers("secret")
 
 
 def test_s3_keys_of_one_prefix_never_sign_for_another(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:

@@ -96,14 +96,14 @@ def test_object_younger_than_its_manifest_is_refused(recorded: str) -> None:
 
 def test_only_strong_etags_are_sent() -> None:
     version = Version("u")
-    assert version.required_etag(None) is None
-    assert version.required_etag(Pin(etag="abc")) == '"abc"'
-    assert version.required_etag(Pin(etag='W/"abc"')) is None
+    assert version.find_required_etag(None) is None
+    assert version.find_required_etag(Pin(etag="abc")) == '"abc"'
+    assert version.find_required_etag(Pin(etag='W/"abc"')) is None
     observe(version, 'W/"a"', None, 1, None)
-    assert version.required_etag(Pin(etag="abc")) is None
+    assert version.find_required_etag(Pin(etag="abc")) is None
     version = Version("u")
     observe(version, '"a"', None, 1, None)
-    assert version.required_etag(None) == '"a"'
+    assert version.find_required_etag(None) == '"a"'
 
 
 def test_times_as_text_are_parsed() -> None:
@@ -163,7 +163,7 @@ def test_ignored_versions_still_compare_sizes() -> None:
     version = Version("http://h/x", only_size=True)
     observe(version, '"a"', MONDAY, 5, Pin('"z"', MONDAY, 5))
     observe(version, '"b"', TUESDAY, 5, None)
-    assert version.required_etag(Pin('"z"')) is None
+    assert version.find_required_etag(Pin('"z"')) is None
     with pytest.raises(TargetChanged, match="its size was 5"):
         observe(version, '"b"', TUESDAY, 6, None)
 

@@ -9,7 +9,7 @@ import pytest
 import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.writing.cube_document import document_of, make_relative_speller, save_document
+from refshard_fs.writing.cube_document import make_cube_document, make_relative_speller, save_document
 from tests.support.joined_sets import make_day_set
 
 
@@ -24,10 +24,10 @@ def cube(tmp_path: Path) -> RefShardFileSystem:
 
 
 def test_only_a_cube_has_a_document(cube: RefShardFileSystem) -> None:
-    document = document_of(cube.source)
+    document = make_cube_document(cube.source)
     assert document is not None
     assert document.urls == ["0.json", "1.json"]
-    assert document_of(RefShardFileSystem({"a": "b"}).source) is None
+    assert make_cube_document(RefShardFileSystem({"a": "b"}).source) is None
 
 
 def test_document_of_a_selection_shows_the_selection(cube: RefShardFileSystem, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_document_of_a_selection_shows_the_selection(cube: RefShardFileSystem, t
 
 
 def test_saved_document_is_relative_to_its_directory(cube: RefShardFileSystem, tmp_path: Path) -> None:
-    document = document_of(cube.source)
+    document = make_cube_document(cube.source)
     assert document is not None
     url = str(tmp_path / "again.refshard")
     save_document(document, url, {}, cube.source.open().resolve)
