@@ -297,7 +297,7 @@ def test_coordinate_bomb_is_refused_by_each_interface(how: str, http_server: Any
 
 
 @pytest.mark.case(id="P28")
-def test_unknown_coordinate_codec_runs_in_its_own_process(http_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinate_of_an_unsafe_codec_is_tried_in_a_process(http_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def problems(meta: Any, chunks: Any) -> list[Any]:

@@ -90,7 +90,7 @@ class ChunkCache:
     def has(self, span: Span) -> bool:
         """Return whether the cache has ``span``, in any version."""
         try:
-            os.stat(self._path(_make_name(span)), follow_symlinks=False)
+            os.stat(self._make_path(_make_name(span)), follow_symlinks=False)
         except OSError:
             return False
         return True
@@ -101,7 +101,7 @@ class ChunkCache:
         if version is None:
             return None
         name = _make_name(span)
-        path = self._path(name)
+        path = self._make_path(name)
         try:
             if not is_private(self._root):
                 return None
@@ -156,7 +156,7 @@ class ChunkCache:
                 except RuntimeError:  # the process is exiting
                     self._is_broken = True
 
-    def _path(self, name: str) -> str:
+    def _make_path(self, name: str) -> str:
         return f"{self._root}/{name[0]}/{name[1:]}{SUFFIX}"
 
     def _write_all(self) -> None:
@@ -199,7 +199,7 @@ class ChunkCache:
             )
 
     def _write_one(self, entry: _Entry) -> None:
-        path = self._path(entry.name)
+        path = self._make_path(entry.name)
         draft = f"{path.removesuffix(SUFFIX)}.{secrets.token_hex(8)}{DRAFT}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
         try:

@@ -71,7 +71,7 @@ class IndexCache:
 
     def get(self, name: str) -> memoryview | None:
         """Return the data that `put` kept under ``name``; None if there is no undamaged file of this user."""
-        path = self._path(name)
+        path = self._make_path(name)
         try:
             if not is_private(self.directory):
                 return None
@@ -97,9 +97,9 @@ class IndexCache:
     def discard(self, name: str) -> None:
         """Delete the file of ``name``."""
         with contextlib.suppress(OSError):
-            os.unlink(self._path(name))
+            os.unlink(self._make_path(name))
 
-    def _path(self, name: str) -> Path:
+    def _make_path(self, name: str) -> Path:
         return self.directory / (name + SUFFIX)
 
     def _write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
@@ -122,7 +122,7 @@ class IndexCache:
                 file.write(_END.pack(_MAGIC, length, check))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, self._path(name))
+            os.replace(aside, self._make_path(name))
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(aside)

@@ -93,7 +93,7 @@ class Lookups:
             needs: dict[int, Need | tuple[Need, ...]] = {}
             for i, answer in answers.items():
                 try:
-                    needs[i] = advance(many[i], answer, self._known)
+                    needs[i] = advance(many[i], answer, self._find_outcome)
                 except StopIteration as stop:
                     results[i] = stop.value
                 except Exception as e:  # noqa: BLE001  # any error ends this look-up, and not the others
@@ -115,7 +115,7 @@ class Lookups:
                 out[place] = found if isinstance(found, Exception) else found[i]
         return out
 
-    def _known(self, need: Need) -> Outcome | None:
+    def _find_outcome(self, need: Need) -> Outcome | None:
         value = self._answers.get(need, self.pool)
         if value is None:
             return None
@@ -124,7 +124,7 @@ class Lookups:
 
     async def need(self, need: Need) -> Any:
         """Return the answer to one need; concurrent callers share one read."""
-        known = self._known(need)
+        known = self._find_outcome(need)
         if known is not None:
             return known.value
         loading = self._loading.get(need)
@@ -167,7 +167,7 @@ class Lookups:
                 if doubtful is not None:  # an answer is cached, but only a request shows whether it is still right
                     with contextlib.suppress(OSError, RefShardError):
                         await self._ask(*doubtful, VersionedObject.get_facts)
-                        if (known := self._known(need)) is not None:
+                        if (known := self._find_outcome(need)) is not None:
                             return known.value
                 try:
                     with name_location(entry):

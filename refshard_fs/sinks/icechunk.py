@@ -346,7 +346,7 @@ async def _write(
 def encode_document(document: Mapping[str, Any], key: str) -> bytes:
     """Return the metadata of a node. Icechunk stores indexes of chunks, so it accepts only one encoding of keys."""
     if document.get("node_type") not in ("array", "group"):
-        raise ManifestError(f"{key!r} describes neither an array nor a group")
+        raise ManifestError(f"{key!r} has node_type={document.get('node_type')!r}: expected 'array' or 'group'")
     if document.get("node_type") == "array":
         encoding = {"name": "default", "configuration": {"separator": "/"}}
         document = {**document, "chunk_key_encoding": encoding}

@@ -114,7 +114,7 @@ class ParquetCommit:
             self._change(layout, array, change)
         self._renamed = {array: names for array, names in self._renamed.items() if names}
         gone = [path for path, when in self._kept.items() if self._now - when > KEPT]
-        gone += sorted(set(self._copies()) - {*gone}, key=lambda path: self._kept[path])[:-MOST_KEPT]
+        gone += sorted(set(self._list_copies()) - {*gone}, key=lambda path: self._kept[path])[:-MOST_KEPT]
         kept = {path: when for path, when in self._kept.items() if path not in gone}
         may_rename = self._may_rename()
         at = self._now if may_rename else self._layout.renaming_since
@@ -184,7 +184,7 @@ class ParquetCommit:
         renamed.update((number, None) for number in list(renamed) if number >= start)
         self._kept.update((make_partition_name(array, n), self._now) for n, name in renamed.items() if name is None)
 
-    def _copies(self) -> Iterator[str]:
+    def _list_copies(self) -> Iterator[str]:
         """Yield the copies of replaced partitions; without its copy, a reader gets an error, not a missing chunk."""
         return (path for path in self._kept if path.count(".", path.rfind("/") + 1) == 3)
 

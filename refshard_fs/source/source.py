@@ -125,8 +125,8 @@ class Engines:
     def _make_engine(self, loop: Loop) -> Engine:
         options = self.options
         caches = self._blocks, self._on_disk, self._answers, self._mixed
-        fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, *caches)
-        return Engine(fetcher, self._answers, self.stats, options.readahead, self._immediate_reader())
+        fetcher = Fetcher(self._make_pool(loop), options.limits, self._budget, self.stats, *caches)
+        return Engine(fetcher, self._answers, self.stats, options.readahead, self._get_immediate())
 
     async def look_up(self, key: str, steps: Steps[T]) -> T:
         """Run ``steps``, and return their result. An error names ``key``, and is never a FileNotFoundError."""
@@ -135,7 +135,7 @@ class Engines:
     def look_up_now(self, key: str, steps: Steps[Any]) -> Outcome | None:
         """Return the outcome of ``steps``, or None if they need an event loop. For callers that may block."""
         try:
-            return self._immediate_reader().run(steps)
+            return self._get_immediate().run(steps)
         except Exception as e:  # noqa: BLE001  # `name_key` returns the error to raise
             raise name_key(key, e) from sanitize_cause(e.__cause__ or e)
 
@@ -149,16 +149,16 @@ class Engines:
         """Run a coroutine function, and return its result, for callers outside of event loops."""
         return wait(function, *args)
 
-    def _immediate_reader(self) -> Immediate:
+    def _get_immediate(self) -> Immediate:
         immediate = self._immediate
         if immediate is None:
             immediate = self._immediate = Immediate(
-                self._pool(None), self._answers, self.stats, self._on_disk, is_writable=self._is_writable
+                self._make_pool(None), self._answers, self.stats, self._on_disk, is_writable=self._is_writable
             )
         return immediate
 
     def find_last_loop(self) -> Loop | None:
-        """Return a running loop, other than the caller's, that has read, preferably the last; None if there is none."""
+        """Return another running loop that has read the source, preferably the last that did; None if there is none."""
         here = find_running_loop()
         with self._lock:
             known = [None if self._home is None else self._home(), *self._engines]
@@ -180,7 +180,7 @@ class Engines:
         """Return the version in the last answer about an object; None if there was no request for it."""
         return self._versions.find_latest(url)
 
-    def _pool(self, loop: Loop | None) -> Pool:
+    def _make_pool(self, loop: Loop | None) -> Pool:
         return Pool(
             self._pool_options, loop, self._versions, self.stats, is_writable=self._is_writable, grants=self._grants
         )
@@ -438,7 +438,7 @@ class Source(Engines):
                 self._pool_options = known
                 self._grants = {}
                 for engine in self._engines.values():
-                    engine.fetcher.requests.pool = self._pool(engine.pool.loop)
+                    engine.fetcher.requests.pool = self._make_pool(engine.pool.loop)
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
 
     def ensure_transaction(self) -> Transaction:
@@ -517,7 +517,7 @@ class Source(Engines):
         source = below or self.options.source
 
         def is_of_ours(key: Any) -> bool:
-            url = _url_of(key)
+            url = _find_url(key)
             if url is None or key[0] != self.options.token:
                 return False
             is_of_source = isinstance(source, str) and (url == source or url.startswith(source.rstrip("/") + "/"))
@@ -536,12 +536,12 @@ class Source(Engines):
         keyspace = self._keyspace or self.open_now() or await self.keyspace()
         if self._is_part_of_metadata(request):
             await self.read(Request(request.key))
-        at_once = self._immediate or self._immediate_reader()
+        at_once = self._immediate or self._get_immediate()
         entry = at_once.find(keyspace, request.key)
         data = None if entry is None else await at_once.take_async(request, entry)
         if data is None:
             data = await self.engine().read(keyspace, request, entry)
-        self._guard(request, data)
+        self._check_harmless(request, data)
         return data
 
     async def read_all(self, requests: list[Request], on_progress: Callable[[int], object] | None = None) -> list[Any]:
@@ -551,14 +551,14 @@ class Source(Engines):
             try:
                 if self._is_part_of_metadata(request):
                     await self.read(Request(request.key))
-                self._guard(request, out[number])
+                self._check_harmless(request, out[number])
             except ManifestError as e:
                 out[number] = e
         return out
 
     async def _read_all(self, requests: list[Request], on_progress: Callable[[int], object] | None) -> list[Any]:
         keyspace = await self.keyspace()
-        reader = self._immediate_reader()
+        reader = self._get_immediate()
         out: list[Any] = [None] * len(requests)
         entries: dict[int, Entry] = {}
         for number, request in enumerate(requests):
@@ -642,7 +642,7 @@ class Source(Engines):
             await self.keyspace(),
             take if guard is None else check_and_take,
             self.engine,
-            self._immediate_reader(),
+            self._get_immediate(),
             chunk_size=chunk_size,
             memory=memory or self.selections,
             threads=threads,
@@ -707,15 +707,15 @@ class Source(Engines):
         keyspace = self._keyspace or self.open_now()
         if keyspace is None or self._is_part_of_metadata(request):
             return None
-        data = (self._immediate or self._immediate_reader()).read(keyspace, request, may_load=True)
-        self._guard(request, data)
+        data = (self._immediate or self._get_immediate()).read(keyspace, request, may_load=True)
+        self._check_harmless(request, data)
         return data
 
     def _is_part_of_metadata(self, request: Request) -> bool:
-        """Return whether ``request`` reads a part of a metadata document of a set from elsewhere: see `_guard`."""
+        """Return whether ``request`` reads a part of metadata of a set from elsewhere: see `_check_harmless`."""
         return not request.is_whole and zarrmeta.is_metadata(request.key) and not self.is_own
 
-    def _guard(self, request: Request, data: Any) -> None:
+    def _check_harmless(self, request: Request, data: Any) -> None:
         """Raise ManifestError if decoding ``data``, the bytes of a key, may do harm; ignore values that are not bytes.
 
         Metadata of a set from elsewhere must not name a codec that runs code, even if some version of zarr permits it.
@@ -745,7 +745,7 @@ class Source(Engines):
         keyspace = self._keyspace or self.open_now()
         if keyspace is None:
             return self.wait(self._read_chunks, keys, None)
-        reader = self._immediate or self._immediate_reader()
+        reader = self._immediate or self._get_immediate()
         found = reader.find_all(keyspace, keys)
         if any(outcome is None or (outcome.value is not None and not reader.has(outcome.value)) for outcome in found):
             return self.wait(self._read_chunks, keys, found)
@@ -828,10 +828,10 @@ class Source(Engines):
 
 def forget_indexes(urls: Collection[str]) -> None:
     """Make the process forget the indexes of objects that were replaced."""
-    INDEXES.discard_where(lambda key: _url_of(key) in urls)
+    INDEXES.discard_where(lambda key: _find_url(key) in urls)
 
 
-def _url_of(key: object) -> str | None:
+def _find_url(key: object) -> str | None:
     """Return the URL of the object of the index that is cached under ``key``; None if it has no object."""
     match key:
         case (_, Load(Span(url) | Packed(Span(url))) | Stat(url)):

@@ -157,7 +157,7 @@ class Transaction:
         self.id = identity
         is_fork = _FORK.search(identity)
         self.origin = identity[: is_fork.start()] if is_fork else identity  # the id of the overlay without the fork
-        self.fork = is_fork.group(1) if is_fork else ""  # the name of the fork, if this is one
+        self.fork = is_fork.group(1) if is_fork else ""  # the name of the fork; empty if this transaction is not a fork
         self.edits = Edits()
         self.worker: Worker | None = None  # None in the process that commits
         self.is_shared = False  # whether another process may have a copy
@@ -215,7 +215,7 @@ class Transaction:
         with self._guard:
             self._objects.clear()
 
-    def objects(self) -> list[str]:
+    def list_objects(self) -> list[str]:
         """Return the URLs of the objects that were put for edits."""
         with self._guard:
             return list(self._objects)
@@ -252,7 +252,7 @@ class Transaction:
     def find_expected_version(self, url: str) -> Version | None:
         """Return the version of the object at ``url`` that the edits are based on; None if it was not read."""
         known = self._versions.get(url)
-        return self._latest(url) if known is None else known
+        return self._find_latest(url) if known is None else known
 
     def expect_new(self, urls: Iterable[str]) -> None:
         """Expect that no objects exist at ``urls``, unless a version of them is known."""
@@ -260,7 +260,7 @@ class Transaction:
             for url in urls:
                 self._versions.setdefault(url, ABSENT)
 
-    def _latest(self, url: str) -> Version | None:
+    def _find_latest(self, url: str) -> Version | None:
         versions = (source.find_latest(url) for source in list(self._sources))
         return next((version for version in versions if version is not None), None)
 
@@ -273,7 +273,7 @@ class Transaction:
         """At the first edit of ``key``, remember the version of its object."""
         url = self._find_object(key)
         if url is not None and url not in self._versions:
-            latest = self._latest(url)
+            latest = self._find_latest(url)
             if latest is not None:
                 self._versions[url] = latest
 

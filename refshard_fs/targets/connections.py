@@ -292,14 +292,14 @@ class OriginCookies(aiohttp.CookieJar):
 
     def update_cookies(self, cookies: LooseCookies, response_url: URL = _NO_URL) -> None:
         if response_url.host:
-            self._jar(response_url).update_cookies(cookies, response_url)
+            self._find_jar(response_url).update_cookies(cookies, response_url)
         else:
             super().update_cookies(cookies)
 
     def update_cookies_from_headers(self, headers: Sequence[str], response_url: URL) -> None:
-        self._jar(response_url).update_cookies_from_headers(headers, response_url)
+        self._find_jar(response_url).update_cookies_from_headers(headers, response_url)
 
-    def _jar(self, url: URL) -> aiohttp.CookieJar:
+    def _find_jar(self, url: URL) -> aiohttp.CookieJar:
         if len(self._of_origin) >= _COOKIES:
             self._of_origin.clear()
         return self._of_origin.setdefault(url.origin(), aiohttp.CookieJar())

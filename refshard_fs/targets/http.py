@@ -188,10 +188,10 @@ class HttpTarget(Target):
         if location is None or (location.until is not None and location.until < asyncio.get_running_loop().time()):
             if len(self._locations) >= _LOCATIONS:
                 self._locations.clear()
-            location = self._locations[path] = _Location(self._url(path), self._access)
+            location = self._locations[path] = _Location(self._make_url(path), self._access)
         return location
 
-    def _url(self, path: str) -> URL:
+    def _make_url(self, path: str) -> URL:
         if _ENCODED_URL.fullmatch(path) and "/." not in path:
             return URL(path, encoded=True)
         url: URL = self.fs.encode_url(path)

@@ -150,7 +150,7 @@ class LocalTarget(ImmediateTarget):
         self._files: LRU[str, _File] = LRU(OPEN_FILES)
 
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
-        file = self._file(path)
+        file = self._open_file(path)
         size = file.size
         if stop is None:
             check_size(size, most)
@@ -164,7 +164,7 @@ class LocalTarget(ImmediateTarget):
 
     async def get_facts(self, path: str) -> Facts:
         if not self._follows:
-            return self._file(path).facts
+            return self._open_file(path).facts
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(path)
@@ -182,7 +182,7 @@ class LocalTarget(ImmediateTarget):
     async def close(self) -> None:
         self._files.clear()
 
-    def _file(self, path: str) -> _File:
+    def _open_file(self, path: str) -> _File:
         found = os.stat(path)
         file = self._files.get(path)
         if file is not None and file.identity == _identify(found):
@@ -234,7 +234,7 @@ class MemoryTarget(ImmediateTarget):
         self._next = itertools.count(1)
 
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
-        file = self._file(path)
+        file = self._open_file(path)
         view = file.getbuffer()
         try:
             size = len(view)
@@ -243,11 +243,11 @@ class MemoryTarget(ImmediateTarget):
             data = bytes(view[start:stop])
         finally:
             view.release()  # the file cannot grow while a view of it exists
-        return Answer(data, self._facts(file, size))
+        return Answer(data, self._make_facts(file, size))
 
     async def get_facts(self, path: str) -> Facts:
-        file = self._file(path)
-        return self._facts(file, file.getbuffer().nbytes)
+        file = self._open_file(path)
+        return self._make_facts(file, file.getbuffer().nbytes)
 
     async def list_names(self, path: str) -> tuple[Listed, ...] | None:
         rows = self.fs.ls(path, detail=True)
@@ -256,19 +256,19 @@ class MemoryTarget(ImmediateTarget):
         named = (
             Listed(name, None, True)
             if row["type"] == "directory"
-            else Listed(name, row["size"], last_modified=str(self._file(row["name"]).modified.timestamp()))
+            else Listed(name, row["size"], last_modified=str(self._open_file(row["name"]).modified.timestamp()))
             for row in rows
             for name in (row["name"].rpartition("/")[2],)
         )
         return tuple(sorted(named, key=lambda listed: listed.name))
 
-    def _file(self, path: str) -> Any:
+    def _open_file(self, path: str) -> Any:
         try:
             return self.fs.store[path]
         except KeyError:
             raise FileNotFoundError(path) from None
 
-    def _facts(self, file: Any, size: int) -> Facts:
+    def _make_facts(self, file: Any, size: int) -> Facts:
         number = self._numbers.get(file)
         if number is None:  # `setdefault` keeps the first thread's number without a lock, which a fork may leave locked
             number = self._numbers.setdefault(file, next(self._next))

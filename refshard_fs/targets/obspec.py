@@ -139,7 +139,7 @@ class ObspecTarget(Target):
         options = {} if start == 0 and stop is None else {"options": {"range": wanted}}
         try:
             result = await self._call(self._store, "get", path, **options)
-            facts = self._facts_of(result.meta)
+            facts = self._make_facts(result.meta)
             if not options:
                 check_size(facts.size, most)
             data = bytes(await self._call(result, "buffer"))
@@ -157,20 +157,20 @@ class ObspecTarget(Target):
 
     async def get_facts(self, path: str) -> Facts:
         if hasattr(self._store, "head") or hasattr(self._store, "head_async"):
-            return self._facts_of(await self._call(self._store, "head", path))
-        return self._facts_of((await self._call(self._store, "get", path)).meta)
+            return self._make_facts(await self._call(self._store, "head", path))
+        return self._make_facts((await self._call(self._store, "get", path)).meta)
 
     async def list_names(self, path: str) -> tuple[Listed, ...] | None:
         if not self._lists:
             return None
         found = await self._call(self._store, "list_with_delimiter", path)
-        listed = [Listed(_last_name(prefix), None, True) for prefix in found["common_prefixes"]]
+        listed = [Listed(_get_last_name(prefix), None, True) for prefix in found["common_prefixes"]]
         for meta in found["objects"]:
-            facts = self._facts_of(meta)
-            listed.append(Listed(_last_name(meta["path"]), facts.size, False, facts.etag, facts.last_modified))
+            facts = self._make_facts(meta)
+            listed.append(Listed(_get_last_name(meta["path"]), facts.size, False, facts.etag, facts.last_modified))
         return tuple(sorted(listed, key=lambda child: child.name))
 
-    def _facts_of(self, meta: Mapping[str, Any]) -> Facts:
+    def _make_facts(self, meta: Mapping[str, Any]) -> Facts:
         modified = meta.get("last_modified")
         # The ETags of a MemoryStore count its writes: another store may have the same.
         etag = None if type(self._store).__name__ == "MemoryStore" else meta.get("e_tag")
@@ -192,5 +192,5 @@ class ObspecTarget(Target):
             raise
 
 
-def _last_name(path: str) -> str:
+def _get_last_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]

@@ -124,13 +124,13 @@ class Pool:
         key = url, origin
         if key in self._places:
             return self._places[key]
-        place = self._place(url, origin)
+        place = self._find_place(url, origin)
         if len(self._places) >= PLACES:
             self._places.clear()
         self._places[key] = place
         return place
 
-    def _place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
+    def _find_place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
         if url.startswith(policy.DECOMPRESS):  # the rules are applied to the URL of the file itself
             return self._open_decompressed(url, origin)
         rules, key = self._list_rules(origin), (url, origin)

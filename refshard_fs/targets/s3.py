@@ -84,10 +84,10 @@ def has_own_hooks(client: Any) -> bool:
         handlers = [handler for event in events for handler in trie.prefix_search(event)]
     except AttributeError:
         return True
-    return not all(_module_of(handler).startswith(("botocore.", "aiobotocore.", "s3fs.")) for handler in handlers)
+    return not all(_find_module(handler).startswith(("botocore.", "aiobotocore.", "s3fs.")) for handler in handlers)
 
 
-def _module_of(handler: Any) -> str:
+def _find_module(handler: Any) -> str:
     handler = getattr(handler, "func", handler)  # the function of a partial
     return getattr(handler, "__module__", None) or type(handler).__module__
 

@@ -175,7 +175,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         body = _read_parts(request.body) if isinstance(request.body, io.IOBase) else request.body
         try:
             with log_request(request.method, url, headers.get("Range")) as log:
-                session = await self._session()
+                session = await self._get_session()
                 response = await session.request(
                     request.method,
                     URL(url, encoded=True),
@@ -194,7 +194,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
             raise _convert_to_botocore_error(e, request) from e
         return answer
 
-    async def _session(self) -> aiohttp.ClientSession:
+    async def _get_session(self) -> aiohttp.ClientSession:
         async with self._opening:
             if self._http is None or self._http.closed:
                 options = dict(self._connecting)

@@ -146,14 +146,16 @@ class ZipTarget(Target):
         member = keyspace.find_member(name)
         if len(self._entries) >= _MAX_ENTRIES:
             self._entries.clear()
-        entry = None if member is None else await share_task(self._entries, name, lambda: self._place(keyspace, name))
+        entry = (
+            None if member is None else await share_task(self._entries, name, lambda: self._find_entry(keyspace, name))
+        )
         if member is None or entry is None:
             if await self._run(keyspace.is_directory(name)):
                 raise IsADirectoryError(path)
             raise FileNotFoundError(path)
         return member, entry, opened
 
-    async def _place(self, keyspace: ZipKeySpace, name: str) -> Entry | None:
+    async def _find_entry(self, keyspace: ZipKeySpace, name: str) -> Entry | None:
         try:
             return await self._run(keyspace.lookup(name))
         except TargetChanged:

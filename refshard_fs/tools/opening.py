@@ -181,7 +181,7 @@ class _Trial:
         ).close()
 
     def _open_group(self, path: str) -> Any:
-        return self._zarr.open_group(self._store, mode="r", path=path, **self._consolidated_option(use=False))
+        return self._zarr.open_group(self._store, mode="r", path=path, **self._make_consolidated_option(use=False))
 
     def _walk_consolidated(self, path: str) -> None:
         if self._is_zarr_2:
@@ -191,7 +191,7 @@ class _Trial:
         for _ in self._zarr.open_group(self._store, mode="r", path=path, use_consolidated=True).members(max_depth=None):
             pass
 
-    def _consolidated_option(self, *, use: bool) -> dict[str, Any]:
+    def _make_consolidated_option(self, *, use: bool) -> dict[str, Any]:
         return {} if self._is_zarr_2 else {"use_consolidated": use}
 
     def _find_group_document(self, path: str) -> str:

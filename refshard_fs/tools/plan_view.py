@@ -26,7 +26,7 @@ class Plan(list[Planned]):
     def __repr__(self) -> str:
         rows = [_make_row(request) for request in self[:REQUESTS]]
         wide = [max((len(row[place]) for row in rows), default=0) for place in (1, 2)]
-        lines, before = [self._summary()], ""
+        lines, before = [self._render_summary()], ""
         for target, span, size, keys in rows:
             if target != before:
                 lines.append(target)
@@ -38,11 +38,11 @@ class Plan(list[Planned]):
         heading = ("target", "bytes", "size", "keys")
         return render_view(
             "What would be read",
-            self._summary(),
+            self._render_summary(),
             render_table(heading, map(_make_row, self[:REQUESTS]), right=heading[1:3], total=len(self)),
         )
 
-    def _summary(self) -> str:
+    def _render_summary(self) -> str:
         """Return in one line how much is requested."""
         if not self:
             return "no request: the source itself has all bytes"

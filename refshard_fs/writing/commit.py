@@ -43,7 +43,7 @@ def _commit_all(writer: Writer, message: str | None) -> None:
         base = writer.base()
         edits = overlay.make_savepoint()
         if store is not None:
-            store.make_durable(overlay.objects())
+            store.make_durable(overlay.list_objects())
         try:
             stored, finish = commit_edits(writer, base, edits, message)
         except BaseException as e:

@@ -25,23 +25,23 @@ class WritableReferences(MutableMapping[str, Any]):
     def __init__(self, fs: Any) -> None:
         self._fs = fs
 
-    def _base(self) -> Mapping[str, Any]:
+    def _get_base(self) -> Mapping[str, Any]:
         """Return the references of the source, without uncommitted writes."""
         found: Mapping[str, Any] = self._fs.source.references()
         return found
 
-    def _edits(self) -> Edits:
+    def _get_edits(self) -> Edits:
         overlay = self._fs.source.transaction
         return _NO_EDITS if overlay is None else overlay.edits
 
     def __getitem__(self, key: str) -> Any:
-        edit = self._edits().get(key)
+        edit = self._get_edits().get(key)
         if edit is None:
-            value = self._base()[key]
+            value = self._get_base()[key]
             return decode(value).decode() if isinstance(value, dict) else value
         match make_entry(edit):
             case Inline(data):
-                return _text(data)
+                return _decode_text(data)
             case Span(url, start, stop):
                 return Row(0, start, None if stop is None else stop - start).to_json(url)
         raise KeyError(key)
@@ -73,16 +73,16 @@ class WritableReferences(MutableMapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
             return False
-        edit = self._edits().get(key)
-        return key in self._base() if edit is None else edit is not REMOVED
+        edit = self._get_edits().get(key)
+        return key in self._get_base() if edit is None else edit is not REMOVED
 
     def __iter__(self) -> Iterator[str]:
-        edits = self._edits()
-        yield from (key for key in self._base() if edits.get(key) is None)
-        yield from (key for key, edit in edits.list_changes().items() if edit is not REMOVED)
+        edits = self._get_edits()
+        yield from (key for key in self._get_base() if edits.get(key) is None)
+        yield from (key for key, edit in edits.changes().items() if edit is not REMOVED)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self) if len(self._edits()) else len(self._base())
+        return sum(1 for _ in self) if len(self._get_edits()) else len(self._get_base())
 
     def __bool__(self) -> bool:
         return next(iter(self), None) is not None  # counting the keys of a lazily read set would load all of it
@@ -137,7 +137,7 @@ class ReferenceDict(WritableReferences, dict[str, Any]):
         return not self == other
 
 
-def _text(data: bytes) -> str | bytes:
+def _decode_text(data: bytes) -> str | bytes:
     try:
         text = data.decode()
     except UnicodeDecodeError:

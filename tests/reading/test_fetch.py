@@ -79,7 +79,7 @@ def test_range_beyond_the_first_bytes_is_requested(http_server: RangeServer) -> 
     assert ranges(http_server) == [(0, 100), (500, 510)]
 
 
-def test_reader_beyond_the_end_of_a_begun_object_fails_alone(
+def test_only_the_reader_beyond_the_end_of_an_object_fails(
     http_server: RangeServer,
 ) -> None:
     url = http_server.put("/x", DATA[:50])

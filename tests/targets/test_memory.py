@@ -15,7 +15,7 @@ from refshard_fs.targets.local import MemoryTarget
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.evidence(id="T2")
-def test_forked_child_reads_during_a_parents_thread() -> None:
+def test_forked_child_reads_although_a_thread_was_reading() -> None:
     MemoryFileSystem().pipe({"/memory-target/a": b"0123", "/memory-target/b": b"4567"})
     target = MemoryTarget()
     drawing, release = threading.Event(), threading.Event()
