@@ -509,7 +509,7 @@ def test_invalid_range_is_refused_at_once(path: Path, offset: int, length: int |
 
 
 @pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole", "a chunk"])
-def test_consolidated_metadata_of_parquet_has_uncommitted_changes(tmp_path: Path, change: str) -> None:
+def test_uncommitted_writes_show_in_consolidated_metadata(tmp_path: Path, change: str) -> None:
     """Before it was mended: A parquet set with uncommitted writes showed the consolidated metadata of the last commit,
     so that zarr and xarray opened arrays with their old shapes, and did not find new arrays.
     """
