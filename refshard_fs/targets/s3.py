@@ -245,7 +245,7 @@ class S3Target(Target):
                 answer = await self._send(ready, 0, None, None, _PAGE)
                 listed, following = parse_page(bytes(answer.data).decode(), len(prefix))
                 if following and following == token:
-                    raise ValueError("expected another token of the next page")
+                    raise ValueError("expected a new token for the next page of the listing, got the previous token")
                 found, token = found + listed, following
         except (FileNotFoundError, HttpStatus, TooLarge, Unfit, LookupError, ValueError):  # s3fs raises its own error
             return ()

@@ -388,7 +388,7 @@ class _SurveyBuilder:
                 return Place(target, start, stop, is_open=is_open)
 
     def _add_target(self, url: str, pin: Pin | None, origin: Origin) -> int:
-        """Return the number of a target, with its pin and its origin added."""
+        """Add a target with its pin and its origin, and return its number."""
         target = self._urls.setdefault(url, len(self._urls))
         self._origins[target] = self._origins.get(target, origin) and origin
         if pin is not None:

@@ -124,8 +124,8 @@ class Plan(NamedTuple):
     data: dict[str, Inline | Spooled | Span]
     documents: list[tuple[str, bytes]]
     removed: list[str]
-    prefixes: list[str]  # all objects below these are removed, except those that the commit puts
-    replaced: list[str]  # all shards of these arrays are removed, except those that the commit puts
+    prefixes: list[str]  # the commit removes all objects below these prefixes, except the objects that it puts
+    replaced: list[str]  # the commit removes all shards of these arrays, except the shards that it puts
     grown: list[Growth]  # arrays that become longer
 
     def list_names(self) -> list[str]:
