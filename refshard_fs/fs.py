@@ -1176,7 +1176,7 @@ def _gives_access(name: str) -> bool:
 
 def _convert_to_bytes(value: Any) -> bytes:
     if isinstance(value, int):  # bytes(5) would be five zeros
-        raise TypeError(f"expected bytes, got int {value!r}")
+        raise TypeError(f"expected bytes to write, got the integer {value!r}")
     return bytes(value)
 
 

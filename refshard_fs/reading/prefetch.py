@@ -145,7 +145,7 @@ class Prefetcher:
             self._open_parts(keyspace, keys, 1)
 
     def _open_parts(self, keyspace: KeySpace, keys: Sequence[str], level: int) -> None:
-        """Open ``2 ** level`` parts of ``keyspace`` that do not have the first of ``keys``."""
+        """Open up to ``2 ** level`` parts of ``keyspace``, other than the part that has the first of ``keys``."""
         if self._most:
             others = (key for key in keyspace.list_keys_of_other_parts(keys[0]) if key != keys[0])
             if keys_of_parts := list(islice(others, 1 << min(level, MOST_PARTS))):

@@ -430,9 +430,9 @@ def test_unsupported_keys_are_refused_and_kept(tmp_path: Path) -> None:
 
 def test_numbers_as_values_and_missing_keys_are_refused(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
-    with pytest.raises(TypeError, match="expected bytes, got int"):
+    with pytest.raises(TypeError, match="expected bytes to write, got the integer"):
         fs.pipe_file("a", 5)
-    with pytest.raises(TypeError, match="expected bytes, got int"):
+    with pytest.raises(TypeError, match="expected bytes to write, got the integer"):
         fs.pipe({"a": 5})  # type: ignore[dict-item]  # tests the wrong type
     with pytest.raises(FileNotFoundError):
         fs.open("a", "r+b")  # type: ignore[call-overload]  # the types have no such mode
