@@ -198,7 +198,7 @@ def test_slow_server_increases_readahead(
 ) -> None:
     monkeypatch.setattr(prefetch, "MIB", 0)
     monkeypatch.setattr(prefetch, "BANDWIDTH", 1e7)
-    monkeypatch.setattr(Dispatch, "latency", lambda self, url: seconds)
+    monkeypatch.setattr(Dispatch, "find_latency", lambda self, url: seconds)
     chunked = Chunked(http_server)
     fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True, max_gap=-1)
 
