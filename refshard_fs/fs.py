@@ -161,6 +161,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         ``{"slots": "morton"}``.
     zarr_format:
         Zarr format, 2 or 3, in which sources without zarr metadata (such as NetCDF or TIFF) are shown.
+    group:
+        The path of the only group that is used. Other groups of an HDF5 file are not read if this group can be shown
+        without them, and do not exist then. ``xarray.open_dataset(..., engine="refshard", group=...)`` sets it.
     branch, tag, snapshot:
         The version of an Icechunk repository: the last snapshot of a branch (by default ``main``), the snapshot of a
         tag, or the snapshot with this id.

@@ -91,8 +91,8 @@ class RefShardBackend(BackendEntrypoint):
         self._check_names(options)
         options["drop_variables"] = drop_variables
         options |= open_dataset_options or {}
-        with _begin_opening(_make_filesystem(filename_or_obj, storage_options), options) as opening:
-            path = (options.get("group") or "").strip("/")
+        path = (options.get("group") or "").strip("/")
+        with _begin_opening(_make_filesystem(filename_or_obj, storage_options, path), options) as opening:
             group = opening.read_groups(path, is_deep=False)[path]
             if open_dataset_options:  # only xr.open_dataset takes some of them, such as chunks and decode_cf
                 engine_names = self.open_dataset_parameters
@@ -125,7 +125,7 @@ class RefShardBackend(BackendEntrypoint):
         self._check_names(options)
         root = (options.get("group") or "").strip("/")
         top = PurePosixPath("." if options.get("group") else "/")
-        with _begin_opening(_make_filesystem(filename_or_obj, storage_options), options) as opening:
+        with _begin_opening(_make_filesystem(filename_or_obj, storage_options, root), options) as opening:
             groups = {
                 str(top / make_relative(path, root)): opening.make_dataset(group)
                 for path, group in opening.read_groups(root, is_deep=True).items()
