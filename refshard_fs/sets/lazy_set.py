@@ -96,7 +96,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
             self.joined,
             f"{dim} {starts[-1]:,}",
             render_table(("set that was not read", "why"), list(document.lost.items()), most=10),
-            render_table(("set", "starts at", "length"), parts, right=["starts at", "length"], most=10, total=total),
+            render_table(("set", "starts at", "length"), rows, right=["starts at", "length"], most=10, total=total),
             fold(
                 count_text(len(document.axes), "joined array"),
                 render_table(("array", "axis"), arrays, right=["axis"], total=len(document.axes)),

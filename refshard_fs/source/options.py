@@ -180,7 +180,7 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, _describe("Ranges are merged into requests of at most this size, or a quarter more.", "bytes")
     ] = 1 * MIB
     retries: Annotated[
-        int, _describe("How often a request is repeated if it fails for a temporary reason.", "tries")
+        int, _describe("How often a request is repeated if it fails for a temporary reason.", "times")
     ] = 5
     timeout: Annotated[float, _describe("The longest time of a request with all its repetitions.", "seconds")] = 300.0
     fast_s3: Annotated[
