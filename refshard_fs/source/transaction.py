@@ -282,7 +282,7 @@ class Transaction:
         if not len(edits):
             self._versions.clear()
             return
-        edited = {self._find_object(key) for key in edits.changes()}
+        edited = {self._find_object(key) for key in edits.list_changes()}
         may_be_any = None in edited  # the object of a key is not known
         self._versions = {
             url: version for url, version in self._versions.items() if url not in but and (url in edited or may_be_any)
@@ -363,7 +363,7 @@ class Transaction:
         Edits that were committed or dropped since the savepoint do not come back.
         """
         with self._lock_for_change():
-            restored = edits.since(self._settled)
+            restored = edits.select_since(self._settled)
             self._keep_versions(restored)
             left = self._replace(restored)
             if self.worker is not None:
@@ -386,7 +386,7 @@ class Transaction:
         Return the URLs of objects that are not needed any more.
         """
         with self._lock_for_change():
-            needed = {span.url for span in stored.spans()}
+            needed = {span.url for span in stored.iterate_spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
             self._settled = committed.number
             left = self._replace(self.edits.select_since(committed.number))

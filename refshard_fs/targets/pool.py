@@ -190,7 +190,7 @@ class Pool:
         grant = find_grant(url, self._options, rules)
         if grant.access is not Access.OWN:
             rule = "objects are written only with your own credentials, and you gave none for this URL"
-            raise TargetNotAllowed(url, rule, remedy(url))
+            raise TargetNotAllowed(url, rule, describe_remedy(url))
         return self._find_target(grant, rules)
 
     async def close(self) -> None:
@@ -222,7 +222,7 @@ class Pool:
         if isinstance(given, AbstractFileSystem):
             return self._find_target_of_instance(token, given, url, judge, access)
         options = make_portable_options(given)
-        if others := policy.links(url)[1:]:
+        if others := policy.split_chain(url)[1:]:
             given_of = {_find_protocol(link): self._options.find_options(link) for link in others}
             joined = options | {
                 name: make_portable_options(own) for name, own in given_of.items() if own and name not in options

@@ -49,7 +49,7 @@ def render_arrays(keyspace: KeySpace) -> str:
     except ManifestError as e:  # metadata of many small arrays are read on demand
         return render_paragraph(f"its arrays cannot be listed: {e}")
     heading = ("array", "shape", "dtype", "chunk", "chunks", "chunks of a shard")
-    rows = (_make_row(keyspace, path, grids[path]) for path in keyspace.in_order(sorted(grids))[:ARRAYS])
+    rows = (_make_row(keyspace, path, grids[path]) for path in keyspace.sort_paths(sorted(grids))[:ARRAYS])
     return render_table(heading, rows, right=["chunks"], total=len(grids))
 
 

@@ -126,7 +126,7 @@ def _make_paint_attributes(fill: str, stroke: str = "") -> str:
 
 
 def _escape_text(text: str) -> str:
-    return escape(printable(text))
+    return escape(escape_controls(text))
 
 
 def _format_number(value: float) -> str:

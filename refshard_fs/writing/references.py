@@ -79,7 +79,7 @@ class WritableReferences(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         edits = self._get_edits()
         yield from (key for key in self._get_base() if edits.get(key) is None)
-        yield from (key for key, edit in edits.changes().items() if edit is not REMOVED)
+        yield from (key for key, edit in edits.list_changes().items() if edit is not REMOVED)
 
     def __len__(self) -> int:
         return sum(1 for _ in self) if len(self._get_edits()) else len(self._get_base())

@@ -244,7 +244,7 @@ def _split_prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> St
     """
     whole: list[str] = []
     within: list[str] = []
-    for prefix in edits.prefixes():
+    for prefix in edits.list_prefixes():
         path, layout = yield from arrays.find(join(prefix, "0"))
         if view is None or layout is None or is_within(path, prefix):
             whole.append(prefix)

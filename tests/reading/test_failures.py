@@ -96,7 +96,7 @@ def test_error_of_an_unusable_source_has_the_reason(http_server: RangeServer, tm
 
 
 def test_error_names_key_of_a_reference_without_url() -> None:
-    with pytest.raises(ValueError, match=r"'a/0' of the references in memory: .* needs target="):
+    with pytest.raises(ValueError, match=r"'a/0' of the references in memory: .* pass target="):
         RefShardFileSystem({"a/0": [None, 0, 3]}).cat("a/0")
 
 
