@@ -433,10 +433,11 @@ def _choose_fill(
         attributes.pop(FILL, None)
     if zarr_format == 2:
         # With the fill value None, zarr-python 2 leaves missing chunks uninitialised; zarr-python 3 fills them with
-        # zeros, and 3.1 fills texts with "0".
+        # zeros (times with NaT), and 3.1 fills texts with "0".
         if masked is None:
             is_zero = unwritten is not None and unwritten.count(0) == len(unwritten)
-            return None, attributes, is_zero and not datatype.fields and (zarr_major() or 3) > 2
+            is_plain = not datatype.fields and (datatype.shown is None or datatype.shown.kind not in "mM")
+            return None, attributes, is_zero and is_plain and (zarr_major() or 3) > 2
         return _encode_fill(masked, datatype), attributes, masked == unwritten
     if masked is not None:
         value = _encode_fill(masked, datatype)

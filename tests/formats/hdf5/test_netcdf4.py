@@ -41,6 +41,20 @@ def test_netcdf_files_equal_h5py_and_h5netcdf(name: str, tmp_path: Path) -> None
     assert check_xarray(path)
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("dtype", ["<M8[s]", "<m8[ns]"])
+def test_unwritten_times_are_zero_as_in_h5py(tmp_path: Path, dtype: str, zarr_format: int) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        array = file.create_dataset("t", (4,), h5py.opaque_dtype(np.dtype(dtype)), chunks=(2,))
+        array[:2] = np.array([5, 6], dtype).astype(array.dtype)
+    fs = RefShardFileSystem(str(tmp_path / "a.h5"), zarr_format=zarr_format)
+    if zarr_format == 2:
+        found = zarr.open_group(fs.get_mapper(), mode="r")["t"][:]
+    else:
+        found = xr.open_dataset(fs, engine="refshard", decode_cf=False)["t"].values
+    assert found.view("i8").tolist() == [5, 6, 0, 0]
+
+
 def test_fill_values_are_masked_in_both_formats(tmp_path: Path) -> None:
     path = written(corpus.WRITERS, "scaled latest masked", tmp_path)
     with xr.open_dataset(path, engine="h5netcdf") as expected:
