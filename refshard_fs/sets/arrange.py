@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.coordinates import (
@@ -29,6 +30,12 @@ class SetSlice(NamedTuple):
     stop: int
 
 
+def are_descending(values: Sequence[npt.NDArray[Any]]) -> bool:
+    """Return whether the values of all sets with several values descend; False if no set has several values."""
+    longer = [own for own in values if len(own) > 1]
+    return bool(longer) and all(own[0] > own[-1] for own in longer)
+
+
 def arrange(
     parts: Sequence[NamedSet], dim: str, *, sort: bool = False, overlap: Overlap = "error"
 ) -> list[SetSlice] | None:
@@ -46,8 +53,7 @@ def arrange(
     order = [number for number, own in enumerate(values) if len(own)]
     if not order:
         return None
-    longer = [own for own in values if len(own) > 1]
-    is_descending = bool(longer) and all(own[0] > own[-1] for own in longer)
+    is_descending = are_descending(values)
     if sort:
         order.sort(key=lambda number: values[number][0], reverse=is_descending)
     taken = np.concatenate([values[number] for number in order])

@@ -14,6 +14,7 @@ import numpy as np
 
 from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.errors import ManifestError
+from refshard_fs.sets.arrange import are_descending
 from refshard_fs.sets.common_units import convert_to_common_units
 from refshard_fs.sets.coordinates import get_coordinate_values
 from refshard_fs.sets.file_grid import FileGrid
@@ -163,20 +164,25 @@ def _is_of_times(part: NamedSet, dim: str) -> bool:
 
 
 def _order_sets(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashable]) -> list[int]:
-    """Return the position of each set along a dimension, by the order of the sets' first values."""
+    """Return the position of each set along a dimension, by the order of the sets' first values.
+
+    The order descends if the values in each set do.
+    """
     examples = dict(zip(reversed(identities), reversed(parts), strict=True))
     order = list(dict.fromkeys(identities))
     sets = convert_to_common_units([examples[identity] for identity in order], dim, lazy=True).parts
     values = get_coordinate_values(sets, dim)
     firsts: list[Any] | None = None
+    is_descending = False
     if values is not None and all(len(own) for own in values):
         firsts = [own[0] for own in values]
+        is_descending = are_descending(values)
     elif all(_get_variable(part, dim) is not None for part in sets):
         every = [part.values(dim) for part in sets]
         firsts = [own.reshape(-1)[0] for own in every if own is not None]
     if firsts is not None and len(firsts) == len(order):
-        ranks = np.argsort(np.argsort(np.array(firsts), kind="stable"), kind="stable").tolist()
-        place = dict(zip(order, ranks, strict=True))
+        ranks = np.argsort(np.argsort(np.array(firsts), kind="stable"), kind="stable")
+        place = dict(zip(order, (len(ranks) - 1 - ranks if is_descending else ranks).tolist(), strict=True))
     else:
         place = {identity: number for number, identity in enumerate(order)}
     return [place[identity] for identity in identities]

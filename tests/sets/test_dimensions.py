@@ -47,3 +47,15 @@ def test_sets_without_a_grid_error_lists_choices(tmp_path: Path) -> None:
         write(ds, tmp_path / f"{x}{y}.nc")
     with pytest.raises(ManifestError, match="differ in 'y', 'x'.*do not form a grid"):
         refshard_fs.cube(f"{tmp_path}/*.nc")
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_grid_keeps_descending_order_as_in_xarray(is_reversed: bool, tmp_path: Path) -> None:
+    y = np.arange(12.0)[::-1]
+    whole = xr.Dataset({"t": (("time", "y"), make_values(4, 3).reshape(4, 12))}, {"time": DAYS[:4], "y": y})
+    for number in (2, 0, 1):
+        for half in range(2):
+            part = whole.isel(time=slice(2 * half, 2 * half + 2), y=slice(4 * number, 4 * number + 4))
+            write(part, tmp_path / f"{half}_{number}.nc")
+    urls = sorted(map(str, tmp_path.glob("*.nc")), reverse=is_reversed)
+    xr.testing.assert_equal(xr.open_dataset(refshard_fs.open(urls), engine="refshard"), whole)
