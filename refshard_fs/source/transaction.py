@@ -181,6 +181,7 @@ class Transaction:
         self._versions: dict[str, Version] = {}  # the versions that the edits are based on, by URL
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._sources: weakref.WeakSet[OpenSource] = weakref.WeakSet()
+        self._joining = fork_safe(threading.Lock())  # a WeakSet cannot be listed while another thread adds to it
         self._guard = fork_safe(threading.Lock())
         self._uncommitted = [0]  # the number of uncommitted writes, which the finalizer shares
         if is_durable:  # a source in memory is lost with its edits
@@ -235,7 +236,12 @@ class Transaction:
 
     def join(self, source: OpenSource) -> None:
         """Register ``source``: its `forget` is called when the source changes."""
-        self._sources.add(source)
+        with self._joining:
+            self._sources.add(source)
+
+    def _list_sources(self) -> list[OpenSource]:
+        with self._joining:
+            return list(self._sources)
 
     def reopen(self, but: Collection[str] = (), below: str | None = None) -> None:
         """Make all sources open again, and keep the edits; with ``below``, only objects below that URL have changed.
@@ -261,7 +267,7 @@ class Transaction:
                 self._versions.setdefault(url, ABSENT)
 
     def _find_latest(self, url: str) -> Version | None:
-        versions = (source.find_latest(url) for source in list(self._sources))
+        versions = (source.find_latest(url) for source in self._list_sources())
         return next((version for version in versions if version is not None), None)
 
     def _find_object(self, key: str) -> str | None:
@@ -294,7 +300,7 @@ class Transaction:
         with self._guard:
             yield
             self.openings += 1
-        for source in list(self._sources):
+        for source in self._list_sources():
             source.forget(below)
 
     def copy(self) -> OverlayCopy:

@@ -13,6 +13,7 @@ import functools
 import os
 import socket
 import ssl
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from http.cookies import BaseCookie
@@ -25,7 +26,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.typedefs import LooseCookies
 from yarl import URL
 
-from refshard_fs.core.forks import call_in_child
+from refshard_fs.core.forks import call_in_child, fork_safe
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import INSIDE, Access, Network, describe_remedy, find_network, is_private
 
@@ -91,12 +92,15 @@ class LoopConnections:
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         self._make_room()
         new = socket.socket(*address[:3])
-        _sockets.add(new)
+        with _adding:
+            _sockets.add(new)
         return new
 
     def _make_room(self) -> None:
         """Close the idle connections if the process has reached its limit of connections."""
-        if sum(known.fileno() >= 0 for known in list(_sockets)) < count_permitted_connections():
+        with _adding:
+            every = list(_sockets)
+        if sum(known.fileno() >= 0 for known in every) < count_permitted_connections():
             return
         for connector in self._connectors.values():
             idle = list_idle(connector)
@@ -137,6 +141,7 @@ class LoopConnections:
 
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all sockets of our connectors, open and closed
+_adding = fork_safe(threading.Lock())  # a WeakSet cannot be listed while another event loop's thread adds to it
 
 
 def list_idle(connector: aiohttp.TCPConnector) -> dict[Any, Any]:

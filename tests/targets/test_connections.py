@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import pytest
 
 from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.targets import Pool, PoolOptions
+from refshard_fs.targets import Pool, PoolOptions, connections
 from refshard_fs.targets.connections import make_tls_context
 from tests.servers.http import RangeServer
 from tests.servers.tls import certificate, far_away
@@ -173,3 +176,27 @@ def test_certifi_is_trusted_if_the_system_has_no_authorities(
     else:
         with pytest.raises(ReferenceNotReachable, match="certificate"):
             asyncio.run(use())
+
+
+def test_sockets_may_be_added_while_others_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event loop adds its sockets in its own thread, and counts those of all loops."""
+    monkeypatch.setattr(connections, "_sockets", weakref.WeakSet())
+    address: Any = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def add(loop: asyncio.AbstractEventLoop) -> None:
+        own = connections.LoopConnections(loop)
+        for _ in range(20):
+            opened = [own._new_socket(address) for _ in range(20)]
+            for one in opened:
+                one.close()
+
+    loops = [asyncio.new_event_loop() for _ in range(4)]
+    try:
+        with ThreadPoolExecutor(len(loops)) as threads:
+            list(threads.map(add, loops))
+    finally:
+        sys.setswitchinterval(interval)
+        for loop in loops:
+            loop.close()
