@@ -104,7 +104,7 @@ class Engine(Lookups):
         super().__init__(fetcher, answers, stats)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
         self.ahead = Prefetcher(self, most, immediate)
-        fetcher.follows_files = most > 0
+        fetcher.most_ahead = most
         self._batch: list[_Read] = []
         self._closing = self._close_with_loop()
         with contextlib.suppress(StopIteration):

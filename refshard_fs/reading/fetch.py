@@ -20,7 +20,7 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.dispatch import OVER, QUEUED, Block, Dispatch, Reader
-from refshard_fs.reading.file_ahead import FileAhead
+from refshard_fs.reading.file_ahead import MOST, FileAhead
 from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.memory import SharedBudget
 from refshard_fs.targets import Answer, Pool, Unfit, check
@@ -73,7 +73,7 @@ class Fetcher:
         self.progress = 0  # the number of answered requests, plus the number of reads from blocks fetched ahead
         self._unversioned: set[str] = set()  # objects whose servers report no version
         self._questions = asyncio.Semaphore(budget.budget.requests)
-        self.follows_files = True  # whether to fetch bytes ahead of readers that go through a file
+        self.most_ahead = MOST  # the most bytes of a file that are fetched ahead of readers that go through the file
         self._files: LRU[Hashable, FileAhead] = LRU(FILES)
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
@@ -495,7 +495,7 @@ class Fetcher:
                     last_urgent = block if urgent else last_urgent
             if any(reader is None for _, reader in members):  # `ReadAhead` follows an array of the file
                 self._files.discard(object_id)
-            elif extends and last_urgent is not None and merging.gap > 0 and self.follows_files:
+            elif extends and last_urgent is not None and merging.gap > 0 and self.most_ahead > 0:
                 self._extend(last_urgent, object_id)
 
     def _extend(self, block: Block, object_id: Hashable) -> None:
@@ -509,7 +509,7 @@ class Fetcher:
             file = FileAhead()
             file.read = span.size or 0
             self._files.put(object_id, file)
-        stop = file.extend(span.start, span.stop, facts.size, self._known.count_unread(object_id))
+        stop = file.extend(span.start, span.stop, facts.size, self._known.count_unread(object_id), self.most_ahead)
         # Bytes that other blocks have are not fetched again.
         _, stop, known = next(self._known.cover(_cut_span(span, span.stop, stop))) if stop > span.stop else (0, 0, None)
         if known is None and stop > span.stop:

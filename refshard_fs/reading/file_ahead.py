@@ -32,15 +32,15 @@ class FileAhead:
         self._near = 0  # rises with each request near an earlier one, and falls with each other request
         self._stops: deque[int] = deque(maxlen=RECENT)
 
-    def extend(self, start: int, stop: int, size: int, unread: int) -> int:
+    def extend(self, start: int, stop: int, size: int, unread: int, most: int = MOST) -> int:
         """Note a request for ``[start, stop)`` of a file of ``size`` bytes; return the end to which to extend it.
 
-        ``unread`` bytes have been fetched ahead, and may still be read.
+        ``unread`` bytes have been fetched ahead, and may still be read. They become at most ``most`` bytes.
         """
         is_near = any(0 <= start - before <= NEAR for before in self._stops)
         self._near = self._near + 1 if is_near else max(self._near - 1, 0)
         if self._near >= SURE:
-            room = min(max(FREE, self.read // SHARE), MOST) - self.wasted - unread
+            room = min(min(max(FREE, self.read // SHARE), MOST) - self.wasted, most) - unread
             if room >= FREE // 4:  # else too few bytes to save a request
                 stop = max(min(stop + room, size), stop)
         self._stops.append(stop)

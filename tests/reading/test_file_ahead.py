@@ -114,3 +114,15 @@ def test_refused_extension_is_requested_once(http_server: RangeServer, kind: Kin
     sizes = [(r.stop or 0) - (r.start or 0) for r in http_server.requests()]
     assert sizes[0] > 1000
     assert sizes[1:] == [1000] * 3
+
+
+@pytest.mark.parametrize("option", ["readahead", "max_memory"])
+def test_options_limit_the_extension(http_server: RangeServer, option: str) -> None:
+    size, step = 200_000, 70_000
+    url = http_server.put("data", bytes(100 * step))
+    refs = {f"a{i}": [url, step * i, 60_000] for i in range(100)}
+    fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True, **{option: size})
+    for i in range(100):
+        fs.cat_file(f"a{i}")
+    lengths = [(r.stop or 0) - (r.start or 0) for r in http_server.requests()]
+    assert max(lengths) <= 60_000 + size
