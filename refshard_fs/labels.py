@@ -14,6 +14,15 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.source.source import Source
 
 
+def _format_label(label: Any) -> str:
+    """Return the text of a label; of a time without zeros at its end.
+
+    >>> _format_label(np.datetime64("2014-10-31T00:00:00.000000000"))
+    '2014-10-31'
+    """
+    return str(label).removesuffix(".000000000").removesuffix("T00:00:00")
+
+
 class OpenFileSystem(Protocol):
     """The members of a `RefShardFileSystem` that this module uses."""
 
@@ -39,8 +48,12 @@ def find_positions(fs: OpenFileSystem, sel: Mapping[str, Any]) -> dict[str, int 
             try:
                 positions = numbers.sel({name: label}).values
             except (KeyError, TypeError, ValueError) as e:
-                ends = f"{ds[name].values[:1]} to {ds[name].values[-1:]}"
-                raise ManifestError(f"sel={{{dim!r}: {label!r}}}: {e}; the coordinate goes from {ends}") from e
+                ends = [_format_label(ds[name].values[place]) for place in (0, -1)] if ds.sizes[name] else ["(empty)"]
+                reason = "the coordinate does not have this label" if isinstance(e, KeyError) else str(e)
+                raise ManifestError(
+                    f"sel={{{dim!r}: {label!r}}}: {reason}; it goes from {' to '.join(ends)}. A slice takes all labels "
+                    "between two values"
+                ) from e
         if positions.ndim and (np.diff(positions) != 1).any():
             raise ManifestError(
                 f"sel={{{dim!r}: {label!r}}}: expected a label, or a slice of step 1 in the coordinate's order, got "

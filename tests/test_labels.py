@@ -41,10 +41,18 @@ def test_labels_become_indices(source: RefShardFileSystem, sel: dict[str, Any], 
     ("sel", "message"),
     [
         ({"z": 1}, "sel= names 'z'.*model/time"),
-        ({"y": 5.0}, r"sel={'y': 5.0}.*\[9.\] to \[0.\]"),
+        ({"y": 5.0}, r"sel={'y': 5.0}.*goes from 9.0 to 0.0"),
         ({"y": [9.0, 3.0]}, "slice of step 1"),
     ],
 )
 def test_missing_labels_are_errors(source: RefShardFileSystem, sel: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         find_positions(source, sel)
+
+
+def test_unknown_label_is_refused_with_the_ends(source: RefShardFileSystem) -> None:
+    with pytest.raises(
+        ManifestError, match="does not have this label; it goes from 2024-01-01 to 2024-01-06"
+    ) as caught:
+        find_positions(source, {"time": "2025-03"})
+    assert "method" not in str(caught.value)  # of xarray's sel, which has this argument

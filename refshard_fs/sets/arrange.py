@@ -65,10 +65,17 @@ def arrange(
     keep = owners == owner[distinct]
     if overlap == "error" and not keep.all():
         place = int(np.flatnonzero(~keep)[0])
-        one, other = (parts[order[position]].name for position in (owners[place], owner[distinct[place]]))
+        one, other = (order[position] for position in (owners[place], owner[distinct[place]]))
+        advice = "overlap='first' or overlap='last' decides from which set it is taken"
+        if set(values[one].tolist()) == set(values[other].tolist()):
+            advice = (
+                f"they have the same values of {dim!r}. If they are different members, variables or regions, give each "
+                "its place along a further dimension, for example by a field in the pattern "
+                f"('{{member}}/*.nc'). If one replaces the other, {advice}"
+            )
         raise ManifestError(
-            f"{one} has {dim} = {format_value(taken[place], parts[0], dim)}, and so has {other}: overlap='first' or "
-            "overlap='last' decides from which set it is taken"
+            f"{parts[one].name} has {dim} = {format_value(taken[place], parts[0], dim)}, and so has "
+            f"{parts[other].name}: {advice}"
         )
     rows = np.flatnonzero(keep)
     if sort and all(is_ordered(own) and (len(own) < 2 or (own[0] > own[-1]) == is_descending) for own in values):

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from numbers import Real
 from typing import Any, Final, Literal, get_args, overload
 
 import msgspec
@@ -16,7 +17,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core.lru import LRU
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.errors import sanitize
+from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.sets.arrange import Overlap
@@ -31,7 +32,9 @@ from refshard_fs.sets.rounding import equalize_coordinates
 from refshard_fs.sets.scanning import REMEMBERED, choose_opening_options
 from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.sources import OnError, read_sets, report_skipped
+from refshard_fs.sets.variables import NamedSet
 from refshard_fs.source.collect import UnreadArrays
+from refshard_fs.source.normalizing import list_sources
 from refshard_fs.source.options import prepare_keywords
 from refshard_fs.tools.progress import show_progress
 
@@ -203,7 +206,9 @@ def concat(
     TargetNotAllowed
         A source that is not your own points to a URL that it may not point to.
     """
+    sets = list_sources(sets)
     _check_choices(join=join, overlap=overlap, on_error=on_error, grid=grid)
+    _check_types(dim, tolerance, executor)
     finds_dims = lazy and dim is None and dims is None
     if dims is not None and dim is not None:
         raise TypeError("expected dim= or dims=, got both: dims= is for nested lists")
@@ -260,6 +265,7 @@ def concat(
             dims_of_sets, rules = find_dims(read), msgspec.structs.replace(rules, is_outer=True)
         inputs = inputs.without(failed, dims_of_sets, is_outer=rules.is_outer)
         report_skipped(failed, any_left=bool(inputs.sources))
+    _check_names(read, rules, chunks=rules.chunks, subchunks=rules.subchunks)
     read, rounded = equalize_coordinates(read, tolerance)
     if rounded:
         logger.info("%s", rounded)
@@ -281,6 +287,33 @@ def _check_choices(**arguments: Any) -> None:
             more = ". In place of 'inner', use 'outer' and select(sel=); of 'override', tolerance="
             more = more if name == "join" else ""
             raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, CHOICES[name]))}{more}")
+
+
+def _check_types(dim: Any, tolerance: Any, executor: Any) -> None:
+    """Raise TypeError if an argument has another type than its description says."""
+    if dim is not None and not isinstance(dim, str):
+        raise TypeError(f"dim={dim!r:.200}: expected the name of one dimension; dims= takes several")
+    if not isinstance(tolerance, Real):
+        raise TypeError(f"tolerance={tolerance!r:.200}: expected a number, the largest difference that is rounding")
+    if executor is not None and not hasattr(executor, "submit"):
+        raise TypeError(
+            f"executor={executor!r:.200}: expected an executor of concurrent.futures, such as ThreadPoolExecutor(4), "
+            "or client.get_executor() of dask"
+        )
+
+
+def _check_names(read: Sequence[NamedSet], rules: Rules, **lengths: Mapping[str, int]) -> None:
+    """Raise ManifestError if ``same`` names a variable, or ``lengths`` a dimension, that no set has."""
+    variables = {path for part in read for path in part.variables}
+    dims = {dim for dim in find_dims(read) if dim is not None}
+    known = {"same": (rules.same, "variables", variables)}
+    known |= {argument: (frozenset(of), "dimensions", dims) for argument, of in lengths.items()}
+    for argument, (names, kind, existing) in known.items():
+        unknown = sorted(names - existing)
+        if unknown and existing:
+            raise ManifestError(
+                f"{argument}= names {unknown[0]!r}, which no set has: the {kind} are {', '.join(sorted(existing))}"
+            )
 
 
 def _check_dimensions(inputs: Inputs, rules: Rules, on_error: OnError, *, finds_dims: bool) -> None:

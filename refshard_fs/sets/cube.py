@@ -15,7 +15,7 @@ from refshard_fs.sets.lazy_set import LazySet
 from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.sets.tables import adopt_rows, move_credentials, read_parquet_table
 from refshard_fs.source.in_memory_source import make_portable_source
-from refshard_fs.source.normalizing import is_many_sources
+from refshard_fs.source.normalizing import is_many_sources, list_sources
 from refshard_fs.source.options import prepare_keywords
 
 
@@ -75,6 +75,7 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
     array([20., 21., 22.])
 
     """
+    sources = list_sources(sources)
     words = {"isel": isel, "sel": sel, "squeeze": squeeze, "assign": assign}
     if isinstance(sources, str | PurePath) and not is_many_sources(sources):
         options = {name: value for name, value in arguments.items() if name not in _OF_CONCAT}

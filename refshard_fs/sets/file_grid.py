@@ -42,7 +42,11 @@ class FileGrid(NamedTuple):
         for url, places in files:
             key = tuple(places[dim] for dim in dims)
             if key in by_place:
-                raise ManifestError(f"{by_place[key]} and {url} have the same place, {_format_place(dims, key)}")
+                raise ManifestError(
+                    f"{by_place[key]} and {url} have the same place, {_format_place(dims, key)}: to tell them apart, "
+                    "put a further field in place of '*' into the pattern, such as {year}, or a further column into "
+                    "the table. A field is only a name if the coordinate of a dimension differs from file to file"
+                )
             by_place[key] = url
         along = {dim: sorted({key[axis] for key in by_place}, key=_make_sort_key) for axis, dim in enumerate(dims)}
         if assets is not None and "asset" in along and set(along["asset"]) <= set(assets):

@@ -141,10 +141,14 @@ def get_set_url(fo: Any, options: Mapping[str, Any], owner: str) -> str:
             )
     is_path = isinstance(fo, str | os.PathLike)
     url = make_portable_source(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
+    if isinstance(url, list | tuple):
+        raise TypeError(
+            f"nested lists need dims=, the names of their dimensions, the outermost first, got {reprlib.repr(fo)}"
+        )
     if not isinstance(url, str):
         raise TypeError(
-            f"{owner}: the document of a cube names sets by URLs: expected a URL or a path, got {reprlib.repr(fo)}: "
-            "save it first"
+            f"each of several sources needs a URL or a path, got {reprlib.repr(fo)}: pass the path of a file in place "
+            f"of the open file, or save a source in memory first ({owner} saves the URLs)"
         )
     return url
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.arrange import SetSlice, arrange
 from refshard_fs.sets.common_units import convert_to_common_units
-from refshard_fs.sets.compatibility import check_merged
+from refshard_fs.sets.compatibility import check_equal, check_merged
 from refshard_fs.sets.coordinates import get_coordinate_values, is_ordered
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.dimensions import find_dimensions, find_named_dimension
@@ -104,6 +104,8 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
             rules = msgspec.structs.replace(rules, union={dim: np.unique(np.concatenate(values))})
     if dim is not None:
         kept = arrange(read, dim, sort=rules.sort, overlap=rules.overlap)
+        if kept is not None and rules.overlap != "error" and not rules.is_outer:
+            _check_sets_left_out(read, kept, dim, rules.same)
         if lazy and kept is None and all(part.axes_along(dim) for part in read):  # documents cannot name empty sets
             every = [SetSlice(number, 0, part.length(dim)) for number, part in enumerate(read)]
             filled = [whole for whole in every if whole.stop]
@@ -131,6 +133,19 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
     cube = GridJoin(dims, grid, units, rules)
     document, whole = cube.join(dict(zip(positions, zip(sources, read, strict=True), strict=True)))
     return JoinResult(document, whole, cube.documents)
+
+
+def _check_sets_left_out(read: Sequence[NamedSet], kept: Sequence[SetSlice], dim: str, same: Container[str]) -> None:
+    """Raise ManifestError if other coordinates of a set differ, all of whose values along ``dim`` come from others.
+
+    Such a set does not repeat the values of the others: leaving it out would lose data.
+    """
+    taken = {piece.number for piece in kept}
+    first = read[kept[0].number]
+    for part in (part for number, part in enumerate(read) if number not in taken):
+        for path, variable in part.variables.items():
+            if variable.is_coordinate and dim not in variable.dims and path in first.variables and path not in same:
+                check_equal(path, first, part, dim)
 
 
 def _check_order(read: Sequence[NamedSet], dim: str) -> None:

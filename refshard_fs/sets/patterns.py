@@ -1,7 +1,7 @@
 """Files whose names give their place along dimensions: ``"{member}/{time:%Y%m%d}.nc"``. No I/O here.
 
-A field names a dimension, whose values are texts, whole numbers (``{member:d}``) or times (``{time:%Y%m%d}``). A time
-may be spread over several fields: ``{time:%Y}/{time:%m%d}``.
+A field names a dimension, whose values are texts, whole numbers (``{member:d}``; ``{step:03d}`` with at least 3 digits)
+or times (``{time:%Y%m%d}``). A time may be spread over several fields: ``{time:%Y}/{time:%m%d}``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 _FIELD: Final = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
+
+
+_INTEGER: Final = re.compile(r"0?(\d*)d?")  # "d", "03d" or "03": a whole number of at least so many digits
 
 
 _DIRECTIVE: Final = re.compile(r"%(.)")
@@ -40,20 +43,25 @@ class Pattern(NamedTuple):
         """
         if _FIELD.search(text) is None or (dims is not None and not any(dims)):
             return None
+        if "{" in _FIELD.sub("", text):
+            raise ValueError(f"{text!r} has a '{{' outside of its fields: expected '}}' after the name of each field")
         fields: dict[str, str] = {}
         seen: set[str] = set()
         regex, at = "", 0
         for match in _FIELD.finditer(text):
             regex += _escape_literal(text[at : match.start()])
             name, form = match[1], match[2] or ""
-            kind = "time" if "%" in form else "number" if form == "d" else "text"
+            digits = _INTEGER.fullmatch(form)
+            kind = "time" if "%" in form else "number" if form and digits else "text"
             if (form and kind == "text") or fields.setdefault(name, kind) != kind:
-                raise ValueError(f"{match[0]!r} in {text!r}: expected {{name}}, {{name:d}} or {{name:%Y%m%d}}")
-            regex += (
-                _parse_times(form, name, seen)
-                if kind == "time"
-                else _group_once(name, r"\d+" if form else r"[^/]+", seen)
-            )
+                raise ValueError(
+                    f"{match[0]!r} in {text!r}: expected {{name}}, {{name:d}}, {{name:03d}} or {{name:%Y%m%d}}"
+                )
+            if kind == "time":
+                regex += _parse_times(form, name, seen)
+            else:
+                number = rf"\d{{{digits[1] or 1},}}" if digits else ""
+                regex += _group_once(name, number if form else r"[^/]+", seen)
             at = match.end()
         if dims is not None and set(fields) != set(dims):
             raise ValueError(

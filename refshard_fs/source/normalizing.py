@@ -7,7 +7,7 @@ import inspect
 import re
 import reprlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Concatenate, Final, ParamSpec
 from urllib.parse import quote
@@ -62,6 +62,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             if type(store).__name__ != "LocalStore":
                 kwargs["options"] = {root: store, **(kwargs.get("options") or {})}
                 named = {**named, "options": kwargs["options"]}
+        fo = list_sources(fo)
         if is_many_sources(fo):
             fo, kwargs = join_sources(fo, named, kwargs)
             named = kwargs
@@ -119,6 +120,17 @@ _FIELD: Final = re.compile(r"\{\w+(:[^{}]*)?\}")
 _RANGE: Final = re.compile(r"\[\w-\w\]")  # `[0-9]`; other brackets may be in the name of one file
 
 
+def list_sources(fo: Any) -> Any:
+    """Return an iterator, such as ``Path("days").glob("*.nc")``, or an array or a Series of URLs as a list.
+
+    Return other sources unchanged. Sets have no order, and are refused when they are opened.
+    """
+    if isinstance(fo, Iterator) and not hasattr(fo, "read"):
+        return list(fo)
+    is_row = getattr(fo, "ndim", None) == 1 and hasattr(fo, "tolist")
+    return fo.tolist() if is_row and not isinstance(fo, memoryview) else fo
+
+
 def is_many_sources(fo: Any) -> bool:
     """Return whether ``fo`` stands for several sources: a pattern, a list, a table, or items of STAC."""
     match fo:
@@ -143,6 +155,11 @@ def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -
                 f"{name}={named[name]!r} needs a single source, got several: {reprlib.repr(fo)}. Several sources can "
                 "only be read: to add to them, save the result of refshard_fs.open, and append to the saved set"
             )
+    if not isinstance(named.get("concat") or {}, Mapping):
+        raise TypeError(
+            f"concat={named['concat']!r:.200}: expected a mapping with arguments of refshard_fs.open, such as "
+            "{'dim': 'time'}"
+        )
     # Imported here, because sets import filesystems, and filesystems import this module.
     cube = importlib.import_module("refshard_fs.sets.cube").cube
     others = {name for name in named if name not in keywords()} - FSSPEC_ARGUMENTS - {SESSION}

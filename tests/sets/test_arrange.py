@@ -88,3 +88,10 @@ def test_overlaps_are_found_in_other_units_too() -> None:
     other = make_days(2, 2, units="days since 2024-01-02", offset=1)
     with pytest.raises(ManifestError, match="time = 2024-01-03"):
         refshard_fs.concat([make_days(0, 3), other], "time")
+
+
+def test_repeated_coordinate_suggests_a_further_dimension(tmp_path: Path) -> None:
+    names = [write_refs(tmp_path, f"{member}.json", make_days(0, 3)) for member in "ab"]
+    with pytest.raises(ManifestError, match="have the same values of 'time'. If they are different members") as caught:
+        refshard_fs.concat(names, "time")
+    assert "'{member}/*.nc'" in str(caught.value)

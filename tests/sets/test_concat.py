@@ -408,3 +408,21 @@ def test_error_for_arguments_of_xarray_names_those_of_concat() -> None:
     }.items():
         with pytest.raises(TypeError, match=f"{name}=, as xarray.open_mfdataset has: .*{ours}"):
             refshard_fs.concat([make_day_set(0, 2), make_day_set(2, 2)], "time", **{name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"dim": ["time"]}, TypeError, r"dim=\['time'\]: expected the name of one dimension; dims= takes several"),
+        ({"dim": "time", "tolerance": "0.1"}, TypeError, "tolerance='0.1': expected a number"),
+        ({"dim": "time", "executor": 4}, TypeError, r"executor=4: expected an executor .* ThreadPoolExecutor\(4\)"),
+        ({"dim": "time", "same": ["airr"]}, ManifestError, "same= names 'airr', which no set has: .* air, "),
+        ({"dim": "time", "subchunks": {"tme": 1}}, ManifestError, "subchunks= names 'tme', .* dimensions are time, x"),
+        ({"dim": "time", "lazy": True, "chunks": {"tme": 1}}, ManifestError, "chunks= names 'tme', which no set has"),
+    ],
+)
+def test_wrong_argument_is_named(tmp_path: Path, arguments: Any, error: type[Exception], words: str) -> None:
+    for day in (0, 2):
+        RefShardFileSystem(make_day_set(day, 2)).save(str(tmp_path / f"{day}.json"))
+    with pytest.raises(error, match=words):
+        refshard_fs.concat(f"{tmp_path}/*.json", **arguments)

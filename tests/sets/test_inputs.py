@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,15 @@ def test_existing_file_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
         xr.Dataset({"v": ("time", [1.0]), "time": [1]}).to_netcdf(tmp_path / name, engine="h5netcdf")
     found = refshard_fs.concat(str(tmp_path / "a[1].nc"), "time")
     assert found.references["v/0"][0] == str(tmp_path / "a[1].nc")
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([["a.nc"], ["b.nc"]], "nested lists need dims="),
+        ([io.BytesIO(b"a"), io.BytesIO(b"b")], "each of several sources needs a URL or a path, got <_io.BytesIO"),
+    ],
+)
+def test_source_without_a_url_is_refused_in_a_list(members: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        refshard_fs.open(members)

@@ -8,6 +8,7 @@ import pytest
 import xarray as xr
 
 import refshard_fs
+from refshard_fs import ManifestError
 from tests.support.cube_files import X, make_values, open_cube, write
 from tests.support.unordered_days import combine_by_coords, write_days
 
@@ -40,3 +41,13 @@ def test_variables_that_lack_days_have_gaps(tmp_path: Path) -> None:
     found = open_cube(f"{tmp_path}/*.nc", join="outer")
     parts = [xr.concat([xr.open_dataset(tmp_path / f"{n}{day}.nc") for day in days[n]], "time") for n in days]
     xr.testing.assert_equal(found, xr.merge(parts, join="outer", compat="no_conflicts").load())
+
+
+def test_overlap_keeps_sets_that_differ_elsewhere(tmp_path: Path) -> None:
+    for month in (0, 1):
+        coordinates = {"time": [month], "x": [1, 2]}
+        xr.Dataset({"t": (("time", "x"), [[1.0, 2.0]])}, coordinates).to_netcdf(
+            tmp_path / f"{month}.nc", engine="h5netcdf"
+        )
+    with pytest.raises(ManifestError, match="have different values of 'time'"):
+        refshard_fs.open(f"{tmp_path}/*.nc", dim="x", overlap="first")

@@ -12,6 +12,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
+from refshard_fs.sets.patterns import Pattern
 from tests.support.joined_sets import VERSIONS
 
 xr = pytest.importorskip("xarray")
@@ -55,13 +56,23 @@ def test_one_dimensional_pattern_orders_files(tmp_path: Path) -> None:
     ("pattern", "said"),
     [
         ("/{member}/{day:%Y%m%d}.nc", "the fields member, day: expected a field for each"),
-        ("/{member:03d}/{time:%Y%m%d}.nc", "'{member:03d}' in"),
+        ("/{member:>3}/{time:%Y%m%d}.nc", "'{member:>3}' in"),
+        ("/{member/{time:%Y%m%d}.nc", "'{' outside of its fields"),
         ("/{member}/{time:%Q}.nc", "'%Q'"),
     ],
 )
 def test_invalid_patterns_are_refused(pattern: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         refshard_fs.concat(pattern, dims=DIMS)
+
+
+@pytest.mark.parametrize("field", ["{step:d}", "{step:03d}", "{step:03}"])
+def test_numbers_may_have_a_least_width(field: str) -> None:
+    pattern = Pattern.of(f"f{field}.grib2", None)
+    assert pattern is not None
+    assert pattern.parse_places("f006.grib2") == {"step": 6}
+    assert pattern.parse_places("f1200.grib2") == {"step": 1200}
+    assert (pattern.parse_places("f6.grib2") is None) == ("3" in field)
 
 
 def test_pattern_matches_on_s3(tmp_path: Path, s3_server: Any) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
+import pandas as pd
 import pytest
 
+import refshard_fs
 from refshard_fs import RefShardFileSystem
 
 
@@ -63,3 +67,23 @@ def test_filesystem_as_source_is_refused() -> None:
     fs = RefShardFileSystem({"k": "v"})  # has to_dict(), as a table has
     with pytest.raises(TypeError, match="for fo=, got RefShardFileSystem"):
         RefShardFileSystem(fs)
+
+
+@pytest.mark.parametrize("collect", [iter, np.array, lambda paths: pd.Series([str(path) for path in paths])])
+def test_rows_of_paths_are_lists(collect: Callable[[list[Path]], Any], tmp_path: Path) -> None:
+    refs = {".zgroup": '{"zarr_format": 2}', "t/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"]}'}
+    refs["t/.zarray"] = (
+        '{"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": null, '
+        '"filters": null, "compressor": null}'
+    )
+    paths = [tmp_path / f"{day}.json" for day in range(2)]
+    for path in paths:
+        path.write_text(json.dumps({**refs, "t/0": path.stem}))
+    options = {"concat": {"dim": "time"}}
+    assert RefShardFileSystem(collect(paths), **options).cat_file("t/1") == b"1"
+    assert len(refshard_fs.open(collect(paths), "time")) == len(refshard_fs.concat(collect(paths), "time", lazy=True))
+
+
+def test_arguments_of_a_cube_are_a_mapping(source: str) -> None:
+    with pytest.raises(TypeError, match=r"concat='time': expected a mapping with arguments of refshard_fs.open"):
+        RefShardFileSystem([source, source], concat="time")
