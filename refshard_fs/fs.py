@@ -45,7 +45,7 @@ from refshard_fs.source.files import RefShardFile, RefShardMap, StreamedFile, Wr
 from refshard_fs.source.in_memory_source import InMemorySource, argument_to_json
 from refshard_fs.source.normalizing import MAPPER, SESSION, NormalizingMeta, takes_keywords_of
 from refshard_fs.source.options import RECORD_SIZE, Options, check_spelling
-from refshard_fs.source.settings import Settings, WriteSettings, begin_transaction, format_by_suffix
+from refshard_fs.source.settings import Settings, WriteSettings, begin_transaction, check_set_name, format_by_suffix
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.stores.links import resolve_path_to_write
@@ -1129,6 +1129,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         from refshard_fs.writing.shards import make_stored_keyspace
 
         check_spelling(storage_options, RefShardFileSystem.save)
+        if format is None:
+            check_set_name(url)
         if format is None and url.endswith(".refshard"):
             from refshard_fs.writing.cube_document import REMARK, make_cube_document, save_document
 

@@ -169,12 +169,18 @@ def _get_attributes(documents: Documents) -> dict[str, Any]:
 
 
 async def _make_missing_error(source: Source, path: str, documents: Documents, *, consolidated: bool) -> Exception:
-    """Return the error of a group that does not exist, with the names of the groups at the root."""
+    """Return the error of a group that does not exist, with the names of the groups in the next group above it."""
     if documents:
         return ValueError(f"expected a group at {path or 'the root'!r}, found an array: open its group")
     if not path:
         return FileNotFoundError("the source has no group at its root: expected a document 'zarr.json' or '.zgroup'")
-    root = await read_groups(source, "", consolidated=consolidated)
-    names = sorted(root[""].groups)
+    above = ""
+    names = sorted((await read_groups(source, above, consolidated=consolidated))[above].groups)
+    for step in path.split("/"):
+        if step not in names:
+            break
+        above = join(above, step)
+        names = sorted((await read_groups(source, above, consolidated=consolidated))[above].groups)
     known = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
-    return FileNotFoundError(f"there is no group {path!r}: the groups at the root are {known or '(none)'}")
+    place = f"in {above!r}" if above else "at the root"
+    return FileNotFoundError(f"there is no group {path!r}: the groups {place} are {known or '(none)'}")

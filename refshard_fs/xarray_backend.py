@@ -143,11 +143,16 @@ class RefShardBackend(BackendEntrypoint):
         for name in options:
             if name not in self.open_dataset_parameters:
                 near = difflib.get_close_matches(name, self.open_dataset_parameters, 1)
-                hint = f": did you mean {near[0]}=?" if near else "."
-                raise TypeError(
-                    f"engine='refshard' has no argument {name!r}{hint} Pass options of the source as "
-                    f"storage_options={{{name!r}: ...}}"
-                )
+                from refshard_fs.sets.concat import IN_XARRAY  # only for this error
+                from refshard_fs.source.options import keywords
+
+                if name in IN_XARRAY:
+                    hint = f", as xarray.open_mfdataset has: {IN_XARRAY[name]}"
+                elif near and name not in keywords():
+                    hint = f": did you mean {near[0]}=?"
+                else:
+                    hint = f". Pass options of the source as storage_options={{{name!r}: ...}}"
+                raise TypeError(f"engine='refshard' has no argument {name!r}{hint}")
 
 
 class _Opening:

@@ -394,3 +394,23 @@ def test_objects_in_attributes_of_zarr_stay_objects() -> None:
         attributes = {"multiscales": [{"datasets": []}]} | ({} if names is None else {"_refshard_objects": names})
         refs = make_group() | {".zattrs": json.dumps(attributes)}
         assert xr.open_dataset(refs, engine="refshard").attrs == {"multiscales": [{"datasets": []}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("decode_tims", r"'decode_tims': did you mean decode_times=\?$"),
+        ("format", r"storage_options=\{'format': ...\}$"),
+        ("join", r"storage_options=\{'join': ...\}$"),
+        ("combine", "as xarray.open_mfdataset has: coordinates give the order"),
+    ],
+)
+def test_unknown_argument_names_its_place(name: str, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        xr.open_dataset({}, engine="refshard", **{name: "x"})
+
+
+def test_missing_group_lists_those_beside_it() -> None:
+    refs = dict.fromkeys((".zgroup", "a/.zgroup", "a/b/.zgroup", "c/.zgroup"), '{"zarr_format": 2}')
+    with pytest.raises(FileNotFoundError, match="there is no group 'a/x': the groups in 'a' are b$"):
+        xr.open_dataset(refs, engine="refshard", group="a/x")

@@ -278,6 +278,7 @@ _OPTIONS: Final = (
         "any_order",
         "assign",
         "chunks",
+        "create",
         "dim",
         "dims",
         "drop",

@@ -147,7 +147,7 @@ def _save(
     argument("--counts", "with --dims: the number of sets along each dimension", "N,N..."),
     argument("--same", "take this variable from the first set, without comparing it", "PATH", **_MANY),
     *_PART,
-    argument("--lazy", "write a document that names the sets, with a line for each set"),
+    argument("--lazy", "write a document that names the sets, with a line for each set (the default for .refshard)"),
     argument("--sort", "order the sets by their first value along the dimension"),
     argument("--overlap", "which set gives a value that several sets have (%(default)s)", choices="error first last"),
     argument("--join", "outer: sets may lack variables and coordinates (%(default)s)", choices="exact outer"),
@@ -186,6 +186,7 @@ def _concat(arguments: Namespace) -> None:
             options["on_error"] = arguments.on_error
         else:
             sources = _nest_sources(arguments.sources, options["dims"], arguments.counts)
+    options["lazy"] |= arguments.output.endswith(DOCUMENT)
     _save(arguments, refshard_fs.concat(sources, **options), arguments.output)
 
 
@@ -225,8 +226,14 @@ def _append(arguments: Namespace) -> None:
     options = get_opening_options(arguments) | _get_arguments(arguments, "same", "on_duplicate", "any_order", "create")
     added = refshard_fs.append(arguments.target, arguments.source, arguments.dim, **options)
     is_changed = added or arguments.on_duplicate == "replace"
-    what = f"{arguments.dim or 'length'}: {added:+,}" if is_changed else "nothing new, left as it is"
+    what = f"{arguments.dim or _find_dim(arguments)}: {added:+,}" if is_changed else "nothing new, left as it is"
     print_line(f"{arguments.target}: {what}")
+
+
+def _find_dim(arguments: Namespace) -> str:
+    """Return the dimension of the cube at TARGET."""
+    cube = refshard_fs.LazySet.of(refshard_fs.RefShardFileSystem(arguments.target, **get_opening_options(arguments)))
+    return "length" if cube is None else cube.document.dim
 
 
 @command(

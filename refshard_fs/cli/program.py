@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from refshard_fs import __version__
 from refshard_fs.cli import inspect, make, rule, serve
@@ -68,9 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line: a subparser for each of `COMMANDS`."""
-    parser = argparse.ArgumentParser(
-        prog="refshard", description="See what a reference set or an archive holds; convert it."
-    )
+    parser = _Parser(prog="refshard", description="See what a reference set or an archive holds; convert it.")
     parser.add_argument("--version", action="version", version=f"refshard_fs {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for subcommand in COMMANDS:
@@ -83,6 +81,17 @@ def make_parser() -> argparse.ArgumentParser:
         subcommand.add_to(subparser)
         subparser.set_defaults(command=subcommand, parser=parser)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose error suggests quotes if the shell has replaced a pattern by the names of files."""
+
+    def error(self, message: str) -> NoReturn:
+        extra = message.removeprefix("unrecognized arguments: ")
+        if extra != message and os.path.exists(extra.split(" -", 1)[0].rpartition(" ")[2]):
+            suffix = os.path.splitext(extra)[1]
+            message += f". Quote a pattern, so that the shell does not replace it by names of files: '*{suffix}'"
+        super().error(message)
 
 
 def _warn(message: Warning | str, *where: object, **more: object) -> None:

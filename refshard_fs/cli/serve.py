@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import socket
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from pathlib import PurePosixPath
 
 import refshard_fs
 from refshard_fs.cli.command import argument, command, get_opening_options, parse_positive, print_line
 
+MAX_PORT = 65_535
 CACHED = 64 << 20  # bytes of chunks in memory: several clients often read the same chunks
+
+
+def _parse_port(text: str) -> int:
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        raise ArgumentTypeError(f"expected a number from 0 to {MAX_PORT}, got {text!r}")
+    return int(text)
 
 
 @command(
     "cube.refshard --port 8000",
     argument("--host", "address to listen on (%(default)s)", "ADDRESS", default="127.0.0.1"),
-    argument("--port", "port to listen on; 0: any that is free (%(default)s)", "N", type=int, default=8000),
+    argument("--port", "port to listen on; 0: any that is free (%(default)s)", "N", type=_parse_port, default=8000),
     argument("--token", "the bearer token that requests must have (Authorization: Bearer TEXT)", "TEXT"),
     argument("--redirect", "redirect requests for chunks that are whole objects on public web servers to the objects"),
     argument("--max-age", "seconds that clients may keep chunks (%(default)s)", "N", type=int, default=3600),
@@ -56,7 +63,10 @@ def _serve(arguments: Namespace) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Its protocol is TCP, not 0: otherwise asyncio delays small packets."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as e:
+        raise OSError(e.errno, f"cannot listen on {host!r}, which is no address of this machine: {e.strerror}") from e
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,7 +14,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.cube import open
 from refshard_fs.sets.expand import expand
 from refshard_fs.sets.grown_document import extend_document
-from refshard_fs.sets.grown_references import GrownReferences
+from refshard_fs.sets.grown_references import GrownReferences, make_no_target_error
 from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
 from refshard_fs.sets.preprocess import Preprocess, call_preprocess
 from refshard_fs.source.in_memory_source import make_portable_source
@@ -196,7 +196,10 @@ def _list_new_sets(
     sources = (target, *(fo if isinstance(fo, list) else [fo]))
     urls = [os.fspath(source) for source in sources if not isinstance(source, dict)]
     every = expand(fo, prepare_keywords(options, urls, append))
-    joined = RefShardFileSystem(os.fspath(target), **options).source.open().cube
+    try:
+        joined = RefShardFileSystem(os.fspath(target), **options).source.open().cube
+    except NoSuchSource as e:
+        raise make_no_target_error(sanitize(os.fspath(target))) from e
     known = set() if joined is None or not skips_known else {joined.resolve(url) for url in joined.document.urls}
     new = [fo for fo in every if not isinstance(fo, str) or make_portable_source(fo, None, None, True) not in known]
     return new, joined is not None

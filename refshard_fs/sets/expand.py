@@ -114,8 +114,21 @@ def _list(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str)
     unknown = [folder for folder in folders if folder not in listed]
     found = (yield tuple(Names(folder or "/") for folder in unknown)) if unknown else ()
     if unknown == list(folders) and all(names is None for names in found):
-        raise ManifestError(
-            f"{url!r} matches nothing: {folders[0] or '/'} does not exist, or cannot be listed. "
-            "If the server lists nothing, give a list of URLs"
-        )
+        raise ManifestError(f"{url!r} matches nothing: {(yield from _explain_unlisted(url, folders[0]))}")
     listed.update((folder, names or ()) for folder, names in zip(unknown, found, strict=True))
+
+
+def _explain_unlisted(url: str, folder: str) -> Steps[str]:
+    """Return why ``folder`` has no listing, and what to do."""
+    protocol = protocol_of(url)
+    if protocol in WEB:
+        return (
+            "a web server cannot be listed. Pass a list of URLs; if the server has a page of links to the files, "
+            f"fsspec.filesystem({protocol!r}).glob({url!r}) returns one"
+        )
+    if protocol not in (None, "file"):
+        return f"{folder} does not exist, or cannot be listed. If the server lists nothing, pass a list of URLs"
+    above, _, name = folder.rpartition("/")
+    (siblings,) = yield (Names(above or "/"),)
+    near = difflib.get_close_matches(name, [n.name for n in siblings or () if n.is_directory], 3)
+    return f"there is no directory {folder}" + (f": did you mean {' or '.join(near)}?" if near else "")

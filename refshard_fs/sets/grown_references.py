@@ -56,7 +56,7 @@ class GrownReferences(NamedTuple):
         dim = rules.dim
         before = collect_references(fs)
         if not len(before):
-            raise NoSuchSource(f"there is no set at {url} to append to: concat makes one")
+            raise make_no_target_error(url)
         name = f"the set at {url}"
         stored = NamedSet(name, before, VariableReader().read(before, name), fo=fs)
         old = fs.source.run("", lambda: add_coordinates(stored))
@@ -100,6 +100,11 @@ class GrownReferences(NamedTuple):
                     yield key, _parse_span(whole, value, key)
             elif not _is_same(before.side.get(key), value):
                 yield key, Inline(decode(value))
+
+
+def make_no_target_error(url: str) -> NoSuchSource:
+    """Return the error that there is no set at ``url`` to which something can be appended."""
+    return NoSuchSource(f"there is no set at {url} to append to: concat makes one, and create=True makes a cube")
 
 
 def _list_removals(

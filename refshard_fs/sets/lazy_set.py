@@ -15,11 +15,12 @@ from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.source.in_memory_source import InMemorySource
-from refshard_fs.source.settings import format_by_suffix
+from refshard_fs.source.settings import check_set_name, format_by_suffix
 from refshard_fs.tools.views import fold, render_table, render_view
 from refshard_fs.writing.cube_document import REMARK, make_cube_document, save_document
 
 OTHERS: Final = "For other programs, save it as .icechunk, or serve it (refshard serve)"
+_OF_REFERENCES: Final = (".zarr", ".parquet", ".parq")  # suffixes of sets that are directories
 _ACCESS: Final = frozenset(["fs", "options", "remote_options", "remote_protocol"])  # arguments that open parts
 
 
@@ -74,6 +75,12 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """
         if format is not None or format_by_suffix(url) == "icechunk":
             return RefShardFileSystem(self).save(url, format, **storage_options) or ""
+        check_set_name(url)
+        if url.lower().endswith(_OF_REFERENCES):
+            raise ValueError(
+                f"expected a name such as all.refshard or all.json for the document of a cube, got {url!r}: "
+                f"format={format_by_suffix(url)!r} writes references instead, and copies the chunks that are converted"
+            )
         save_document(self.document, url, storage_options)
         return self.remark
 

@@ -122,9 +122,14 @@ def _parse_rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, 
         has_several = any(len(names) > 1 for _, names in chosen)
         for item, names in chosen:
             if not names:
+                wanted = "assets" if assets is None else f"one of the assets {', '.join(assets)}"
                 raise ValueError(
-                    f"expected one of the assets {', '.join(assets or ())} in each item, got an item with "
-                    f"{', '.join(item.hrefs) or 'no assets'}"
+                    f"expected {wanted} in each item, got an item with {', '.join(item.hrefs) or 'no assets'}"
+                )
+            if item.time is None:
+                raise ValueError(
+                    f"expected the property datetime or start_datetime in each item, got the item of "
+                    f"{item.hrefs[names[0]]!r} without them"
                 )
             for name in names:
                 yield item.hrefs[name], {"time": item.time, **({"asset": name} if has_several else {})}
@@ -154,6 +159,9 @@ def _parse_item(item: Any) -> _Item | None:
         when = properties.get("datetime") or properties.get("start_datetime")
         assets = item["assets"].items()
         data = [name for name, asset in assets if DATA in (asset.get("roles") or ())]
+        without = [name for name, asset in assets if "href" not in asset]
+        if without:
+            raise ValueError(f"expected href in each asset of an item, got the asset {without[0]!r} without it")
         return _Item(when, {name: str(asset["href"]) for name, asset in assets}, data)
     if not (hasattr(item, "assets") and hasattr(item, "properties")):
         return None
@@ -165,6 +173,7 @@ def _parse_item(item: Any) -> _Item | None:
 def _choose_assets(item: _Item, assets: Sequence[str] | None) -> list[str]:
     """Return the names of the assets to take; thumbnails and metadata have other roles than "data"."""
     if assets is not None:
+        assets = [assets] if isinstance(assets, str) else assets
         return [name for name in item.hrefs if name in assets]
     return item.data or list(item.hrefs)
 

@@ -174,8 +174,8 @@ def make_portable_source(
             return _register(data)
         case _:
             raise TypeError(
-                "expected a URL, a path, a mapping, bytes, a binary file, a virtual dataset, or a store and a path for "
-                f"fo=, got {type(fo).__name__}"
+                "expected a URL, a path, a list of these, a mapping, bytes, a binary file, a virtual dataset, or a "
+                f"store and a path for fo=, got {type(fo).__name__}"
             )
 
 

@@ -123,8 +123,12 @@ _RANGE: Final = re.compile(r"\[\w-\w\]")  # `[0-9]`; other brackets may be in th
 def list_sources(fo: Any) -> Any:
     """Return an iterator, such as ``Path("days").glob("*.nc")``, or an array or a Series of URLs as a list.
 
-    Return other sources unchanged. Sets have no order, and are refused when they are opened.
+    Return one item of STAC as a list of it, and other sources unchanged. Sets have no order, and are refused when they
+    are opened.
     """
+    is_item = isinstance(fo, Mapping) and fo.get("type") == "Feature" and "assets" in fo
+    if is_item or (hasattr(fo, "assets") and hasattr(fo, "properties")):
+        return [fo]
     if isinstance(fo, Iterator) and not hasattr(fo, "read"):
         return list(fo)
     is_row = getattr(fo, "ndim", None) == 1 and hasattr(fo, "tolist")

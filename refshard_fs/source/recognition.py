@@ -168,8 +168,9 @@ def _choose_format(probe: Probe, name: str | None) -> Format:
         if not fitting and probe.head.lstrip()[:1] == b"<":
             remedy = f"Is this the URL of the file itself? It looks like {PAGE}"
     names = ", ".join(f.name for f in fitting or known.values())
-    verdict = "fits several formats" if fitting else "fits no known format"
-    raise UnknownSource(f"{probe.url} is {what}: it {verdict} ({names}). {remedy}")
+    if fitting:
+        raise UnknownSource(f"{probe.url} is {what}: it fits several formats ({names}). {remedy}")
+    raise UnknownSource(f"{probe.url} is {what}: it fits no known format. {remedy} (known formats: {names})")
 
 
 def apply_views(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
@@ -290,6 +291,14 @@ def _probe_directory(url: str, max_bytes: int) -> Steps[Probe]:
         remedy = "Check the path"
         if protocol_of(url.rpartition("::")[2]) in OBJECT_STORES:
             remedy += ", and the arguments for another store (endpoint_url=, account_name=)"
+        local = protocol_of(url) in (None, "file") and url.endswith("/")
+        if local and (yield Stat(url.rstrip("/"), fresh=True)) is not None:
+            remedy = "Without the '/' at its end, it is the path of a file"
+        elif protocol_of(url) in WEB and url.endswith("/"):
+            remedy += (
+                ". To join the files of a folder, pass a list of their URLs, because a web server cannot be listed; if "
+                f"it has a page of links, fsspec.filesystem({protocol_of(url)!r}).glob('{url}*') returns a list"
+            )
         if "*" in url:
             remedy = "For a pattern, call refshard_fs.concat(url, dim=...): it joins all matching sources"
         raise NoSuchSource(f"{url}: there is no such object, and no directory with a source in it. {remedy}")

@@ -235,12 +235,34 @@ def _route_by_protocol(
 _READ_ONLY_PROTOCOLS = ("http", "https", "data", "github", "zip", "tar")
 
 
+# Suffixes of files that hold values, and that no set can be mistaken for.
+_OF_VALUES: Final = frozenset(
+    (
+        *("nc", "nc3", "nc4", "cdf", "h5", "hdf5", "hdf", "he5", "h5ad", "tif", "tiff"),
+        *("grib", "grib1", "grib2", "grb", "grb2", "fits", "jp2", "dmrpp", "csv", "png"),
+    )
+)
+
+
 SetFormat = Literal["parquet", "json", "chunk-manifest", "icechunk"]  # formats for writing references
 # The name of the format that reads a new set, by the name of the format that writes it, if the two differ.
 READ_AS: Final = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
 
 
 _JSON: Final = re.compile(r"\.json(?:\.(?:gz|bz2|xz|zst|zstd))?\Z")
+
+
+def check_set_name(url: str) -> None:
+    """Raise ValueError if ``url`` has the suffix of a file of values: a set would replace such a file.
+
+    >>> check_set_name("days/refs.parquet")
+    """
+    suffix = url.rstrip("/").rpartition("/")[2].rpartition(".")[2].lower()
+    if suffix in _OF_VALUES:
+        raise ValueError(
+            f"expected the name of a set (.json, .parquet, .zarr, .icechunk; .refshard for a cube), got {url!r}: save "
+            f"writes references, and no .{suffix} file. xarray writes values: ds.to_netcdf(...)"
+        )
 
 
 def format_by_suffix(url: str) -> SetFormat:

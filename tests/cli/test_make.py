@@ -231,6 +231,20 @@ def test_unreadable_files_are_errors_or_skipped(refshard: Callable[..., str], tm
     assert read_days(str(tmp_path / "cube.json")) == [0, 3]
 
 
+def test_suffix_of_documents_makes_a_document(refshard: Callable[..., str], tmp_path: Path) -> None:
+    for day in range(2):
+        write_packed(tmp_path / f"{day}.nc", day)
+    assert "2 parts" in refshard("concat", "0.nc", "1.nc", "-o", "all.refshard", "--dim", "time")
+
+
+def test_append_to_a_cube_names_its_dimension(refshard: Callable[..., str], tmp_path: Path) -> None:
+    write_packed(tmp_path / "0.nc", 0)
+    assert "there is no set at all.refshard to append to: concat makes one, and --create makes a cube" in refshard(
+        "append", "all.refshard", "*.nc", status=2
+    )
+    assert refshard("append", "all.refshard", "*.nc", "--create") == "all.refshard: time: +1\n"
+
+
 def test_sources_of_several_kinds_are_one_cube(refshard: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     write_day_files(tmp_path, "references", 1)

@@ -295,3 +295,12 @@ def test_option_defaults_equal_python_defaults() -> None:
     defaults = [inspect.signature(made).parameters for made in (RefShardFileSystem.save, refshard_fs.snapshot)]
     assert convert.record_size == defaults[0]["record_size"].default
     assert snapshot.inline == defaults[1]["inline_threshold"].default
+
+
+def test_replaced_pattern_is_to_be_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "1.nc", tmp_path / "2.nc"]
+    for file in files:
+        file.touch()
+    with pytest.raises(SystemExit):
+        main(["info", *map(str, files)])
+    assert "Quote a pattern, so that the shell does not replace it by names of files: '*.nc'" in capsys.readouterr().err

@@ -86,3 +86,12 @@ def test_error_names_a_missing_package(
     monkeypatch.setattr(sys, "meta_path", [_Without(absent), *sys.meta_path])
     assert main(["serve", str(tmp_path / "refs.json"), "--port", "0"]) == 2
     assert f'{absent}: pip install "refshard_fs[serve]"' in capsys.readouterr().err
+
+
+def test_unusable_port_or_host_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "refs.json").write_text('{".zgroup": "{\\"zarr_format\\": 2}"}')
+    with pytest.raises(SystemExit):
+        main(["serve", str(tmp_path / "refs.json"), "--port", "99999"])
+    assert "expected a number from 0 to 65535, got '99999'" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path / "refs.json"), "--host", "no host"]) == 2
+    assert "cannot listen on 'no host', which is no address of this machine" in capsys.readouterr().err

@@ -32,3 +32,9 @@ def test_error_of_an_empty_pattern_names_similar_files(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     with pytest.raises(ManifestError, match=r"matches nothing: .* has sst_202\d\.nc.* and \d others"):
         expand(f"{tmp_path}/sst2024*.nc", {})
+
+
+def test_missing_folder_is_named_with_similar_ones(tmp_path: Path) -> None:
+    (tmp_path / "packed").mkdir()
+    with pytest.raises(ManifestError, match=r"there is no directory .*/paked: did you mean packed\?"):
+        expand(f"{tmp_path}/paked/*.nc", {})

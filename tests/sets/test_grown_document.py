@@ -70,5 +70,5 @@ def test_cube_of_one_selected_element_refuses_append(tmp_path: Path) -> None:
 
 def test_append_of_a_set_without_a_url_to_a_document_is_refused(tmp_path: Path) -> None:
     url = write_target(tmp_path, "lazy", [make_day_set(0, 2)])
-    with pytest.raises(TypeError, match="save it first"):
+    with pytest.raises(TypeError, match="save a source in memory first"):
         refshard_fs.append(url, make_day_set(2, 2), "time")

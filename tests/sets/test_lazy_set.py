@@ -438,7 +438,7 @@ def test_unfit_set_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
         refshard_fs.concat(
             write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2, dtype="<M8[s]")]), "time", lazy=True
         )
-    with pytest.raises(TypeError, match="save it first"):
+    with pytest.raises(TypeError, match="save a source in memory first"):
         refshard_fs.concat([make_day_set(0, 2)], "time", lazy=True)
     with pytest.raises(TypeError, match="dimensions that have names"):
         refshard_fs.concat([make_day_set(0, 2)], dims=[None], lazy=True)
@@ -763,3 +763,13 @@ def test_cube_is_saved_in_the_requested_format(tmp_path: Path) -> None:
     assert saved.find("") == RefShardFileSystem(made).find("")
     with pytest.raises(ValueError, match="unknown format='nonsense'"):
         made.save(str(tmp_path / "other"), format="nonsense")
+
+
+@pytest.mark.parametrize(("name", "words"), [("a.nc", "no .nc file"), ("a.zarr", "format='chunk-manifest' writes")])
+def test_document_is_not_saved_under_other_suffixes(tmp_path: Path, name: str, words: str) -> None:
+    for day in range(2):
+        RefShardFileSystem(make_day_set(day, 1)).save(str(tmp_path / f"{day}.json"))
+    (tmp_path / name).write_bytes(b"values")
+    with pytest.raises(ValueError, match=words):
+        refshard_fs.open(f"{tmp_path}/*.json", "time").save(str(tmp_path / name))
+    assert (tmp_path / name).read_bytes() == b"values"

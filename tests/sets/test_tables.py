@@ -54,3 +54,17 @@ def test_rows_of_other_dimensions_are_refused() -> None:
         parse_placed_sources([("a.nc", {"time": DAY}), ("b.nc", {"band": 1})])
     with pytest.raises(ValueError, match="expected a time, a number or a text"):
         parse_placed_sources([("a.nc", {"band": None})])
+
+
+def test_incomplete_stac_items_are_named() -> None:
+    with pytest.raises(ValueError, match="expected assets in each item, got an item with no assets"):
+        parse_placed_sources([make_item()])
+    scene = make_item(b1="x.tif")
+    with pytest.raises(ValueError, match="datetime or start_datetime in each item, got the item of 'x.tif'"):
+        parse_placed_sources([{**scene, "properties": {}}])
+    with pytest.raises(ValueError, match="got the asset 'b1' without it"):
+        parse_placed_sources([{**scene, "assets": {"b1": {"roles": ["data"]}}}])
+
+
+def test_one_asset_may_be_a_text() -> None:
+    assert parse_placed_sources([make_item(b1="x.tif", b="y.tif")], "b1") == [("x.tif", {"time": DAY})]

@@ -15,6 +15,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
+from refshard_fs.source.normalizing import list_sources
 
 
 @pytest.fixture
@@ -87,3 +88,9 @@ def test_rows_of_paths_are_lists(collect: Callable[[list[Path]], Any], tmp_path:
 def test_arguments_of_a_cube_are_a_mapping(source: str) -> None:
     with pytest.raises(TypeError, match=r"concat='time': expected a mapping with arguments of refshard_fs.open"):
         RefShardFileSystem([source, source], concat="time")
+
+
+def test_one_stac_item_is_a_list_of_it() -> None:
+    item = {"type": "Feature", "assets": {}}
+    assert list_sources(item) == [item]
+    assert list_sources({"type": "FeatureCollection"}) == {"type": "FeatureCollection"}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from refshard_fs import SourceNotReachable, UnknownSource
+from refshard_fs import RefShardFileSystem, SourceNotReachable, UnknownSource
+from refshard_fs.errors import NoSuchSource
 from refshard_fs.sharding.view import ShardView
 from tests.servers.http import RangeServer
 from tests.support.hierarchies import FILES, open_hierarchy
@@ -91,3 +92,16 @@ def test_error_names_the_piece_that_requires_a_login(http_server: RangeServer) -
     cube = http_server.put("/cube.json", json.dumps(document).encode())
     with pytest.raises(SourceNotReachable, match=r"^http\S+/part.nc cannot be opened: HTTP 401.*Credentials go into"):
         open_hierarchy(cube).find("")
+
+
+def test_path_of_a_file_that_ends_in_a_slash_is_corrected(tmp_path: Path) -> None:
+    (tmp_path / "refs.json").write_text("{}")
+    with pytest.raises(NoSuchSource, match="Without the '/' at its end, it is the path of a file"):
+        RefShardFileSystem(f"{tmp_path}/refs.json/").ls("")
+
+
+def test_folder_of_a_web_server_needs_a_list(http_server: RangeServer) -> None:
+    with pytest.raises(
+        NoSuchSource, match=r"pass a list of their URLs.*fsspec.filesystem\('http'\).glob\('http://.*/days/\*'"
+    ):
+        RefShardFileSystem(f"{http_server.url}/days/").ls("")

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -134,3 +135,10 @@ def test_errors_of_failed_reads_contain_no_secrets(s3_proxy: CountingProxy, s3_u
     while error is not None:
         assert "secret" not in f"{error!r} {error}"
         error = error.__cause__
+
+
+def test_set_is_not_saved_under_the_name_of_values(tmp_path: Path) -> None:
+    fs = RefShardFileSystem({"a/0": "abc"})
+    with pytest.raises(ValueError, match=r"got '.*/air.NC': save writes references, and no .nc file"):
+        fs.save(f"{tmp_path}/air.NC")
+    fs.save(f"{tmp_path}/air.nc", "json")
