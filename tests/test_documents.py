@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import xarray as xr
 from packaging.version import Version
@@ -22,6 +23,7 @@ from packaging.version import Version
 from tests.servers.http import RangeServer
 from tests.servers.wire import Answer, failure
 from tests.support.documents import is_run_in_clone, list_blocks
+from tests.support.plugins import OPEN, run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -161,3 +163,24 @@ def test_unknown_language_is_an_error(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "python, json or text, found 'fortran'" in done.stderr
+
+
+def test_plugin_of_the_architecture_page_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs/pages/architecture.md").read_text()
+    module, points = re.findall(r"```(?:python|text)\n((?:import numpy|\[project).*?)```", page, re.DOTALL)
+    about = tmp_path / "site/tiny_plugin-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about.parent / "tiny_plugin.py").write_text(module)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-plugin\nVersion: 1.0\n")
+    points = points.replace('project.entry-points."refshard.', "refshard.").replace('."]', "]").replace('"', "")
+    (about / "entry_points.txt").write_text(points)
+    rows = np.arange(10, dtype="<f4").reshape(2, 5)
+    file = tmp_path / "x.tiny"
+    file.write_bytes(b"TINY" + (2).to_bytes(4, "little") + rows.tobytes())
+    program = OPEN + "import xarray as xr\nprint(xr.open_dataset(sys.argv[1], engine='refshard').air.values.tolist())"
+    assert run(program, about.parent, of=file) == str(rows.tolist())
+    run(OPEN + "fs.save(sys.argv[1] + '.lines', 'lines')", about.parent, of=file)
+    assert (tmp_path / "x.tiny.lines").read_text().endswith(f"air/0.0 {file} 8 20\nair/1.0 {file} 28 20\n")
+    file.write_bytes(file.read_bytes()[:-1])
+    said = run(OPEN + "try:\n    fs.ls('')\nexcept Exception as e:\n    print(e)", about.parent, of=file)
+    assert said.startswith(f"{file} cannot be read: it is cut short or damaged")

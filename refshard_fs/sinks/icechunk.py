@@ -100,7 +100,8 @@ def _require_icechunk() -> Any:
         import icechunk
     except ImportError as e:
         raise ImportError(
-            "writing Icechunk repositories needs the package icechunk: pip install 'refshard_fs[icechunk]'"
+            "writing Icechunk repositories needs the package icechunk, which needs Python 3.12 or later: "
+            "pip install 'refshard_fs[icechunk]'"
         ) from e
     if _parse_version(icechunk) < OLDEST:
         raise ImportError(
