@@ -22,7 +22,7 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Stat, Steps, batches, read_once
 from refshard_fs.cubes.merging import apply_choices
 from refshard_fs.cubes.piece_view import with_origin_of_piece
-from refshard_fs.errors import RefShardError, TargetNotAllowed, sanitize_cause
+from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed, sanitize_cause
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import make_source_error, name_key
 from refshard_fs.reading.loading import Heads
@@ -278,7 +278,12 @@ class _Scanner(Engines):
 
     def _open(self, first: FirstBytes) -> Steps[KeySpace]:
         opened = yield from first.run(open_source(first.url, self.options.open))
-        return (yield from first.run(apply_choices(opened, self.options.select)))
+        try:
+            return (yield from first.run(apply_choices(opened, self.options.select)))
+        except ManifestError as e:
+            if type(e) is not ManifestError or first.url in str(e):
+                raise
+            raise ManifestError(f"{first.url}: {e}") from e  # it names a variable, but not the source without it
 
     def _scan_references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet | None]:
         try:

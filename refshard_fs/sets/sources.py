@@ -72,7 +72,10 @@ def read_sets(
             case Scanned(refs=refs):
                 found[number] = name_set(number, refs)
             case error:
-                if failed is None or isinstance(error, TargetNotAllowed) or not isinstance(error, RefShardError):
+                can_skip = isinstance(error, RefShardError) and not isinstance(error, TargetNotAllowed)
+                if failed is None or not can_skip:
+                    if can_skip and len(sets) > 1:
+                        error.add_note("on_error='skip' leaves out sources that cannot be opened")
                     raise error
                 failed[number] = error
         count(1)

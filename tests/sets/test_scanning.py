@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 import refshard_fs
+from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets import scanning
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.source.collect import UnreadArrays
 from tests.servers.http import RangeServer
+from tests.support.joined_sets import make_day_set
 from tests.support.memory import check_peak
 from tests.support.set_files import PLACES, WRITERS, make_plain_file, read_days, read_first_values, write_day_files
 
@@ -151,3 +153,10 @@ def test_references_of_similar_files_take_little_memory(tmp_path: Path) -> None:
 
     measure(64)
     assert (measure(288) - measure(96)) / 192 < 3300  # bytes a file; 5000 without sharing
+
+
+def test_selection_error_names_the_source(tmp_path: Path) -> None:
+    for day in range(2):
+        RefShardFileSystem(make_day_set(day, 1)).select(drop="x" if day else ()).save(str(tmp_path / f"{day}.json"))
+    with pytest.raises(ManifestError, match=r"/1\.json: drop= names 'x', which the source does not have"):
+        refshard_fs.concat(f"{tmp_path}/*.json", "time", drop="x")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs import RefShardFileSystem, TargetNotAllowed
+from refshard_fs import RefShardFileSystem, TargetNotAllowed, UnknownSource
 from refshard_fs.cli import main
 from refshard_fs.references.values import encode
 from tests.servers.http import RangeServer
@@ -142,3 +142,10 @@ def test_parquet_sets_and_paths_are_joined(tmp_path: Any) -> None:
     np.testing.assert_array_equal(
         found["air"], read(refshard_fs.concat([make_day_set(0, 2), make_day_set(2, 2)], "time"))["air"]
     )
+
+
+def test_error_of_one_of_several_says_how_to_skip_it(tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text("no source")
+    with pytest.raises(UnknownSource) as caught:
+        refshard_fs.concat([str(tmp_path / "0.json"), str(tmp_path / "1.json")], "time")
+    assert "on_error='skip' leaves out sources that cannot be opened" in caught.value.__notes__
