@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.expand import make_natural_key
 from refshard_fs.sets.patterns import Pattern, Place
+
+NUMBER: Final = "number of the file"  # the dimension of files whose fields have the same values; no name of a dimension
 
 
 class FileGrid(NamedTuple):
@@ -21,11 +24,26 @@ class FileGrid(NamedTuple):
     files: Mapping[tuple[int, ...], str]
 
     @classmethod
-    def by_names(cls, pattern: Pattern, urls: Sequence[str], dims: Sequence[str]) -> tuple[FileGrid, list[str]]:
-        """Return the grid of the files that match, and all others; ManifestError if two files have the same place."""
+    def by_names(
+        cls, pattern: Pattern, urls: Sequence[str], dims: Sequence[str], *, is_numbered: bool = False
+    ) -> tuple[FileGrid, list[str]]:
+        """Return the grid of the files that match, and all others.
+
+        ManifestError if two files have the same place. If it ``is_numbered``, such files are numbered in the order of
+        ``urls``, along a last dimension `NUMBER`.
+        """
         named = [(url, pattern.parse_places(url)) for url in urls]
         others = [url for url, places in named if places is None]
-        return cls.of([(url, places) for url, places in named if places is not None], dims), others
+        files = [(url, places) for url, places in named if places is not None]
+        if not is_numbered:
+            return cls.of(files, dims), others
+        counts: Counter[tuple[Place, ...]] = Counter()
+        numbered = []
+        for url, places in files:
+            key = tuple(places[dim] for dim in dims)
+            numbered.append((url, {**places, NUMBER: counts[key]}))
+            counts[key] += 1
+        return cls.of(numbered, [*dims, NUMBER]), others
 
     @classmethod
     def of(
@@ -44,8 +62,7 @@ class FileGrid(NamedTuple):
             if key in by_place:
                 raise ManifestError(
                     f"{by_place[key]} and {url} have the same place, {_format_place(dims, key)}: to tell them apart, "
-                    "put a further field in place of '*' into the pattern, such as {year}, or a further column into "
-                    "the table. A field is only a name if the coordinate of a dimension differs from file to file"
+                    "put a further field in place of '*' into the pattern, or a further column into the table"
                 )
             by_place[key] = url
         along = {dim: sorted({key[axis] for key in by_place}, key=_make_sort_key) for axis, dim in enumerate(dims)}

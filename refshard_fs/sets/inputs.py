@@ -99,7 +99,13 @@ def _find_grid(
     if pattern is None:
         return None
     dims = list(pattern.fields) if order is None else [str(dim) for dim in order]
-    grid, others = FileGrid.by_names(pattern, expand(pattern.glob, options), dims)
+    files = expand(pattern.glob, options)
+    try:
+        grid, others = FileGrid.by_names(pattern, files, dims)
+    except ManifestError:  # several files have the same place: the coordinate in which they differ orders them
+        if order is not None:
+            raise
+        grid, others = FileGrid.by_names(pattern, files, dims, is_numbered=True)
     if others and not grid.files:
         raise ManifestError(f"no file has a name like {pattern.text!r}: found {list_some(others)}")
     if others:

@@ -23,7 +23,7 @@ from refshard_fs.sets.compatibility import check_equal, check_merged
 from refshard_fs.sets.coordinates import get_coordinate_values, is_ordered
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.dimensions import find_dimensions, find_named_dimension
-from refshard_fs.sets.file_grid import FileGrid
+from refshard_fs.sets.file_grid import NUMBER, FileGrid
 from refshard_fs.sets.grid_join import GridJoin
 from refshard_fs.sets.hold_texts import hold_texts
 from refshard_fs.sets.inputs import Inputs
@@ -53,6 +53,12 @@ def find_and_join(inputs: Inputs, read: Sequence[NamedSet], rules: Rules) -> Joi
     """
     if inputs.grid is not None:
         grid = find_named_dimension(inputs.grid, dict(zip(inputs.positions, read, strict=True)))
+        if NUMBER in grid.dims:
+            one, other = inputs.sources[:2]
+            raise ManifestError(
+                f"{one}, {other} and others have the same place along {', '.join(grid.dims[:-1])}, and none or several "
+                "of their coordinates differ: put a further field in place of '*' into the pattern"
+            )
         return join_sets(inputs._replace(dims=tuple(grid.dims), grid=grid), read, rules)
     groups = _group_by_variables(inputs.sources, read)
     joined = []

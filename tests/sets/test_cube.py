@@ -47,6 +47,23 @@ def test_field_that_only_distinguishes_files_is_no_dimension(tmp_path: Path) -> 
     xr.testing.assert_equal(found, expected)
 
 
+def test_files_of_a_folder_for_each_member_need_no_field(tmp_path: Path) -> None:
+    write_ensemble(tmp_path)
+    expected = open_cube(f"{tmp_path}/{{member}}/tas_{{year}}.nc")
+    for pattern in ("{member}/*.nc", "{member}/tas_*.nc"):
+        xr.testing.assert_equal(open_cube(f"{tmp_path}/{pattern}"), expected)
+    (tmp_path / "b/tas_2000.nc").unlink()
+    with pytest.raises(ManifestError, match="no file has member = b, number of the file = 1"):
+        open_cube(f"{tmp_path}/{{member}}/*.nc")
+
+
+def test_files_that_no_coordinate_tells_apart_are_refused(tmp_path: Path) -> None:
+    for name in "cd":
+        write(xr.Dataset({"t": ("x", make_values())}, {"x": X}), tmp_path / "a" / f"{name}.nc")
+    with pytest.raises(ManifestError, match="c.nc, .*d.nc and others have the same place along member"):
+        open_cube(f"{tmp_path}/{{member}}/*.nc")
+
+
 def make_pairs(rows: list[tuple[str, int]]) -> Any:
     return [(url, {"time": np.datetime64("2024-01-01") + np.timedelta64(day, "D")}) for url, day in rows]
 
