@@ -265,7 +265,7 @@ def concat(
             dims_of_sets, rules = find_dims(read), msgspec.structs.replace(rules, is_outer=True)
         inputs = inputs.without(failed, dims_of_sets, is_outer=rules.is_outer)
         report_skipped(failed, any_left=bool(inputs.sources))
-    _check_names(read, rules, chunks=rules.chunks, subchunks=rules.subchunks)
+    _check_names(read, rules, inputs.dims)
     read, rounded = equalize_coordinates(read, tolerance)
     if rounded:
         logger.info("%s", rounded)
@@ -302,14 +302,17 @@ def _check_types(dim: Any, tolerance: Any, executor: Any) -> None:
         )
 
 
-def _check_names(read: Sequence[NamedSet], rules: Rules, **lengths: Mapping[str, int]) -> None:
-    """Raise ManifestError if ``same`` names a variable, or ``lengths`` a dimension, that no set has."""
-    variables = {path for part in read for path in part.variables}
-    dims = {dim for dim in find_dims(read) if dim is not None}
-    known = {"same": (rules.same, "variables", variables)}
-    known |= {argument: (frozenset(of), "dimensions", dims) for argument, of in lengths.items()}
-    for argument, (names, kind, existing) in known.items():
-        unknown = sorted(names - existing)
+def _check_names(read: Sequence[NamedSet], rules: Rules, dims: Sequence[str | None]) -> None:
+    """Raise ManifestError if ``same`` names a variable, or ``chunks`` a dimension, that no set has or gets."""
+    variables = {path: variable for part in read for path, variable in part.variables.items()}
+    scalars = {path for path, variable in variables.items() if not variable.meta.shape}  # may become dimensions
+    known = {dim for dim in find_dims(read) if dim is not None}
+    for argument, names, kind, existing, others in (
+        ("same", rules.same, "variables", variables.keys(), ()),
+        ("chunks", rules.chunks, "dimensions", known, {*dims, *scalars}),
+        ("subchunks", rules.subchunks, "dimensions", known, {*dims, *scalars}),
+    ):
+        unknown = sorted(set(names).difference(existing, others))
         if unknown and existing:
             raise ManifestError(
                 f"{argument}= names {unknown[0]!r}, which no set has: the {kind} are {', '.join(sorted(existing))}"

@@ -64,6 +64,13 @@ def test_files_that_no_coordinate_tells_apart_are_refused(tmp_path: Path) -> Non
         open_cube(f"{tmp_path}/{{member}}/*.nc")
 
 
+def test_chunks_along_a_made_dimension_are_accepted(tmp_path: Path) -> None:
+    for day in range(4):
+        ds = xr.Dataset({"t": ("x", make_values())}, {"x": X, "time": DAYS[day]})
+        write(ds, tmp_path / f"{day}.nc")
+    assert refshard_fs.open(f"{tmp_path}/*.nc", chunks={"time": 2}).document.chunks == {"t": (2, 4)}
+
+
 def make_pairs(rows: list[tuple[str, int]]) -> Any:
     return [(url, {"time": np.datetime64("2024-01-01") + np.timedelta64(day, "D")}) for url, day in rows]
 
