@@ -7,28 +7,34 @@ A format of another package is a `Format` that an entry point of the group ``ref
 
 ``recognises`` is called for every source, so the module of a `Format` should import little. If ``recognises`` raises an
 error, no source can be opened. A module that cannot be imported is left out, with a warning. The module with ``open_``
-is imported only when a source of the format is opened; it may be the same module (``Format("tiny",
-begins_with(b"TINY"), __name__)``). ``open_(probe, options)`` is a generator that does no I/O: it yields needs
-(`core.model.Load` and others), is sent the answers, and returns a `core.keyspace.KeySpace`. For a file with a header
-and chunks of arrays, this is enough:
+is imported only when a source of the format is opened; it may be the same module. ``open_(probe, options)`` is a
+generator that does no I/O: it yields needs (`core.model.Load` and others), is sent the answers, and returns a
+`core.keyspace.KeySpace`. For a file with a header and chunks of arrays, this is enough:
+
+    import numpy as np
+    from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks
+    from refshard_fs.core.format import FileBytes, Format, begins_with
 
     def open_(probe, options):
         source, size = probe.file("Tiny file")
         file = FileBytes(probe.url, source, size, probe.head)
-        [header] = yield from file.load([(8, 100)])  # (start, size) of each range; no request if the head has them
-        group = ArrayGroupBuilder(probe.url)  # of core.array_group
-        shape, chunks = (24, 73), (1, 73)
-        air = ArrayDescription(f"'air' of {probe.url}", shape, chunks, np.dtype("<f4"), ["time", "lat"])
-        group.add("air", air, AirChunks(source))
+        [header] = yield from file.load([(4, 4)])  # (start, size) of each range; no request if the head has them
+        count = int.from_bytes(header, "little")
+        values = file.part(8, count * 292)  # if the file is shorter, the error names it
+        air = ArrayDescription(f"'air' of {probe.url}", (count, 73), (1, 73), np.dtype("<f4"), ["time", "lat"])
+        group = ArrayGroupBuilder(probe.url)
+        group.add("air", air, AirChunks(values))
         return group.keyspace(options.zarr_format)
 
-    class AirChunks(Chunks):  # of core.array_group
-        def __init__(self, source):
-            self._source = source
+    class AirChunks(Chunks):
+        def __init__(self, values):
+            self._values = values
 
         def find_entry(self, number):  # of a chunk; None if the file lacks it
             yield from ()  # or needs, if the place has to be read first
-            return self._source.part(108 + number * 292, 292)  # offset and size
+            return self._values.part(number * 292, 292)  # offset and size
+
+    FORMAT = Format("tiny", begins_with(b"TINY"), __name__)  # the module that has open_
 
 Formats of shards have another contract: `sharding.layout.ShardFormat`.
 """

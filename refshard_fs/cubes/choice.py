@@ -125,6 +125,12 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         assign: Mapping[str, Any] | None = None,
     ) -> Choice:
         """Make a choice of the arguments of ``fs.select``; TypeError or ValueError if an argument is invalid."""
+        for path, own in (attrs or {}).items():
+            if not isinstance(own, Mapping):
+                raise TypeError(
+                    f"attrs={{{path!r}: {own!r:.100}}}: expected {{variable: {{attribute: value}}}}; the variable '' "
+                    "stands for the attributes of the root"
+                )
         single = [dim for dim, bounds in (isel or {}).items() if isinstance(bounds, int | np.integer)]
         squeezed: Any = True if squeeze is True else [*single, *_list_names(squeeze or ())]
         values = {

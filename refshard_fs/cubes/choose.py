@@ -23,7 +23,7 @@ def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
     dropped = {path for name in choice.drop for path in nodes.find(name, "drop")}
     kept = {path for path in kept if not _is_in(path, dropped)}
     shown = {path: node for path, node in nodes.items() if path in kept}
-    _shorten(shown, nodes, choice.isel)
+    _shorten(shown, nodes, choice.isel, choice.squeeze)
     if len(shown) < len(nodes):
         _mend_coordinates(shown, nodes)
     if choice.squeeze:
@@ -128,8 +128,16 @@ def _mend_coordinates(shown: Mapping[str, Node], nodes: Nodes) -> None:
             shown[group].edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(words)}))
 
 
-def _shorten(shown: Mapping[str, Node], nodes: Nodes, isel: Mapping[str, tuple[int | None, int | None]]) -> None:
-    """Change the shapes and starts of arrays to the elements that ``isel`` takes."""
+def _shorten(
+    shown: Mapping[str, Node],
+    nodes: Nodes,
+    isel: Mapping[str, tuple[int | None, int | None]],
+    squeezed: Sequence[str] | bool,
+) -> None:
+    """Change the shapes and starts of arrays to the elements that ``isel`` takes.
+
+    ManifestError if a single element, whose dimension is ``squeezed``, does not exist.
+    """
     known = {dim for node in nodes.values() for dim in node.dims}
     for name in isel:
         if name not in known:
@@ -143,6 +151,8 @@ def _shorten(shown: Mapping[str, Node], nodes: Nodes, isel: Mapping[str, tuple[i
             if dim is not None and dim in isel:
                 first, last = isel[dim]
                 start, stop, _ = slice(first, last).indices(shape[axis])
+                if start >= stop and first is not None and (squeezed is True or dim in (squeezed or ())):
+                    raise ManifestError(f"isel={{{dim!r}: {first}}}: {dim!r} has the length {shape[axis]:,}")
                 starts[axis] += start
                 shape[axis] = max(stop - start, 0)
         node.starts = tuple(starts)

@@ -444,9 +444,12 @@ def _recut(node: Node, meta: ArrayMeta) -> Recut:
             for axis, (start, size, dim) in enumerate(zip(node.starts, sizes, node.dims, strict=True))
             if start % size
         ]
+        reason = f"cannot be cut: {e.__cause__ or e}"
+        if not inside:
+            raise ManifestError(f"isel= takes a part of the chunks of {where}, which {reason}") from e
         raise ManifestError(
             f"isel= begins within a chunk of {where}: at {'; '.join(inside)}. Begin with the first element of a "
-            f"chunk, since its chunks cannot be cut: {e.__cause__ or e}"
+            f"chunk, since its chunks {reason}"
         ) from e
     name = "zarr.json" if "zarr.json" in node.documents else ".zarray"
     node.documents[name] = dict(recut.meta.raw)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from fsspec import available_protocols
+
 from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat, Tree
 from refshard_fs.errors import (
     DamagedIndex,
@@ -97,12 +99,20 @@ def _choose_advice(error: BaseException, where: str, reason: str, *, of_source: 
         case Unfit():
             return _RANGES
         case ValueError() if "Protocol not known" in text:
-            return _PROTOCOL
+            return _advise_protocol(text.rpartition(":")[2].strip())
         case ValueError():  # bytes that cannot be decoded
             return "" if of_source else _OTHER
     if "NoCredentialsError" in text:
         return _advise_credentials(where, reason)
     return _HOST if "Cannot connect to host" in text else ""
+
+
+def _advise_protocol(name: str) -> str:
+    """Return the known protocol that is spelled nearly like ``name``, or how to add a protocol."""
+    import difflib  # needed only here
+
+    near = difflib.get_close_matches(name, available_protocols(), 1, 0.75)
+    return f"Did you mean {near[0]}://?" if near else _PROTOCOL
 
 
 def _advise_credentials(where: str, reason: str) -> str:

@@ -94,7 +94,10 @@ class HttpTarget(Target):
         self._headers = CIMultiDict({"Accept-Encoding": "identity"})
         self._home_headers = self._headers.copy()
         self._home_headers.update(fs.client_kwargs.get("headers") or {})
-        self._home_headers.update(options.pop("headers", None) or {})
+        own_headers = options.pop("headers", None) or {}
+        if isinstance(own_headers, str | bytes):
+            raise TypeError("expected a mapping for headers=, such as {'Authorization': 'Bearer ...'}, got a text")
+        self._home_headers.update(own_headers)
         self._home_options: dict[str, Any] = {"allow_redirects": False, **options}
         self._away_options = {k: v for k, v in self._home_options.items() if k in _HARMLESS or k == "allow_redirects"}
         # aiohttp's trust_env= would also send the logins in ~/.netrc.

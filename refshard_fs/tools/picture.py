@@ -31,6 +31,9 @@ class Picture:
     def save(self, path: str | Path) -> None:
         """Write the picture to ``path``, in the format of its suffix: .svg, .html or .png (with matplotlib)."""
         data = self.encode(Path(path).suffix)
+        folder = Path(resolve_path_to_write(os.fspath(path))).parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no directory {str(folder)!r} for {os.fspath(path)!r}")
         with replace_file(resolve_path_to_write(os.fspath(path))) as file:
             file.write(data)
 

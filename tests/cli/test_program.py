@@ -304,3 +304,10 @@ def test_replaced_pattern_is_to_be_quoted(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main(["info", *map(str, files)])
     assert "Quote a pattern, so that the shell does not replace it by names of files: '*.nc'" in capsys.readouterr().err
+
+
+def test_picture_in_a_missing_folder_names_the_folder(
+    refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["map", refs(), "-o", f"{tmp_path}/no/map.svg"]) == 2
+    assert capsys.readouterr().err.startswith(f"refshard: there is no directory '{tmp_path}/no' for ")

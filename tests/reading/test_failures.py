@@ -140,3 +140,8 @@ def test_remedy_for_public_data_fits_the_protocol() -> None:
 def test_error_says_that_a_signature_has_expired() -> None:
     text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
     assert "The signature of the URL has expired" in explain(answer._make_error(403, {}, text), "https://h/x")
+
+
+def test_misspelled_protocol_is_corrected() -> None:
+    assert explain(ValueError("Protocol not known: htps")).endswith("Did you mean https://?")
+    assert explain(ValueError("Protocol not known: quux")).endswith("adds this protocol to fsspec")

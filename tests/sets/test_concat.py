@@ -416,6 +416,7 @@ def test_error_for_arguments_of_xarray_names_those_of_concat() -> None:
         ({"dim": ["time"]}, TypeError, r"dim=\['time'\]: expected the name of one dimension; dims= takes several"),
         ({"dim": "time", "tolerance": "0.1"}, TypeError, "tolerance='0.1': expected a number"),
         ({"dim": "time", "executor": 4}, TypeError, r"executor=4: expected an executor .* ThreadPoolExecutor\(4\)"),
+        ({"dim": "time", "attrs": {"units": "K"}}, TypeError, r"attrs=\{'units': 'K'\}: expected \{variable: "),
         ({"dim": "time", "same": ["airr"]}, ManifestError, "same= names 'airr', which no set has: .* air, "),
         ({"dim": "time", "subchunks": {"tme": 1}}, ManifestError, "subchunks= names 'tme', .* dimensions are time, x"),
         ({"dim": "time", "lazy": True, "chunks": {"tme": 1}}, ManifestError, "chunks= names 'tme', which no set has"),

@@ -17,7 +17,7 @@ from fsspec.implementations.http import HTTPFileSystem
 from refshard_fs import CostlyPattern, RefShardFileSystem
 from refshard_fs.core.model import Pin
 from refshard_fs.core.stats import UNASKED
-from refshard_fs.errors import TargetChanged, TargetNotAllowed
+from refshard_fs.errors import SourceNotReachable, TargetChanged, TargetNotAllowed
 from refshard_fs.security.admission import Admission
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, http
 from refshard_fs.targets import answer as ranged
@@ -595,3 +595,9 @@ def test_proxy_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(go())
     assert [len(script.heads) for script in scripts] == [5, 1]
     assert len(searches) <= 2
+
+
+def test_headers_that_are_a_text_are_refused_unseen(http_server: RangeServer) -> None:
+    with pytest.raises(SourceNotReachable, match="expected a mapping for headers=, .* got a text") as caught:
+        RefShardFileSystem(f"{http_server.url}/refs.json", target_options={"headers": "Bearer secret"}).ls("")
+    assert "secret" not in str(caught.value)
