@@ -450,7 +450,7 @@ def test_repositories_are_joined(lazy: bool, parts: list[str], tmp_path: Path) -
 def test_versions_are_joined_as_references_only(parts: list[str]) -> None:
     joined = refshard_fs.concat(parts, "time", tag="first")
     assert xr.open_dataset(joined, engine="refshard")["air"].values.sum() == 2 * 66 + 12
-    with pytest.raises(TypeError, match="without tag='first': leave lazy=True out"):
+    with pytest.raises(TypeError, match="without tag='first': leave tag= out, or join without lazy=True"):
         refshard_fs.concat(parts, "time", tag="first", lazy=True)
 
 
