@@ -140,7 +140,7 @@ def test_first_bytes_of_parts_are_read_once(kind: str, name: str, http_server: R
     write, dim, _ = KINDS[kind]
     files = [write(number, tmp_path / f"{number}.nc") for number in range(FILES)]
     urls = [http_server.put(f"{number}.file", data) for number, data in enumerate(files)]
-    joined = refshard_fs.concat(urls, dim, lazy=True, same=["spatial_ref"])
+    joined = refshard_fs.concat(urls, dim, lazy=True, same=["spatial_ref"] if "COG" in kind else [])
     http_server.clear()
     with xr.open_dataset(joined, engine="refshard") as ds:  # type: ignore[arg-type]
         last = ds[name][{dim: -1}].values
