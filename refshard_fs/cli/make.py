@@ -1,4 +1,4 @@
-"""Define the commands that write references: ``convert``, ``rebase``, ``concat``, ``append``, ``snapshot``."""
+"""Define the commands that write references, such as ``convert``, ``concat`` and ``append``."""
 
 from __future__ import annotations
 
@@ -230,6 +230,22 @@ def _append(arguments: Namespace) -> None:
     print_line(f"{arguments.target}: {what}")
 
 
+@command(
+    "'s3://bucket/2024/*.nc' -o all.refshard",
+    argument(
+        "-o --output", "path or fsspec URL of the document of a cube", "DESTINATION", required=True, dest="target"
+    ),
+    argument("--dim", "the dimension; by default, it is found", "NAME"),
+    argument("--same", "do not compare this variable with that of the cube; may be repeated", "PATH", **_MANY),
+)
+def _watch(arguments: Namespace) -> None:
+    """Append the files of a pattern, or of a directory (DIR/), that a cube lacks; the first run makes the cube."""
+    if arguments.source.endswith("/"):
+        arguments.source += "**/*.*"  # directories rarely have a dot in their names
+    arguments.on_duplicate, arguments.any_order, arguments.create = "error", False, True
+    _append.run(arguments)
+
+
 def _find_dim(arguments: Namespace) -> str:
     """Return the dimension of the cube at TARGET."""
     cube = refshard_fs.LazySet.of(refshard_fs.RefShardFileSystem(arguments.target, **get_opening_options(arguments)))
@@ -253,4 +269,4 @@ def _snapshot(arguments: Namespace) -> None:
     _save(arguments, refshard_fs.snapshot(arguments.source, **options), arguments.destination, format)
 
 
-COMMANDS = (_convert, _rebase, _concat, _append, _snapshot)
+COMMANDS = (_convert, _rebase, _concat, _append, _watch, _snapshot)

@@ -245,6 +245,20 @@ def test_append_to_a_cube_names_its_dimension(refshard: Callable[..., str], tmp_
     assert refshard("append", "all.refshard", "*.nc", "--create") == "all.refshard: time: +1\n"
 
 
+@pytest.mark.parametrize("source", ["data/", "data/*/*.nc"])
+def test_watch_appends_only_new_files(refshard: Callable[..., str], tmp_path: Path, source: str) -> None:
+    folder = tmp_path / "data" / "2024"
+    folder.mkdir(parents=True)
+    for day in range(2):
+        write_packed(folder / f"{day}.nc", day)
+    assert refshard("watch", source, "-o", "all.refshard") == "all.refshard: time: +2\n"
+    document = (tmp_path / "all.refshard").read_bytes()
+    assert "nothing new" in refshard("watch", source, "-o", "all.refshard")
+    assert (tmp_path / "all.refshard").read_bytes() == document
+    write_packed(folder / "2.nc", 2)
+    assert refshard("watch", source, "-o", "all.refshard") == "all.refshard: time: +1\n"
+
+
 def test_sources_of_several_kinds_are_one_cube(refshard: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     write_day_files(tmp_path, "references", 1)
