@@ -93,7 +93,11 @@ def is_secret(name: str) -> bool:
 
 
 class RefShardError(Exception):
-    """The base of all errors of this package except ``FileNotFoundError``. Texts are sanitized."""
+    """The base of the errors that this package defines, for opening, reading and writing. Texts are sanitized.
+
+    Wrong arguments raise ValueError or TypeError, a missing key FileNotFoundError, an object that exists already
+    FileExistsError, and a missing package ImportError.
+    """
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*(sanitize(text) if isinstance(text, str) else text for text in arguments))

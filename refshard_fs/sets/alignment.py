@@ -146,7 +146,8 @@ def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDA
         )
     if len(np.unique(values)) < len(values):
         raise ManifestError(
-            f"{part.name} has the same value of {path!r} twice: join='outer' places elements by different values"
+            f"{part.name} has a value of {path!r} more than once: join='outer' places elements by their values, so "
+            "each value must occur once. Leave this set out, or select a part of it"
         )
     for name in ("units", "calendar"):
         mine, theirs = (owner.variables[path].attributes.get(name) for owner in (first, part))

@@ -90,7 +90,7 @@ def _drop_axis(at: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def _list_coordinates(parts: Sequence[NamedSet]) -> list[str]:
-    """Return the dimensions with a coordinate in the first set, in the order of its variables."""
+    """Return the dimensions with a coordinate in the first set, in the order that its data variables have."""
     variables = parts[0].variables.values()
     dims = dict.fromkeys(dim for v in sorted(variables, key=lambda v: v.is_coordinate) for dim in v.dims)
     return [dim for dim in dims if dim is not None and parts[0].coordinate(dim) is not None]

@@ -56,8 +56,9 @@ def find_and_join(inputs: Inputs, read: Sequence[NamedSet], rules: Rules) -> Joi
         if NUMBER in grid.dims:
             one, other = inputs.sources[:2]
             raise ManifestError(
-                f"{one}, {other} and others have the same place along {', '.join(grid.dims[:-1])}, and none or several "
-                "of their coordinates differ: put a further field in place of '*' into the pattern"
+                f"{one}, {other} and others have the same place along {', '.join(grid.dims[:-1])}: expected exactly "
+                "one coordinate in which they differ, found none or several. To tell the files apart, put a further "
+                "field in place of '*' into the pattern"
             )
         return join_sets(inputs._replace(dims=tuple(grid.dims), grid=grid), read, rules)
     groups = _group_by_variables(inputs.sources, read)

@@ -51,7 +51,7 @@ folders = itertools.count()
     ("lacking", "version"),
     list_in_turn([(0, 0)], [(1, 1)], [(0, 0), (0, 1)], [(1, 0), (1, 1)], [(0, 0), (1, 0)]),
 )
-def test_variable_lacking_in_files_is_missing_there(
+def test_outer_join_fills_variable_that_files_lack(
     tmp_path: Path, lacking: list[tuple[int, int]], version: int
 ) -> None:
     files = [

@@ -32,7 +32,7 @@ _STRUCTURAL: Final = re.compile(
 )
 
 
-class HeaderTooShort(Exception):
+class HeaderIncomplete(Exception):
     """The header continues after the bytes that were passed to `parse_header`."""
 
 
@@ -107,7 +107,7 @@ class Header(msgspec.Struct, frozen=True):
 def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
     """Parse the header at ``start`` of a file of ``size`` bytes. ``data`` are bytes from ``start`` on.
 
-    Raises `HeaderTooShort` if the header is longer than ``data``, and ManifestError if it has no END, or does not fit
+    Raises `HeaderIncomplete` if the header is longer than ``data``, and ManifestError if it has no END, or does not fit
     the file.
     """
     cards: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
             parts = texts[name] = [value] if isinstance(value, str) else []
     if start + len(data) >= size:
         raise ManifestError(f"{where} is cut short: its header has no END before the end of the file at byte {size}")
-    raise HeaderTooShort
+    raise HeaderIncomplete
 
 
 def _parse_value(text: str) -> Any:

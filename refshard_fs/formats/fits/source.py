@@ -19,7 +19,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, HeaderTooShort, make_name, parse_header
+from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, HeaderIncomplete, make_name, parse_header
 from refshard_fs.formats.fits.images import Image, name_axes, parse_image
 from refshard_fs.formats.fits.tables import UNSIGNED, cut_unsigned, parse_table
 from refshard_fs.formats.fits.tiles import TileChunks
@@ -115,7 +115,7 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
             if not headers:
                 raise
             return headers, {f"{len(headers)}": f"{e}. Later HDUs cannot be found"}
-        except HeaderTooShort:
+        except HeaderIncomplete:
             if len(data) >= MOST_HEADER:
                 raise ManifestError(
                     f"{where}: its header does not end within {MOST_HEADER} bytes: it is damaged"

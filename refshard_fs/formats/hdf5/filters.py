@@ -269,8 +269,11 @@ def _decode_blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     position, remaining = head, size if stored_size else 0
     while remaining > 0:
         count, _, chunk = struct.unpack_from("<4xIII", data, position)
-        if not 0 < count <= remaining or not 32 <= chunk <= len(data) - position:
-            raise ValueError(f"a blosc2 chunk of {chunk} bytes decodes to {count} bytes: expected 1 to {remaining}")
+        if not 0 < count <= remaining:
+            raise ValueError(f"a blosc2 chunk decodes to {count} bytes: expected 1 to {remaining}")
+        if not 32 <= chunk <= len(data) - position:
+            most = len(data) - position
+            raise ValueError(f"a blosc2 chunk at byte {position} has {chunk} bytes: expected 32 to {most}")
         chunks.append(decode_by_imagecodecs("blosc2_decode", data[position : position + chunk], "hdf5"))
         position, remaining = position + chunk, remaining - count
     plain = b"".join(chunks)

@@ -50,7 +50,7 @@ _CLASSIC_TYPES: Final = 6  # types up to this number exist in all versions, high
 _CHAR: Final = np.dtype("S1")
 
 
-class HeaderTooShort(Exception):
+class HeaderIncomplete(Exception):
     """The header is longer than the bytes that were read."""
 
 
@@ -126,7 +126,7 @@ class _Cursor:
         if end > MOST_HEADER:
             raise self.make_error(f"its header has more than {MOST_HEADER} bytes, which is not supported")
         if end > len(self.data):
-            raise HeaderTooShort
+            raise HeaderIncomplete
         data = self.data[self.at : self.at + count]
         self.at = end
         return data
@@ -194,7 +194,7 @@ def _decode_value(name: str, dtype: np.dtype[Any], data: bytes) -> Any:
 def parse_header(data: bytes, size: int, label: str) -> Header:
     """Parse the header of a file of ``size`` bytes that begins with ``data``; errors begin with ``label``.
 
-    Raises `HeaderTooShort` if the header is longer than ``data``, ManifestError if it contradicts itself or ``size``.
+    Raises `HeaderIncomplete` if the header is longer than ``data``, ManifestError if it contradicts itself or ``size``.
     """
     cursor = _Cursor(data, size, label)
     records = int.from_bytes(cursor.take(cursor.width), "big")
@@ -473,7 +473,7 @@ def _read_header(probe: Probe, size: int) -> Steps[tuple[Header, bytes]]:
     while True:
         try:
             header = parse_header(data, size, probe.url)
-        except HeaderTooShort:
+        except HeaderIncomplete:
             data = yield Load(Span(probe.url, 0, min(length, size), pin=pin), Raw())
             length *= 16
         else:

@@ -205,9 +205,12 @@ class _Parser:
     def _count_term(self, depth: int) -> None:
         """Count an operand or an operator; ManifestError if there are too many, or they are nested too deeply."""
         self.terms += 1
-        if self.terms > self.limits.terms or depth > self.limits.depth:
-            allowed = f"{self.limits.terms} operands and operators and {self.limits.depth} levels of nesting"
-            raise self.source.make_error(self.start, f"the expression is too long: at most {allowed}")
+        if self.terms > self.limits.terms:
+            problem = f"the expression is too long: expected at most {self.limits.terms} operands and operators"
+            raise self.source.make_error(self.start, problem)
+        if depth > self.limits.depth:
+            problem = f"the expression is nested too deeply: expected at most {self.limits.depth} levels"
+            raise self.source.make_error(self.start, problem)
 
     def _parse_expression(self, tightness: int, depth: int) -> None:
         """Parse operands, and the operators between them that bind at least as tightly as ``tightness``."""

@@ -220,12 +220,10 @@ class _Group(RasterGroupBuilder):
         if text.startswith("ImageJ=") and stack and int(stack[1]) > len(ifds):
             self.reports["ImageJ"] = f"it has {stack[1]} images: images without an IFD are not shown"
         pyramids: list[list[str]] = []
-        # The last page that is neither an overview nor a mask, its IFD, its place, and by height and width the names of
-        # the page and its overviews.
-        full: Page | None = None
-        full_ifd: Ifd | None = None
-        place: Georeference | None = None
-        levels: dict[tuple[int, int], str] = {}
+        full: Page | None = None  # the last page that is not an overview, a mask, a label or a macro
+        full_ifd: Ifd | None = None  # its IFD
+        place: Georeference | None = None  # its place
+        levels: dict[tuple[int, int], str] = {}  # the names of this page and of its overviews, by height and width
         for number, ifd in enumerate(ifds):
             name = str(number)
             try:
