@@ -126,7 +126,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "no source": ("refshard://", {}, ("refshard::SOURCE", "storage_options={'fo': SOURCE}")),
     "a name that is not there": ("ref.json", {}, ("ref.json", "no such object", "Check the path")),
-    "a pattern": ("2024/*.json", {}, ("2024/*.json' matches nothing", "2024 does not exist")),
+    "a pattern": ("2024/*.json", {}, ("2024/*.json' matches nothing", "there is no directory")),
     "a login page": ("login.json", {}, ("login.json", "<html>", "login")),
     "something else": ("notes.txt", {}, ("notes.txt", "kerchunk-json", "hdf5", "format=")),
     "an empty file": ("empty.json", {}, ("empty.json", "empty", "written to the end?")),

@@ -272,7 +272,7 @@ def test_selections_refuse_writes_and_uncommitted_sources() -> None:
     fs = RefShardFileSystem(make_references(a=make_array([3], ["x"])))
     with pytest.raises(ReadOnlyError):
         fs.select(keep="a").pipe_file("a/0", b"abc")
-    with pytest.raises(ValueError, match="read only"):
+    with pytest.raises(ValueError, match="can only be read"):
         RefShardFileSystem(fs.fo, select=[{"keep": ["a"]}], mode="a")
     with pytest.raises(ValueError, match="select="):
         RefShardFileSystem(fs.fo, select=[{"kept": ["a"]}])

@@ -280,6 +280,7 @@ def test_refused_chunk_does_not_end_the_prefetch_of_others(http_server: RangeSer
         fs.cat_file("bad")
 
 
+@pytest.mark.usefixtures("large_files")
 def test_chunks_fetched_ahead_are_looked_up_once(
     http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

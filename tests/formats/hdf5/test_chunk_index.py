@@ -216,6 +216,7 @@ def write_two_leaves() -> tuple[bytearray, int, int]:
     return data, leaves[0], leaves[1]
 
 
+@pytest.mark.usefixtures("large_files")
 def test_adjoining_blocks_are_read_in_one_request(http_server: RangeServer) -> None:
     data, first, second = write_two_leaves()
     fs = RefShardFileSystem(http_server.put("file.h5", data), zarr_format=2)
