@@ -161,8 +161,8 @@ class TileRecipe(msgspec.Struct, frozen=True):
         match self.predictor:
             case 2:
                 steps = np.frombuffer(data, f"{dtype.str[0]}u{dtype.itemsize}").reshape(-1, width, samples)
-                native = steps.astype(steps.dtype.newbyteorder("="), copy=False)
-                return add_up_rows(native).astype(steps.dtype, copy=False).tobytes()
+                # numpy, since loading imagecodecs takes as long as the sums of 18 tiles of 512 x 512 samples
+                return np.cumsum(steps, axis=1, dtype=f"u{dtype.itemsize}").astype(steps.dtype).tobytes()
             case 3:  # each row has the most significant bytes of all samples first; these bytes are differences
                 steps = np.frombuffer(data, "u1").reshape(self.rows, -1, samples)
                 planes = add_up_rows(steps).reshape(self.rows, dtype.itemsize, -1)
