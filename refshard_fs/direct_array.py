@@ -7,12 +7,13 @@ xarray's "How to add a new backend", on ``BackendArray``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import product, repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from xarray.core.indexing import OuterIndexer, VectorizedIndexer
 
 from refshard_fs.core.dtypes import parse_fill_value
 from refshard_fs.core.keys import join
+from refshard_fs.core.model import ChunkPart, Span
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, list_codec_documents, requires_extension
 from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.errors import ManifestError
@@ -34,6 +36,7 @@ from refshard_fs.tuning import hook_zarr
 
 LARGE: Final = 16 * MIB  # larger selections (bytes after decoding) are read on an event loop, and decoded meanwhile
 ALONE: Final = 2 * MIB  # larger selections are decoded by a pool in the main thread; other threads may be dask's
+SPARED: Final = MIB  # bytes: a part of a chunk is read if this spares so many, which cost as much as a later request
 
 Within = int | slice | npt.NDArray[np.intp]
 
@@ -45,12 +48,50 @@ class _ChunkSlice(NamedTuple):
     within: Within
     target: slice | npt.NDArray[np.intp] | None  # None if an integer removes the dimension
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the greatest position in the chunk."""
+        within = self.within
+        if isinstance(within, slice):
+            positions = range(within.start, within.stop, within.step)
+            return positions[0], positions[-1]
+        return (within, within) if isinstance(within, int) else (int(within.min()), int(within.max()))
+
+    def move_back(self, first: int) -> _ChunkSlice:
+        """Return the same elements, for values that begin at the position ``first`` of the chunk."""
+        within = self.within
+        if isinstance(within, slice):
+            return self._replace(within=slice(within.start - first, within.stop - first, within.step))
+        return self._replace(within=within - first)
+
+
+class _PartlyRead:
+    """The chunks of which parts were read. A chunk that is read again is read whole: a loop will read the rest of it.
+
+    While a loop goes over steps of an array, each chunk is read whole at once.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._last: set[str] = set()  # the keys of the last selection
+        self._loops = False  # whether the last selection read chunks of the selection before it
+
+    def add(self, keys: Iterable[str]) -> set[str]:
+        """Note a selection of ``keys``; return the keys of which a part may be read."""
+        keys = set(keys)
+        is_repeated = not self._last.isdisjoint(keys)
+        unread = set() if is_repeated or self._loops else keys - self._seen
+        self._last, self._loops = keys, is_repeated
+        self._seen |= unread
+        return unread
+
 
 class _ChunkValues(NamedTuple):
     """The stored values of a chunk, and the function that converts them to the shown values (None: they are equal)."""
 
     values: npt.NDArray[Any]
     convert: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
+    box: tuple[int, ...] | None = None  # where `values` begin in the chunk, if they are a part of it
 
 
 class _NotDecoded(ValueError):
@@ -60,7 +101,7 @@ class _NotDecoded(ValueError):
 class DirectArray(BackendArray):
     """Read selections by integers, slices and arrays of positions along each dimension."""
 
-    __slots__ = ("_by_zarr", "_decoder", "_fill_value", "_fs", "_node", "_token", "dtype", "meta", "shape")
+    __slots__ = ("_by_zarr", "_decoder", "_fill_value", "_fs", "_node", "_parts", "_token", "dtype", "meta", "shape")
 
     def __init__(self, fs: RefShardFileSystem, node: ArrayNode, meta: ArrayMeta, decoder: ChunkDecoder) -> None:
         # In version 3, a codec has the byte order, not the data type.
@@ -70,6 +111,7 @@ class DirectArray(BackendArray):
         self._fs, self._node, self._decoder = fs, node, decoder
         self._fill_value = np.asarray(parse_fill_value(meta, self.dtype), self.dtype)
         self._token = object()  # part of the keys of cached chunks: an array that is opened later may have grown
+        self._parts = _PartlyRead()
         self._by_zarr: ZarrArrayWrapper | None = None  # made when zarr has to read a selection
 
     @classmethod
@@ -97,8 +139,9 @@ class DirectArray(BackendArray):
             return box.arrange(self[OuterIndexer(box.along)])
         with contextlib.suppress(_NotDecoded):
             selection = self._select(key)
-            if self._is_small(selection):
-                return self._read_small(selection)
+            parts = self._choose_parts(selection)
+            if self._is_small(selection, parts):
+                return self._read_small(selection, parts)
             return self._fs.source.wait(self._read, selection)
         return self._open_by_zarr()[key]
 
@@ -108,6 +151,9 @@ class DirectArray(BackendArray):
             return box.arrange(await self.async_getitem(OuterIndexer(box.along)))
         with contextlib.suppress(_NotDecoded):
             selection = self._select(key)
+            parts = self._choose_parts(selection)
+            if parts and self._is_small(selection, parts):
+                return await asyncio.to_thread(self._read_small, selection, parts)
             return await self._read(selection)
         return await self._open_by_zarr().async_getitem(key)
 
@@ -124,9 +170,31 @@ class DirectArray(BackendArray):
             return _Points(self.meta, key.tuple, self._node.path, self.dtype)
         return _Selection(self.meta, key.tuple, self._node.path, self.dtype)
 
-    def _is_small(self, selection: _Selection | _Points) -> bool:
+    def _choose_parts(self, selection: _Selection | _Points) -> dict[str, Span]:
+        """Return, by key, the ranges of uncompressed chunks that suffice for a selection; none for other chunks."""
+        size, itemsize = self._chunk_size, self.dtype.itemsize
+        if size <= SPARED or not self._decoder.is_plain:
+            return {}
+        parts: dict[str, ChunkPart] = {}
+        for number, key in enumerate(selection.keys):
+            low, high = selection.find_box(number)
+            start, stop = self._locate(low) * itemsize, (self._locate(high) + 1) * itemsize
+            if size - (stop - start) >= SPARED:
+                parts[key] = ChunkPart(start, stop, size)
+        unread = self._parts.add(selection.keys)
+        return self._fs.source.find_parts({key: part for key, part in parts.items() if key in unread})
+
+    def _locate(self, at: Sequence[int]) -> int:
+        """Return the number of an element of a chunk, in C order."""
+        number = 0
+        for position, size in zip(at, self.meta.chunks or (), strict=True):
+            number = number * size + position
+        return number
+
+    def _is_small(self, selection: _Selection | _Points, parts: Mapping[str, Span]) -> bool:
         """Return whether to read a selection in the calling thread; never while `GUARD` limits an opening."""
-        size = len(selection.keys) * self._chunk_size
+        size = (len(selection.keys) - len(parts)) * self._chunk_size
+        size += sum(part.size or 0 for part in parts.values())
         return size <= min(LARGE, self._fs.source.memory // 8) and GUARD.get() is None
 
     @property
@@ -157,7 +225,7 @@ class DirectArray(BackendArray):
             await read()
         return out
 
-    def _read_small(self, selection: _Selection | _Points) -> npt.NDArray[Any]:
+    def _read_small(self, selection: _Selection | _Points, parts: Mapping[str, Span]) -> npt.NDArray[Any]:
         """Read and decode a selection in this thread; an event loop is used only for bytes that need it."""
         source, keys = self._fs.source, selection.keys
         keyspace = source.open_now()
@@ -165,15 +233,19 @@ class DirectArray(BackendArray):
         cache, token = source.decoded, self._token
         cached = {key: values for key in keys if is_fixed and (values := cache.get((token, key))) is not None}
         missing = [key for key in keys if key not in cached] if cached else keys
-        encoded = dict(zip(missing, source.read_chunks(missing) if missing else (), strict=True))
+        encoded = dict(zip(missing, source.read_chunks(missing, parts) if missing else (), strict=True))
         out = selection.out
 
         def fill(number: int) -> npt.NDArray[Any]:
             key = keys[number]
-            decoded = cached.get(key) or self._decode(encoded[key])
-            values, convert = decoded
-            part = selection.part(number, values)
-            is_shared = key in cached or (part.size < values.size and is_fixed)
+            found = encoded.get(key)
+            if key in parts and key in encoded:
+                decoded = self._decode_part(found, *selection.find_box(number))
+            else:
+                decoded = cached.get(key) or self._decode(found)
+            values, convert, box = decoded
+            part = selection.part(number, values, box)
+            is_shared = key in cached or (part.size < values.size and is_fixed and box is None)
             if is_shared and key in encoded:
                 cache.put((token, key), decoded, values.nbytes)
             if convert is not None:
@@ -193,6 +265,16 @@ class DirectArray(BackendArray):
         else:
             filled = [fill(number) for number in range(len(keys))]
         return filled[0] if filled else out
+
+    def _decode_part(self, data: bytes | Unmade | None, low: Sequence[int], high: Sequence[int]) -> _ChunkValues:
+        """Return the elements of a chunk from the corner ``low`` to the corner ``high``, given all bytes in between."""
+        data = data.make() if isinstance(data, Unmade) else data
+        if data is None:
+            return self._decode(None)
+        shape = [last - first + 1 for first, last in zip(low, high, strict=True)]
+        sizes = self.meta.chunks or ()
+        strides = [self.dtype.itemsize * math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+        return _ChunkValues(np.ndarray(shape, self._decoder.dtype, data, 0, strides), None, tuple(low))
 
     def _decode(self, data: bytes | Unmade | None) -> _ChunkValues:
         """Decode a chunk, or return the fill value for a chunk that does not exist."""
@@ -277,11 +359,21 @@ class _Selection:
         encode = meta.grid.encoding.encode
         self.keys = [join(path, encode([along.chunk for along in chunk])) for chunk in self._chunks]
 
-    def part(self, number: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the selected elements of the ``values`` of a chunk; one value stands for all elements."""
+    def find_box(self, number: int) -> tuple[list[int], list[int]]:
+        """Return the least and the greatest positions of elements in a chunk, along each dimension."""
+        bounds = [at.bounds for at in self._chunks[number]]
+        return [low for low, _ in bounds], [high for _, high in bounds]
+
+    def part(self, number: int, values: npt.NDArray[Any], begin: tuple[int, ...] | None = None) -> npt.NDArray[Any]:
+        """Return the selected elements of the ``values`` of a chunk; one value stands for all elements.
+
+        The values may be a part of the chunk, from the positions ``begin`` on.
+        """
         if not values.ndim:
             return values
         chunk = self._chunks[number]
+        if begin is not None:
+            chunk = tuple(at.move_back(first) for at, first in zip(chunk, begin, strict=True))
         part = values[tuple(slice(None) if isinstance(at.within, np.ndarray) else at.within for at in chunk)]
         kept = [at.within for at in chunk if at.target is not None]
         for axis, within in enumerate(kept):
@@ -339,12 +431,19 @@ class _Points:
         encode = meta.grid.encoding.encode
         self.keys = [join(path, encode([int(at) for at in np.unravel_index(number, counts)])) for number in chosen]
 
-    def part(self, number: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the selected elements of the ``values`` of a chunk; one value stands for all elements."""
+    def find_box(self, number: int) -> tuple[list[int], list[int]]:
+        """Return the least and the greatest positions of elements in a chunk, along each dimension."""
+        target = self._targets[number]
+        within = [at[target] for at in self._within]
+        return [int(at.min()) for at in within], [int(at.max()) for at in within]
+
+    def part(self, number: int, values: npt.NDArray[Any], begin: tuple[int, ...] | None = None) -> npt.NDArray[Any]:
+        """Return the selected elements of the ``values`` of a chunk; see `_Selection.part`."""
         if not values.ndim:
             return values
         target = self._targets[number]
-        return np.asarray(values[tuple(at[target] for at in self._within)], values.dtype)
+        at = [within[target] - first for within, first in zip(self._within, begin or repeat(0), strict=False)]
+        return np.asarray(values[tuple(at)], values.dtype)
 
     def put(self, number: int, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Copy the selected elements of the ``values`` of a chunk to the result."""

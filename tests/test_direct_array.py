@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numcodecs import Blosc, Shuffle, Zlib
 from xarray.backends.zarr import ZarrArrayWrapper
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, tuning
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, direct_array, tuning
 from refshard_fs.core.model import Inline
 from refshard_fs.direct_array import DirectArray
 from refshard_fs.xarray_backend import RefShardBackend, load
@@ -116,6 +116,72 @@ def cube(tmp_path_factory: pytest.TempPathFactory) -> tuple[xr.Variable, np.ndar
     return xr.open_dataset(folder, engine=RefShardBackend, mask_and_scale=False)["a"].variable, values
 
 
+@pytest.mark.parametrize("layout", [{"chunks": (4, 5, 3)}, {"chunks": (4, 5, 3), "compression": "gzip"}, {}])
+def test_part_of_an_uncompressed_chunk_equals_numpys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(direct_array, "SPARED", 1)
+    values = np.random.default_rng(1).integers(0, 1000, (7, 5, 11)).astype(">i4")
+    with h5netcdf.File(tmp_path / "a.nc", "w") as file:
+        file.dimensions = {"t": 7, "y": 5, "x": 11}
+        file.create_variable("a", ("t", "y", "x"), ">i4", **layout)[...] = values
+    keys: list[Any] = [
+        {"t": 2, "y": 3},
+        {"t": slice(1, 7, 2), "x": slice(2, 5)},
+        {"t": [6, 0], "y": slice(None, None, -2), "x": -1},
+        {name: xr.DataArray([3, 0, 3, 2], dims="p") for name in "tyx"},
+        {"t": xr.DataArray([5, 5], dims="p"), "x": xr.DataArray([1, 10], dims="p")},
+    ]
+    for key in keys:
+        ds = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend, mask_and_scale=False)
+        expected = xr.DataArray(values, dims=("t", "y", "x")).isel(key)
+        for read in (ds["a"].isel(key), load(ds["a"].copy().isel(key)), ds["a"].isel(key)):  # a part, then all
+            np.testing.assert_array_equal(read.values, expected.values)
+
+
+def test_part_of_a_last_piece_is_read_alone(tmp_path: Path) -> None:
+    """The last piece of a contiguous array is padded to the size of a chunk."""
+    values = np.arange(2100 * 1031, dtype=">f4").reshape(2100, 1031)
+    with h5netcdf.File(tmp_path / "a.nc", "w") as file:
+        file.dimensions = {"y": 2100, "x": 1031}
+        file.create_variable("a", ("y", "x"), ">f4")[...] = values
+    array = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend)["a"]
+    fs = get_filesystem(array.to_dataset())
+    assert array.encoding["chunks"][0] < 1100
+    for rows in (slice(500, 510), slice(2050, 2060)):
+        before = fs.stats()["bytes_fetched"]
+        assert (array[rows].values == values[rows]).all()
+        assert fs.stats()["bytes_fetched"] - before == 10 * 1031 * 4
+
+
+def open_uncompressed(server: RangeServer) -> tuple[xr.DataArray, np.ndarray[Any, Any]]:
+    """Open an array of three uncompressed chunks of 4 MiB, 1,024 rows each."""
+    values = np.arange(3 * 1024 * 1024, dtype="<i4").reshape(-1, 1024)
+    url = server.put("/rows.bin", values.tobytes())
+    meta = {"zarr_format": 2, "shape": values.shape, "chunks": [1024, 1024], "dtype": "<i4", "order": "C"}
+    chunks = {f"a/{number}.0": [url, number << 22, 1 << 22] for number in range(3)}
+    document = json.dumps({**meta, "fill_value": 0, "filters": None, "compressor": None})
+    refs = {".zgroup": GROUP, "a/.zarray": document, **NAMED, **chunks}
+    return xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)["a"], values
+
+
+def test_window_of_an_uncompressed_chunk_fetches_its_rows(http_server: RangeServer) -> None:
+    array, values = open_uncompressed(http_server)
+    assert (array[1000:1040, 100:200].values == values[1000:1040, 100:200]).all()
+    assert http_server.bytes_sent == (39 * 1024 + 100) * 4
+    assert (array[2000:2010].values == values[2000:2010]).all()  # a second read of this chunk reads all of it
+    assert (array[1500:1510].values == values[1500:1510]).all()
+    assert http_server.bytes_sent < (5 << 20)
+
+
+def test_loop_over_uncompressed_chunks_reads_them_whole(http_server: RangeServer) -> None:
+    array, values = open_uncompressed(http_server)
+    for row in range(0, 3072, 64):
+        assert (array[row].values == values[row]).all()
+    assert http_server.bytes_sent <= values.nbytes + 4096
+    assert len(http_server.requests("/rows.bin")) <= 3 * 4 + 1  # a chunk of 4 MiB takes four requests
+
+
 @given(st.data())
 def test_random_selections_equal_numpys(cube: tuple[xr.Variable, np.ndarray[Any, Any]], data: st.DataObject) -> None:
     variable, values = cube
@@ -173,7 +239,7 @@ def test_announced_chunks_are_read_without_a_request(http_server: RangeServer) -
     keys = chunked.keys(range(8))
     fs.source.wait(fs._prefetch, keys)  # on the loop that reads
     before = len(chunked.ranges)
-    read = fs.source.read_chunks(keys)
+    read = fs.source.read_chunks(keys, {})
     assert list(read) == [chunked.chunk(number) for number in range(8)]
     assert len(chunked.ranges) == before
     fs.cat_file("a/0.0")  # each announcement is used up

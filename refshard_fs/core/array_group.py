@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise, repeat
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
 import numpy as np
@@ -595,6 +595,7 @@ class Padded(msgspec.Struct, frozen=True):
     """A recipe that pads a chunk at the edge of an array with zeros to ``size`` bytes, which zarr expects."""
 
     size: int
+    pads: ClassVar[bool] = True
 
     def make(self, raw: bytes) -> bytes:
         if len(raw) > self.size:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Se
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 import numpy.typing as npt
@@ -179,6 +179,13 @@ class FillingRecipe(Recipe, Protocol):
         """Return the decoded bytes if the object does not exist; None if then the key does not exist either."""
 
 
+@runtime_checkable
+class PaddingRecipe(Recipe, Protocol):
+    """A recipe whose result begins with the bytes of the source, unchanged."""
+
+    pads: ClassVar[bool]
+
+
 class SizedRecipe(Recipe, Protocol):
     """A recipe with a known decoded size in bytes."""
 
@@ -283,6 +290,25 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 Entry = Span | Inline | Packed
+
+
+class ChunkPart(NamedTuple):
+    """Bytes ``[start, stop)`` of a chunk that has ``size`` bytes after decoding."""
+
+    start: int
+    stop: int
+    size: int
+
+    def find_stored(self, entry: Entry) -> Span | None:
+        """Return the range that has these bytes of a chunk with the ``entry``; None if they are encoded."""
+        if isinstance(entry, Packed) and isinstance(entry.recipe, PaddingRecipe) and entry.made == self.size:
+            is_whole = entry.start is None and entry.stop is None and not entry.parts
+            has_part = is_whole and self.stop <= (entry.source.size or 0)
+            source = entry.source if has_part else None
+        else:
+            source = entry if isinstance(entry, Span) and entry.size == self.size else None
+        part = None if source is None else source.part(self.start, self.stop - self.start)
+        return part if isinstance(part, Span) else None
 
 
 class Quota(msgspec.Struct, frozen=True):

@@ -46,6 +46,11 @@ class ChunkDecoder:
         codecs, order = pipeline
         return cls(meta, dtype if order is None else dtype.newbyteorder("<" if order == "little" else ">"), codecs)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a chunk is stored uncompressed, in C order."""
+        return not self._codecs and self._meta.order == "C" and self.dtype.kind != "O"
+
     def decode(self, data: bytes) -> npt.NDArray[Any]:
         """Return the values of a chunk, in the shape of chunks. ValueError if the bytes are damaged."""
         meta, codecs = self._meta, self._codecs

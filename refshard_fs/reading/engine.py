@@ -158,12 +158,12 @@ class Engine(Lookups):
             self.ahead.give_up()
 
     async def read_chunks(
-        self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Outcome | None]
+        self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Outcome | None], *, guess: bool
     ) -> list[bytes | Unmade | None]:
-        """Return the bytes of whole chunks, read together; None for chunks that do not exist.
+        """Return the bytes of chunks, read together; None for chunks that do not exist.
 
-        Later reads may be predicted from these. ``found`` are the entries that are known. Chunks that have to be
-        decoded, or joined from several ranges, are returned as `Unmade`.
+        ``found`` are the entries that are known. Chunks that have to be decoded, or joined from several ranges, are
+        returned as `Unmade`. ``guess``: later reads may be predicted from these.
         """
         loop = asyncio.get_running_loop()
         reads = [_Read(keyspace, Request(key), None, loop.create_future(), guess=False, make=False) for key in keys]
@@ -178,7 +178,7 @@ class Engine(Lookups):
                 for place, entry in zip(unknown, looked_up, strict=True):
                     entries[place] = entry
                 self.ahead.end_look_up(keyspace, unknown_keys, looked_up)
-            if not sum(self.ahead.was_announced(key) for key in keys):
+            if not sum(self.ahead.was_announced(key) for key in keys) and guess:
                 existing = [entry for entry in entries if entry is not None and not isinstance(entry, Exception)]
                 self.ahead.note_selection(keyspace, keys, [span for entry in existing for span in entry.spans])
             self._serve(zip(reads, entries, strict=True), begun)

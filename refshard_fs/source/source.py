@@ -28,7 +28,7 @@ from refshard_fs.core.format import OpenOptions, find_plugins
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat, Steps, Version
+from refshard_fs.core.model import ChunkPart, Entry, Facts, Load, Packed, Pin, Span, Stat, Steps, Version
 from refshard_fs.core.selection import Mode, select_chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -737,18 +737,38 @@ class Source(Engines):
         if guard is not None and isinstance(data, bytes) and request.is_whole:
             guard(request.key, data)
 
-    def read_chunks(self, keys: Sequence[str]) -> Chunks:
-        """Read whole chunks together; None stands for a missing chunk. For callers that may block.
+    def find_parts(self, parts: Mapping[str, ChunkPart]) -> dict[str, Span]:
+        """Return, by key, the ranges of ``parts`` of chunks that are stored uncompressed, and found without reads.
 
-        The caller assembles each `Unmade` chunk.
+        A cache on disk has whole chunks: with such a cache, there are no parts.
+        """
+        keyspace = self._keyspace or self.open_now()
+        if not parts or keyspace is None or self._on_disk is not None:
+            return {}
+        found = zip(parts.items(), self._get_immediate().find_all(keyspace, list(parts)), strict=True)
+        stored = [
+            (key, part.find_stored(outcome.value))
+            for (key, part), outcome in found
+            if outcome is not None and outcome.value is not None
+        ]
+        return {key: span for key, span in stored if span is not None}
+
+    def read_chunks(self, keys: Sequence[str], parts: Mapping[str, Span]) -> Chunks:
+        """Read chunks together; None stands for a missing chunk. For callers that may block.
+
+        The caller assembles each `Unmade` chunk. Of the chunks in ``parts``, only this range is read.
         """
         keyspace = self._keyspace or self.open_now()
         if keyspace is None:
             return self.wait(self._read_chunks, keys, None)
         reader = self._immediate or self._get_immediate()
-        found = reader.find_all(keyspace, keys)
+        if parts:
+            whole = iter(reader.find_all(keyspace, [key for key in keys if key not in parts]))
+            found = [Outcome(parts[key]) if key in parts else next(whole) for key in keys]
+        else:
+            found = reader.find_all(keyspace, keys)
         if any(outcome is None or (outcome.value is not None and not reader.has(outcome.value)) for outcome in found):
-            return self.wait(self._read_chunks, keys, found)
+            return self.wait(self._read_chunks, keys, found, not parts)
         out: list[Unmade | None] = []
         for key, outcome in zip(keys, found, strict=True):
             data = None
@@ -756,13 +776,15 @@ class Source(Engines):
                 with contextlib.suppress(FileNotFoundError):  # in a hierarchy, the file of a missing chunk is missing
                     data = reader.take_unmade(Request(key), outcome.value)
                     if data is None:  # the chunk cannot be read here without an event loop
-                        return self.wait(self._read_chunks, keys, found)
+                        return self.wait(self._read_chunks, keys, found, not parts)
             out.append(data)
         return out
 
-    async def _read_chunks(self, keys: Sequence[str], found: Sequence[Outcome | None] | None) -> Chunks:
+    async def _read_chunks(
+        self, keys: Sequence[str], found: Sequence[Outcome | None] | None, guess: bool = True
+    ) -> Chunks:
         keyspace = await self.keyspace()
-        return await self.engine().read_chunks(keyspace, keys, found or [None] * len(keys))
+        return await self.engine().read_chunks(keyspace, keys, found or [None] * len(keys), guess=guess)
 
     async def find(self, key: str) -> Entry:
         """Return the entry of ``key``; FileNotFoundError if the key does not exist."""

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refshard_fs.core.array_group import Padded
 from refshard_fs.core.model import (
+    ChunkPart,
+    Entry,
     Inline,
     Listed,
     Load,
@@ -50,6 +53,22 @@ def test_parts_outside_of_an_entry_are_refused() -> None:
     for entry in (Inline(BYTES), Span("memory://x", 0, 10)):
         with pytest.raises(ValueError, match="10"):
             entry.part(8, 3)
+
+
+@pytest.mark.parametrize(
+    ("entry", "stored"),
+    [
+        (Span("memory://x", 100, 110), Span("memory://x", 102, 105)),
+        (Span("memory://x", 100, 111), None),  # not the size of the chunk
+        (Span("memory://x", 100, 110, exact=False), None),
+        (Packed(Span("memory://x", 100, 105), Padded(10), 10), Span("memory://x", 102, 105)),
+        (Packed(Span("memory://x", 100, 104), Padded(10), 10), None),  # the part is in the padding
+        (Packed(Span("memory://x", 100, 105), Padded(10), 10, 0, 10), None),
+        (Inline(BYTES), None),
+    ],
+)
+def test_part_of_a_chunk_is_found_where_it_is_stored(entry: Entry, stored: Span | None) -> None:
+    assert ChunkPart(2, 5, 10).find_stored(entry) == stored
 
 
 def ask(*urls: str) -> Steps[list[Any]]:

@@ -304,7 +304,7 @@ def test_chunks_fetched_ahead_are_looked_up_once(
 
     for first in range(0, 128, 8):
         some = keys[first : first + 8]
-        read = fs.source.read_chunks(some)
+        read = fs.source.read_chunks(some, {})
         assert list(read) == [step.tobytes() for step in values[first : first + 8]]
         sync(get_loop(), finish_lookups)
     assert fs.stats()["ahead_hits"] >= 32
