@@ -215,8 +215,8 @@ def print_line(text: str = "", style: Style = "") -> None:
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Print ``rows`` in columns below their ``heading``; the columns named ``right`` are aligned on the right.
 
-    The table is as wide as the terminal, or 80 columns. Long cells are wrapped at spaces. A longer first cell gets a
-    line of its own. Nothing is cut off.
+    The table is at most as wide as the terminal, or 80 columns, unless a word is longer. Long cells are wrapped at
+    spaces. A longer first cell gets a line of its own. Nothing is cut off.
     """
     table = [heading, *([escape_controls(cell) for cell in row] for row in rows)]
     widths = _measure_widths(table, shutil.get_terminal_size().columns)
@@ -236,7 +236,9 @@ _WHOLE_WORDS: Final[Any] = {"break_long_words": False, "break_on_hyphens": False
 
 
 def _measure_widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
-    """Return the widths of columns, together ``most`` characters, or more if their longest words need more."""
+    """Return the widths of columns. With two spaces between columns, they fill at most ``most`` characters, if words
+    allow.
+    """
     columns = list(zip(*table, strict=True))
     widths = [max(map(len, column)) for column in columns]
     least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]

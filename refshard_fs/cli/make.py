@@ -212,7 +212,7 @@ def _nest_sources(sources: list[str], dims: list[str], text: str | None) -> Any:
     "all.refshard '2024/*.nc' --create",
     argument("--dim", "the dimension; not needed for the document of a cube", "NAME"),
     argument("--create", "make the document of a cube if TARGET does not exist"),
-    argument("--same", "do not compare this variable with TARGET's variable; may be repeated", "PATH", **_MANY),
+    argument("--same", "a variable that need not be the same as in TARGET; may be repeated", "PATH", **_MANY),
     argument(
         "--on-duplicate",
         "what happens to values that TARGET already has (%(default)s)",
@@ -236,7 +236,7 @@ def _append(arguments: Namespace) -> None:
         "-o --output", "path or fsspec URL of the document of a cube", "DESTINATION", required=True, dest="target"
     ),
     argument("--dim", "the dimension; by default, it is found", "NAME"),
-    argument("--same", "do not compare this variable with that of the cube; may be repeated", "PATH", **_MANY),
+    argument("--same", "a variable that need not be the same as in the cube; may be repeated", "PATH", **_MANY),
 )
 def _watch(arguments: Namespace) -> None:
     """Append the files of a pattern, or of a directory (DIR/), that a cube lacks; the first run makes the cube."""
@@ -247,7 +247,7 @@ def _watch(arguments: Namespace) -> None:
 
 
 def _find_dim(arguments: Namespace) -> str:
-    """Return the dimension of the cube at TARGET."""
+    """Return the dimension of the cube at TARGET, or "length" if TARGET is not a cube."""
     cube = refshard_fs.LazySet.of(refshard_fs.RefShardFileSystem(arguments.target, **get_opening_options(arguments)))
     return "length" if cube is None else cube.document.dim
 

@@ -30,7 +30,7 @@ LISTABLE: Final = 1 << 21
 UNWRITTEN: Final = 1 << 18
 # The encoding of chunk keys by zarr version: all chunks of an array lie in one directory.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
-MOST_FILL: Final = 1 << 26  # bytes: the largest unwritten chunk that is filled here
+MOST_FILL: Final = 1 << 26  # bytes: the largest unwritten chunk that this package fills
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions, for xarray in version 2
 _SHOWN: Final = 100  # characters of a long path that a report shows
 _TRIED: Final = 10_000  # the most counts of chunks that are tried, to find one that divides the axis evenly
@@ -271,7 +271,7 @@ class RecipeChunks(Chunks):
 
 
 def _name_objects(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the attributes. If values of some contain JSON objects, the attribute `OBJECTS` has their names."""
+    """Add the attribute `OBJECTS`: the names of the attributes whose values contain JSON objects, if there are any."""
     names = [name for name, value in attributes.items() if _has_objects(value)]
     return {**attributes, OBJECTS: names} if names else attributes
 

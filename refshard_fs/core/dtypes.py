@@ -122,7 +122,7 @@ _TEXTS: Final = {
 
 
 def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
-    """Return the type of an array's elements; None if numpy alone cannot read them."""
+    """Return the type of an array of numbers, booleans or (in version 2) times; None for other arrays."""
     name = f"<{meta.dtype}" if meta.zarr_format == 3 and meta.dtype in ("c8", "c16") else meta.dtype
     try:
         dtype = np.dtype(name)

@@ -140,7 +140,8 @@ class Dispatch(Share):
         return self.shared.budget
 
     def find_latency(self, url: str) -> float | None:
-        """Return the shortest time of recent answers of the host of ``url``, in seconds; None if there is no answer."""
+        """Return the fewest seconds until a recent answer of the host of ``url`` began; None if it has not answered.
+        """
         return min(self.host(url).waits, default=None)
 
     @property

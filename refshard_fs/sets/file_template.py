@@ -53,7 +53,7 @@ class FirstBytes:
         """Read the first bytes. An error is kept, and raised by the steps that need them."""
         try:
             found = yield self._head
-        except Exception as e:  # noqa: BLE001
+        except Exception as e:  # noqa: BLE001  # the steps that need these bytes raise it
             found = e
         self._answers[self._head] = found
         if isinstance(found, tuple):
@@ -217,6 +217,6 @@ class FileTemplates:
             if not isinstance(stop.value, ReferenceSet):
                 return False
             return pack_compressed(stop.value) == pack_compressed(template.make_references(first))
-        except Exception:  # noqa: BLE001  # the references depend on the bytes of chunks
+        except Exception:  # noqa: BLE001  # parsing fails: the references depend on these bytes
             return False
         return False  # the parser needs more than the first bytes

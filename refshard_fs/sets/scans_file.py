@@ -213,4 +213,5 @@ def _find_own_data(base: ReferenceSet, refs: ReferenceSet) -> dict[str, bytes] |
     if (refs.version, refs.origins) != (base.version, base.origins):
         return None
     own = {key: value for key, value in refs.members.items() if value is not base.members[key]}
-    return own if all(isinstance(value, bytes) for value in own.values()) else None  # type: ignore[return-value]
+    are_bytes = all(isinstance(value, bytes) for value in own.values())
+    return own if are_bytes else None  # type: ignore[return-value]  # mypy does not see that all are bytes

@@ -170,7 +170,7 @@ class ZipTarget(Target):
             try:
                 need: Any = steps.send(answer)
             except StopIteration as stop:
-                return stop.value  # type: ignore[no-any-return]
+                return stop.value  # type: ignore[no-any-return]  # the result of the steps
             found = await self._read_range(need.entry.start, need.entry.stop)
             try:
                 answer = need.index.decode(found.data)

@@ -120,7 +120,7 @@ def parse_integer(data: Octets, octet: int, size: int = 1) -> int:
 
 
 def parse_signed(data: Octets, octet: int, size: int) -> int:
-    """Return the signed number of ``size`` octets at an ``octet``, counted from 1; its first bit is the sign."""
+    """Return the signed number of ``size`` octets at ``octet``, counted from 1. The first bit is the sign."""
     number, sign = parse_integer(data, octet, size), 1 << 8 * size - 1
     return number if number < sign else sign - number
 
@@ -128,8 +128,8 @@ def parse_signed(data: Octets, octet: int, size: int) -> int:
 def count_points(rows: Sequence[int], parallels: int, west: int, east: int, degree: int) -> int:
     """Return the number of points of a reduced Gaussian grid between the meridians ``west`` and ``east``.
 
-    ``west`` and ``east`` are integers in units of a degree divided by ``degree``. ``rows`` are the numbers of points on
-    whole circles of latitude, of which only the points between the meridians are counted.
+    ``west`` and ``east`` are integers in units of a degree divided by ``degree``. ``rows`` holds, for each circle of
+    latitude, the number of points on the whole circle.
     """
     circle = 360 * degree
     east += -((east - west) // circle) * circle if east < west else 0

@@ -35,9 +35,9 @@ class Boxes(NamedTuple):
 
 
 def read_boxes(file: FileBytes) -> Steps[Boxes]:
-    """Read the boxes of a file; ValueError if they do not fit into the file, or there is no code stream.
+    """Read the boxes of a file; none if the file is a bare code stream.
 
-    A file that is a bare code stream has no boxes.
+    Raises ValueError if a box ends after the end of the file, or no box contains a code stream.
     """
     (head,) = yield from file.load([(0, min(4, file.size))])
     if head == CODE_STREAM:
@@ -87,7 +87,7 @@ def parse_box(head: bytes, at: int, end: int) -> Box:
 
 
 def iterate_boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield type and contents of the boxes in ``data``; ValueError if they do not fit into it."""
+    """Yield the type and the contents of each box in ``data``; ValueError if a box ends after the end of ``data``."""
     at = count = 0
     while at < len(data):
         count += 1

@@ -303,7 +303,7 @@ def _read_ids(cursor: _Cursor, name: str) -> tuple[int, ...]:
 
 
 def _find_problem(ids: tuple[int, ...], dimensions: list[Dimension]) -> str | None:
-    """Return the reason why a variable cannot have the dimensions ``ids``; None if there is no reason."""
+    """Check the dimensions of a variable, given by number. Return the text of an error, or None if they are valid."""
     if any(number >= len(dimensions) for number in ids):
         return f"its dimensions have the numbers {ids}: expected less than {len(dimensions)}, the number of dimensions"
     if any(dimensions[number].is_record for number in ids[1:]):
