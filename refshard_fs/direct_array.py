@@ -35,7 +35,7 @@ from refshard_fs.reading.selection import GUARD, TOGETHER, WORKERS
 from refshard_fs.tuning import hook_zarr
 
 LARGE: Final = 16 * MIB  # larger selections (bytes after decoding) are read on an event loop, and decoded meanwhile
-ALONE: Final = 2 * MIB  # larger selections are decoded by a pool in the main thread; other threads may be dask's
+ALONE: Final = 2 * MIB  # the main thread decodes larger selections by a pool; other threads may be dask's
 SPARED: Final = MIB  # bytes: a part of a chunk is read if this spares so many, which cost as much as a later request
 
 Within = int | slice | npt.NDArray[np.intp]
@@ -95,7 +95,8 @@ class _ChunkValues(NamedTuple):
 
 
 class _NotDecoded(ValueError):
-    """Raised for a chunk that only zarr may be able to decode; if zarr fails, its error names the chunk."""
+    """Raised for a chunk or a selection that only zarr may be able to read; if zarr fails, its error names the chunk.
+    """
 
 
 class DirectArray(BackendArray):

@@ -227,7 +227,7 @@ class Format(msgspec.Struct, frozen=True):
     module: str
     markers: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
-    is_general: bool = False  # if another format recognises a source, too, the other one is used
+    is_general: bool = False  # a source that another format recognises, too, is opened by the other format
     has_versions: bool = False  # sources keep several versions, and the options may select one
     opens_unseen: bool = False  # if the user names the format, ``open_`` gets only the URL, and nothing is probed
 

@@ -230,7 +230,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def _parse_node(data: bytes, key: str) -> Node:
-    """Parse the document ``key``; its attributes may be those of OME-Zarr 0.4 or 0.5."""
+    """Parse the document ``key``; its attributes may follow OME-Zarr 0.4 or 0.5."""
     doc, name = parse_json(data), parent(key)[1]
     if not isinstance(doc, dict):
         return Node(False)

@@ -185,7 +185,8 @@ def parse_units(units: object) -> tuple[int, str]:
 
 
 def format_time(value: Any, attributes: Mapping[str, Any]) -> str:
-    """Return a CF time as the text of a date; as a number with its units if Python has no date for it."""
+    """Return the text of a date for a CF time after 1582 in a Gregorian calendar; for others, the number and its units.
+    """
     with suppress(ValueError, OverflowError):
         length, since = parse_units(attributes.get("units"))
         begin = parse_instant(since)

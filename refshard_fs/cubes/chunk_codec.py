@@ -15,7 +15,7 @@ from refshard_fs.core.libdeflate import try_gzip, try_zlib
 from refshard_fs.core.version_3 import ON_BYTES
 from refshard_fs.core.zarrmeta import ArrayMeta, find_decoding_problem, find_safety_problem
 
-_KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that do not make data longer by decoding them
+_KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that decode to no more bytes than they are given
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # zarr 3's names of the codecs of NetCDF-4
 
 
@@ -78,7 +78,7 @@ class ChunkDecoder:
 
 
 def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
-    """Return the values of a chunk, in the shape of chunks; None if its codecs or its type are not known here.
+    """Return the values of a chunk, in the shape of chunks; None if this module does not know its codecs or its type.
 
     ValueError if the bytes are damaged.
     """

@@ -122,7 +122,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
       each piece has one element.
     - ``unions``: dimensions of which a piece may have only some elements, with their arrays: the axis by path.
     - ``held``: the coordinates of these dimensions, by path: the bytes of their one chunk, without codecs.
-    - ``select``: choices that are applied, in order, to each piece with a URL; all else here describes the result.
+    - ``select``: choices that are applied, in order, to each piece with a URL; the other members describe the result.
     - ``beside``: documents whose arrays are shown together with those of this one.
     - ``view``: choices that are applied, in order, to the whole cube.
     - ``lost``: by URL, why a set could not be read when sets were joined.

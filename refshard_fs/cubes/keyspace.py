@@ -2,7 +2,7 @@
 
 A look-up translates the key to a key of a piece, which is opened when it is first needed. Arrays along the dimension
 have the chunks of all pieces, and the first piece's metadata with the whole length. Everything else comes from the
-first piece. If arrays of a piece do not fit the first piece's, or the document, reading them is an error.
+first piece. If an array of a piece does not fit the array of the first piece, or the document, reading it is an error.
 """
 
 from __future__ import annotations
@@ -386,7 +386,7 @@ class ConcatKeySpace(KeySpace):
         return found
 
     def _read_units(self, piece: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
-        """Return the attributes of a coordinate that give its units and those of its bounds."""
+        """Return the attributes of a coordinate that give the units of the coordinate and of its bounds."""
         key = join(path, "zarr.json" if zarr_format == 3 else ".zattrs")
         doc = _parse((yield from piece.read(key)), key, where) or {}
         found = doc.get("attributes") if zarr_format == 3 else doc

@@ -1,4 +1,5 @@
-"""Add its origin to the needs of a piece that is not the user's own: needs are permitted by their origins. No I/O here.
+"""Mark the needs of a piece that is not the user's own with the server of the piece: its rules apply to them. No I/O
+here.
 
 The needs of a piece within a piece have both origins, and must be permitted for both.
 """

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class Placement(msgspec.Struct, frozen=True, dict=True):
-    """The places of a piece's elements along a dimension of which it has only some: runs, in the piece's order.
+    """The places of a piece's elements along a dimension where the piece has only some elements: runs, in its order.
 
     A run has the place of its first element, and its length. If ``shown`` is not None, only elements at the first
     ``shown`` places are shown.

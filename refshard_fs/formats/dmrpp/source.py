@@ -571,7 +571,7 @@ def _parse_codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
 def _decode_values(variable: Variable, limit: int, single: int | None = None) -> bytes:
     """Decode the values in the document. Raise ValueError if they are damaged or more than ``limit`` bytes.
 
-    ``single`` is the size in bytes of an only value; None for several values.
+    ``single`` is the size of the value in bytes if there is only one; None for several values.
     """
     assert variable.inline is not None
     element, text = variable.inline
