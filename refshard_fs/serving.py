@@ -379,7 +379,9 @@ def _check_token(request: Request, token: str | None) -> None:
 
 
 def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the root's document, by its key, with all ``documents`` in it; an empty dict if the root is an array."""
+    """Return the root's document, by its key, with all ``documents`` as consolidated metadata; empty if it is not a
+    group.
+    """
     for key, data in documents.items():
         zarrmeta.object_in(data, key)  # raises an error if the document is damaged
     if ROOT in documents:

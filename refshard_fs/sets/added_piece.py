@@ -140,7 +140,7 @@ def add_piece(
 
 
 def _read_coordinate(document: ConcatDocument, first: NamedSet) -> npt.NDArray[Any] | None:
-    """Decode the coordinate's values, which the document holds for each piece; None if it does not hold them."""
+    """Decode the coordinate's values in the document; None if it does not hold them, or they are not numbers."""
     if document.coordinate is None or any(piece.values is None for piece in document.pieces):
         return None
     meta = first.variables[document.coordinate].meta

@@ -2,7 +2,8 @@
 
 Each file of an archive may count from the beginning of its own year. A coordinate and the bounds of its cells, which
 have the coordinate's units (CF conventions, section 7.1), are converted together. The common units are those of the
-first set if they hold all times exactly, otherwise finer units.
+first set if they hold all times exactly, otherwise finer units. If no units hold all times exactly, floating-point
+times are rounded.
 
 References cannot describe converted numbers, so the numbers are read and kept in the set. A lazy cube keeps only the
 numbers of the coordinate, and converts chunks of bounds when they are read.
@@ -91,7 +92,8 @@ class _Times(NamedTuple):
         return any(own.get("units") != shown["units"] or not are_alike(own, shown) for own in every.values())
 
     def get_units(self, part: NamedSet, path: str) -> dict[str, Any]:
-        """Return the attributes that give the units of an array; those that the array lacks are those of the times."""
+        """Return the attributes that give the units of an array; attributes that the array lacks come from the times.
+        """
         both = part.variables[self.path].attributes, part.variables[path].attributes
         return {name: given[name] for given in both for name in UNITS if name in given}
 

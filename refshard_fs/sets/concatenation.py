@@ -274,7 +274,9 @@ class _Concatenation:
         return chunks[axis]
 
     def _join_values(self, path: str, axis: int) -> npt.NDArray[Any] | None:
-        """Return the values of an array in all sets, if all are inline."""
+        """Return the joined values of an array; None if a set's values are not inline, or their shapes do not fit
+        together.
+        """
         every = [values for part in self.sets if (values := part.values(path)) is not None]
         if len(every) < len(self.sets):
             return None

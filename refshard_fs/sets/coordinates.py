@@ -34,7 +34,7 @@ def get_coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArr
 
 
 def check_groups_share_coordinate(parts: Sequence[NamedSet], dim: str) -> None:
-    """Raise ManifestError if groups of a set have coordinates of ``dim`` whose values differ from the first one's."""
+    """Raise ManifestError if groups of a set have coordinates of ``dim`` with different values."""
     first = parts[0].coordinate(dim)
     if first is None:
         return

@@ -170,7 +170,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
 
 
 def is_document(url: str) -> bool:
-    """Return whether the name of ``url`` is that of a JSON reference set."""
+    """Return whether ``url`` ends like the URL of a JSON reference set, and is not a chain of URLs."""
     return url.endswith(".json") and "::" not in url
 
 

@@ -13,7 +13,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.sets.expand import make_natural_key
 from refshard_fs.sets.patterns import Pattern, Place
 
-NUMBER: Final = "number of the file"  # the dimension of files whose fields have the same values; no name of a dimension
+NUMBER: Final = "number of the file"  # counts files whose fields have the same values; no dimension has this name
 
 
 class FileGrid(NamedTuple):
@@ -29,7 +29,7 @@ class FileGrid(NamedTuple):
     ) -> tuple[FileGrid, list[str]]:
         """Return the grid of the files that match, and all others.
 
-        ManifestError if two files have the same place. If it ``is_numbered``, such files are numbered in the order of
+        ManifestError if two files have the same place. With ``is_numbered``, such files are numbered in the order of
         ``urls``, along a last dimension `NUMBER`.
         """
         named = [(url, pattern.parse_places(url)) for url in urls]

@@ -18,7 +18,7 @@ from refshard_fs.sets.set_row import Rules, SetRow
 from refshard_fs.sets.stacking import Stacking, make_coordinate_set
 from refshard_fs.sets.variables import NamedSet
 
-Leaf = tuple[Any, NamedSet]  # the URL or document of a set, and the set
+Leaf = tuple[Any, NamedSet]  # the URL, the document or the name of a set, and the set
 
 
 class GridJoin(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class GridJoin(msgspec.Struct, frozen=True):
     examples: dict[tuple[str | None, int], NamedSet] = {}  # a set, by dimension and number along it
 
     def join(self, leaves: Mapping[Position, Leaf]) -> Leaf:
-        """Join all ``leaves``, sets by their positions, to one set; return the set, and its document or its name."""
+        """Join all ``leaves``, sets by their positions, to one set; return its document or name, and the set."""
         rules = self.rules
         parts = {place: part for place, (_, part) in leaves.items()}
         if rules.subchunks:

@@ -87,7 +87,7 @@ def _find_grid(
 ) -> FileGrid | None:
     """Return the grid of files that a pattern with fields, or a table, stands for; None for other ``sets``.
 
-    ``order`` are the dimensions; None if the fields, or the columns, are.
+    ``order`` names the dimensions; None if the fields or the columns name them.
     """
     rows = parse_placed_sources(sets, assets)
     if rows is not None:

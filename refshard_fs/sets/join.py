@@ -143,9 +143,9 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
 
 
 def _check_sets_left_out(read: Sequence[NamedSet], kept: Sequence[SetSlice], dim: str, same: Container[str]) -> None:
-    """Raise ManifestError if other coordinates of a set differ, all of whose values along ``dim`` come from others.
+    """Raise ManifestError if a set is left out whose other coordinates differ from those of the first set.
 
-    Such a set does not repeat the values of the others: leaving it out would lose data.
+    A set is left out if other sets give all of its values along ``dim``. With other coordinates, it holds other data.
     """
     taken = {piece.number for piece in kept}
     first = read[kept[0].number]

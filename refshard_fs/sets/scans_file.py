@@ -39,7 +39,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     url: str
     facts: Facts
     refs: bytes = b""
-    like: tuple[int, int] = (0, 0)  # offset and length of the record of a source like this one
+    like: tuple[int, int] = (0, 0)  # offset and length of the record whose references are used, if ``refs`` is empty
     target: str = ""
     data: dict[str, bytes] = {}
     select: list[Any] = []  # the part of the source that a function selected
@@ -105,7 +105,7 @@ class ScansFile:
         self._file.truncate()
 
     def find_versions(self, urls: Iterable[str]) -> dict[str, Facts]:
-        """Return the version of each of ``urls`` with a scan in the file, whether it lacks the unread arrays or not."""
+        """Return the version of each of ``urls`` that has a scan in the file, with or without the unread arrays."""
         known = {url: self._find_place(url) for url in urls}
         return {url: place[0] for url, place in known.items() if place is not None}
 

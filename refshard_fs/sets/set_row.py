@@ -43,7 +43,7 @@ class Rules(msgspec.Struct, frozen=True):
     lazy: bool = False
     select: tuple[Choice, ...] = ()  # the selections of each set, which documents record
     own: Mapping[str, tuple[Choice, ...]] = {}  # the selections of one set by ``preprocess``, by the set's URL
-    union: Mapping[str, npt.NDArray[Any]] = {}  # all values of a coordinate, by dimension; those that no set has: gaps
+    union: Mapping[str, npt.NDArray[Any]] = {}  # all values of a coordinate, by dimension; missing ones become gaps
 
 
 class SetRow(msgspec.Struct, frozen=True):
