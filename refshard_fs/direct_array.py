@@ -95,8 +95,7 @@ class _ChunkValues(NamedTuple):
 
 
 class _NotDecoded(ValueError):
-    """Raised for a chunk or a selection that only zarr may be able to read; if zarr fails, its error names the chunk.
-    """
+    """Raised for a chunk or a selection that must be left to zarr; if zarr fails too, its error names the chunk."""
 
 
 class DirectArray(BackendArray):

@@ -225,8 +225,7 @@ class KeySpace(ABC):
         return others, chunks
 
     def make_read_lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups like `make_lookups`, for keys whose bytes are read next: an entry may hold the bytes.
-        """
+        """Return look-ups like `make_lookups`, for keys that are read next: an entry may hold the bytes."""
         return self.make_lookups(keys)
 
     def find_likely_spans(self, keys: Sequence[str]) -> dict[int, Span]:
@@ -247,8 +246,7 @@ class KeySpace(ABC):
         return False
 
     def find_full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        """Return the ranges of shards that should be read whole, to save requests, if ``keys`` are read in their order.
-        """
+        """Return the ranges of shards to read whole, to save requests, if ``keys`` are read in their order."""
         yield from ()
         return []
 

@@ -185,8 +185,7 @@ def parse_units(units: object) -> tuple[int, str]:
 
 
 def format_time(value: Any, attributes: Mapping[str, Any]) -> str:
-    """Return the text of a date for a CF time after 1582 in a Gregorian calendar; for others, the number and its units.
-    """
+    """Return the date of a CF time after 1582 in a Gregorian calendar; for other times, the number and its units."""
     with suppress(ValueError, OverflowError):
         length, since = parse_units(attributes.get("units"))
         begin = parse_instant(since)

@@ -1,7 +1,6 @@
-"""Mark the needs of a piece that is not the user's own with the server of the piece: its rules apply to them. No I/O
-here.
+"""Mark the needs of a piece that is not the user's own with the server of the piece: its rules apply to them.
 
-The needs of a piece within a piece have both origins, and must be permitted for both.
+Nothing is read here. The needs of a piece within a piece have both origins, and must be permitted for both.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ class ChunkCache:
         return delete_oldest(files, min(self.capacity * 7 // 8, self.capacity - size))
 
 
-def keeps(span: Span, most: int | None) -> bool:
+def may_keep(span: Span, most: int | None) -> bool:
     """Return whether ``span`` may be kept on disk: a range, or a whole object that is not a document.
 
     Only documents have a limit of ``most`` bytes. They may contain URLs with credentials, and reading one again costs

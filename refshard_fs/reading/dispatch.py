@@ -140,8 +140,7 @@ class Dispatch(Share):
         return self.shared.budget
 
     def find_latency(self, url: str) -> float | None:
-        """Return the fewest seconds until a recent answer of the host of ``url`` began; None if it has not answered.
-        """
+        """Return the shortest recent wait for an answer of the host of ``url``, in seconds; None before its first."""
         return min(self.host(url).waits, default=None)
 
     @property

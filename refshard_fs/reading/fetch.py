@@ -18,7 +18,7 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
-from refshard_fs.reading.chunk_cache import ChunkCache, keeps
+from refshard_fs.reading.chunk_cache import ChunkCache, may_keep
 from refshard_fs.reading.dispatch import OVER, QUEUED, Block, Dispatch, Reader
 from refshard_fs.reading.file_ahead import MOST, FileAhead
 from refshard_fs.reading.loading import Answers
@@ -167,7 +167,7 @@ class Fetcher:
             waiting = self._for_whole[version] = []
             future = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda _: self._on_rest(version, future))
-            whole = Reader(None, Span(span.url, *rest), future, keep=reader.keep and keeps(span, reader.most))
+            whole = Reader(None, Span(span.url, *rest), future, keep=reader.keep and may_keep(span, reader.most))
             if self._may_be_on_disk(whole):
                 self._begin_recall([whole])
             else:
@@ -277,11 +277,11 @@ class Fetcher:
     def _may_be_on_disk(self, reader: Reader) -> bool:
         """Return whether ``reader`` should wait for the cache on disk, or first for the version of its object."""
         span = reader.span
-        if self._on_disk is None or not keeps(span, reader.most) or not reader.keep:
+        if self._on_disk is None or not may_keep(span, reader.most) or not reader.keep:
             return False
         if span.size and any(block is not None for _, _, block in self._known.cover(span)):
             return False  # a part of it is in memory, or under way
-        place = self._find_remote(span)
+        place = self._find_remote_object(span)
         if place is None:
             return False
         # For whole objects, requesting the version first would double the requests.
@@ -292,7 +292,7 @@ class Fetcher:
                 return True
         return self._on_disk.has(span)
 
-    def _find_remote(self, span: Span) -> VersionedObject | None:
+    def _find_remote_object(self, span: Span) -> VersionedObject | None:
         """Return the remote object of ``span``; None if it is local, or cannot be opened: its readers get the error."""
         with contextlib.suppress(Exception):
             place = self.requests.pool.place(span.url, span.origin)
@@ -447,7 +447,7 @@ class Fetcher:
         del self._waiting[reader.future]
         if (cache := self._find_cache(span)) is not None:
             cache.put(span, data, len(data))
-        if self._on_disk is not None and reader.keep and keeps(span, reader.most):
+        if self._on_disk is not None and reader.keep and may_keep(span, reader.most):
             self._on_disk.put(span, reader.facts, data)
         self._stats.count("bytes_wanted", len(data))
         if not reader.future.done():
@@ -502,7 +502,7 @@ class Fetcher:
         """Extend the request for ``block`` by bytes of its object that will probably be read next."""
         span = block.span
         facts = self.requests.pool.versions.find_known_facts(span.url)
-        if span.stop is None or facts is None or facts.size is None or self._find_remote(span) is None:
+        if span.stop is None or facts is None or facts.size is None or self._find_remote_object(span) is None:
             return
         file = self._files.get(object_id)
         if file is None:
@@ -625,7 +625,7 @@ class Fetcher:
             block.shared and (not block.span.exact or (is_merged and isinstance(error, Unfit)))
         )
         if (file := self._files.get(_identify_object(block.span))) is not None:
-            file.wasted += sum(block.expected.values())  # else the next request of the file is extended as far
+            file.wasted += sum(block.expected.values())  # so that the next request is extended less
         block.readers, block.expected = [], {}
         self._forget(block)
         if is_more_than_wanted:

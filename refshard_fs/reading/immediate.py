@@ -14,7 +14,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
-from refshard_fs.reading.chunk_cache import ChunkCache, keeps
+from refshard_fs.reading.chunk_cache import ChunkCache, may_keep
 from refshard_fs.reading.failures import make_read_error, name_key
 from refshard_fs.reading.loading import (
     Answers,
@@ -310,7 +310,7 @@ class Immediate:
 
     def _recall(self, span: Span, most: int | None) -> Answer | None:
         """Return the bytes of ``span`` from the cache on disk, if its version is known and matches."""
-        if self._on_disk is None or not keeps(span, most):
+        if self._on_disk is None or not may_keep(span, most):
             return None
         facts = self._pool.versions.find_confirmed_facts(span.url, span.pin)
         data = None if facts is None else self._on_disk.get(span, facts)

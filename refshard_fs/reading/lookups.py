@@ -106,7 +106,7 @@ class Lookups:
     ) -> list[Entry | Exception | None]:
         """Return the entry of each of ``keys``, None for a key that does not exist, or the error of its look-up.
 
-        With ``reads``, the keys are read next (see `KeySpace.reads`).
+        With ``reads``, the keys are read next (see `KeySpace.make_read_lookups`).
         """
         many = keyspace.make_read_lookups(keys) if reads else keyspace.make_lookups(keys)
         out: list[Entry | Exception | None] = [None] * len(keys)

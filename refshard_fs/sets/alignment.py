@@ -139,8 +139,7 @@ def _get_values_to_compare(part: NamedSet, path: str) -> npt.NDArray[Any] | None
 
 
 def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDArray[Any] | None) -> None:
-    """Raise ManifestError unless ``values`` of a coordinate are known, distinct, and in the units of the set ``first``.
-    """
+    """Raise ManifestError unless a coordinate's ``values`` are known, distinct, and in the units of ``first``."""
     if values is None:
         raise ManifestError(
             f"{part.name}: the values of {path!r}, which differ between the sets, cannot be read: leave this set out"

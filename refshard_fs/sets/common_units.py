@@ -92,8 +92,7 @@ class _Times(NamedTuple):
         return any(own.get("units") != shown["units"] or not are_alike(own, shown) for own in every.values())
 
     def get_units(self, part: NamedSet, path: str) -> dict[str, Any]:
-        """Return the attributes that give the units of an array; attributes that the array lacks come from the times.
-        """
+        """Return the attributes that give the units of an array; those that it lacks come from the times."""
         both = part.variables[self.path].attributes, part.variables[path].attributes
         return {name: given[name] for given in both for name in UNITS if name in given}
 

@@ -416,7 +416,8 @@ class _Reader:
     def _read_links(self, address: int, messages: Sequence[Message], depth: int, names: Sequence[str]) -> Steps[None]:
         """Read the links of a group, and begin to read the linked objects.
 
-        If ``names``, the path of an object below the group, is not empty, only the link ``names[0]`` is followed."""
+        If ``names``, the path of an object below the group, is not empty, only the link ``names[0]`` is followed.
+        """
         ks = self._superblock.group_k, self._superblock.group_leaf_k
         links = yield from _catch_damage(read_links(self._file, messages, *ks))
         if isinstance(links, ValueError):

@@ -251,8 +251,7 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the image has strips without compression; `cut_consecutive_strips` may divide these into new chunks.
-        """
+        """Whether the image has uncompressed strips, which `cut_consecutive_strips` may divide into new chunks."""
         return self.recipe.encoded and self.recipe.compression == 1 and not self.is_tiled
 
     @property
