@@ -36,7 +36,7 @@ from refshard_fs.tuning import hook_zarr
 
 LARGE: Final = 16 * MIB  # larger selections (bytes after decoding) are read on an event loop, and decoded meanwhile
 ALONE: Final = 2 * MIB  # the main thread decodes larger selections by a pool; other threads may be dask's
-SPARED: Final = MIB  # bytes: a part of a chunk is read if this spares so many, which cost as much as a later request
+SPARED: Final = MIB  # bytes: only a part of a chunk is read if that saves so many; they take as long as a request
 
 Within = int | slice | npt.NDArray[np.intp]
 

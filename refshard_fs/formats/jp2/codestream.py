@@ -107,7 +107,7 @@ class Size(NamedTuple):
 
     @property
     def has_subsampled_colours(self) -> bool:
-        """Whether components are like YCbCr: two of three have a sample for two columns, or for two by two pixels."""
+        """Whether components are like YCbCr: two of three have a sample for each two columns, or each 2 by 2 pixels."""
         return self.components in (b"\7\1\1" + 2 * b"\7\2\1", b"\7\1\1" + 2 * b"\7\2\2")
 
     def compute_shape(self, level: int) -> tuple[int, int]:
