@@ -8,17 +8,19 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
-from refshard_fs.core.model import Listed, Names, Steps
+from refshard_fs.core.model import Listed, Load, Names, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of
+from refshard_fs.sets.link_page import parse_link_page
 from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.source.in_memory_source import make_portable_source
 
 SIDECARS: Final = (".idx", ".index")  # sidecars of GRIB files are left out if the files match
 DEEPEST: Final = 64  # levels of directories that ``**`` searches
-WEB: Final = ("http", "https")  # URLs of these protocols have a query after "?"
 _DIGITS: Final = re.compile(r"(\d+)")
 _ONE_OF: Final = re.compile(r"\[[^\]/]+\]")
 
@@ -84,7 +86,8 @@ def _walk(url: str) -> Steps[list[str]]:
             if any("::" in name for name in names):
                 raise ManifestError(f"{url!r}: expected names without '::', which separates the links of a chain")
             exact = [name for name in names if name == step]  # a name with brackets that is not a pattern
-            below += [f"{folder}/{name}" for name in exact or filter(matches, names)]
+            fitting = exact or [name for name in names if matches(unquote(name) if protocol_of(url) in WEB else name)]
+            below += [f"{folder}/{name}" for name in fitting]
         if not below:
             others = list(dict.fromkeys(n.name for folder in known for n in listed[folder]))
             near = difflib.get_close_matches(step, others, 3, 0.3) or others[:3]
@@ -112,7 +115,13 @@ def _list_directories(folders: Sequence[str], listed: dict[str, Sequence[Listed]
 def _list(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[None]:
     """Put the members of ``folders`` into ``listed``, if they are not there yet; a missing folder has no members."""
     unknown = [folder for folder in folders if folder not in listed]
-    found = (yield tuple(Names(folder or "/") for folder in unknown)) if unknown else ()
+    found: Sequence[Sequence[Listed] | None] = ()
+    if unknown and protocol_of(url) in WEB:
+        places = [f"{folder}/" for folder in unknown]
+        pages = yield tuple(Load(Span(place, optional=True), Raw()) for place in places)
+        found = [page and parse_link_page(page, place) for page, place in zip(pages, places, strict=True)]
+    elif unknown:
+        found = yield tuple(Names(folder or "/") for folder in unknown)
     if unknown == list(folders) and all(names is None for names in found):
         raise ManifestError(f"{url!r} matches nothing: {(yield from _explain_unlisted(url, folders[0]))}")
     listed.update((folder, names or ()) for folder, names in zip(unknown, found, strict=True))
@@ -122,10 +131,7 @@ def _explain_unlisted(url: str, folder: str) -> Steps[str]:
     """Return why ``folder`` has no listing, and what to do."""
     protocol = protocol_of(url)
     if protocol in WEB:
-        return (
-            "a web server cannot be listed. Pass a list of URLs; if the server has a page of links to the files, "
-            f"fsspec.filesystem({protocol!r}).glob({url!r}) returns one"
-        )
+        return f"{folder}/ is not a page of links to files, so that the folder cannot be listed: pass a list of URLs"
     if protocol not in (None, "file"):
         return f"{folder} does not exist, or cannot be listed. If the server lists nothing, pass a list of URLs"
     above, _, name = folder.rpartition("/")

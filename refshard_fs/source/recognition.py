@@ -296,8 +296,8 @@ def _probe_directory(url: str, max_bytes: int) -> Steps[Probe]:
             remedy = "Without the '/' at its end, it is the path of a file"
         elif protocol_of(url) in WEB and url.endswith("/"):
             remedy += (
-                ". To join the files of a folder, pass a list of their URLs, because a web server cannot be listed; if "
-                f"it has a page of links, fsspec.filesystem({protocol_of(url)!r}).glob('{url}*') returns a list"
+                f". To join the files of a folder, open '{url}*' if the server has a page of links to them, or pass a "
+                "list of their URLs"
             )
         if "*" in url:
             remedy = "For a pattern, call refshard_fs.concat(url, dim=...): it joins all matching sources"
