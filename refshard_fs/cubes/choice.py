@@ -102,7 +102,8 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     A name without a slash means the variables, or groups, of that name in every group; a name with a slash is one path
     ("/air" in the root). ``isel`` has bounds of slices. ``squeeze`` names dimensions of length 1 to drop, or is True
-    for all. ``assign`` has, by path, arrays that are added, or that replace arrays of the source.
+    for all. ``assign`` has, by path, arrays that are added, or that replace arrays of the source. If ``lenient``, names
+    that the source lacks are ignored: it is one of several, and others have them.
     """
 
     drop: tuple[str, ...] = ()
@@ -112,6 +113,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     isel: dict[str, tuple[int | None, int | None]] = {}
     squeeze: tuple[str, ...] | bool = ()
     assign: dict[str, Assigned] = {}
+    lenient: bool = False
 
     @classmethod
     def of(
@@ -155,7 +157,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     @property
     def only_leaves_out(self) -> bool:
         """Whether all shown arrays are unchanged, and have their paths in the source."""
-        return self == Choice(self.drop, self.keep)
+        return self == Choice(self.drop, self.keep, lenient=self.lenient)
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values; TypeError for attributes that JSON cannot express."""

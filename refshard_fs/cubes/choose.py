@@ -15,12 +15,20 @@ from refshard_fs.errors import ManifestError
 def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
     """Apply ``choice`` to ``nodes``, which are changed; return the shown nodes by their new paths.
 
-    ManifestError, with the names that exist, for a name that the source does not have.
+    ManifestError, with the names that exist, for a name that the source does not have; a lenient choice only needs one
+    of the names to keep.
     """
+
+    def find(name: str, argument: str) -> list[str]:
+        return nodes.find_all(name) if choice.lenient else nodes.find(name, argument)
+
     kept = set(nodes)
     if choice.keep is not None:
-        kept = _find_paths_to_keep(nodes, {path for name in choice.keep for path in nodes.find(name, "keep")})
-    dropped = {path for name in choice.drop for path in nodes.find(name, "drop")}
+        paths = {path for name in choice.keep for path in find(name, "keep")}
+        if choice.keep and not paths:
+            nodes.find(choice.keep[0], "keep")
+        kept = _find_paths_to_keep(nodes, paths)
+    dropped = {path for name in choice.drop for path in find(name, "drop")}
     kept = {path for path in kept if not _is_in(path, dropped)}
     shown = {path: node for path, node in nodes.items() if path in kept}
     _shorten(shown, nodes, choice.isel, choice.squeeze)
@@ -29,10 +37,10 @@ def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
     if choice.squeeze:
         _squeeze(shown, nodes, choice.squeeze)
     for name, values in choice.attrs.items():
-        for path in nodes.find(name, "attrs") if name.strip("/") else [""]:
+        for path in find(name, "attrs") if name.strip("/") else [""]:
             if path in shown:
                 shown[path].edit_attributes(partial(_update_attributes, values))
-    named = rename_nodes(shown, nodes, choice.rename) if choice.rename else shown
+    named = rename_nodes(shown, nodes, choice.rename, lenient=choice.lenient) if choice.rename else shown
     for path, added in choice.assign.items():
         group, name = parent(path.strip("/"))
         if group not in named:

@@ -17,8 +17,13 @@ _NAMES: Final = (COORDINATES, "bounds", "climatology", "grid_mapping", "ancillar
 _ROLES: Final = ("cell_measures", "formula_terms")
 
 
-def rename_nodes(kept: Mapping[str, Node], nodes: Nodes, rename: Mapping[str, str]) -> dict[str, Node]:
-    """Rename nodes, dimensions, and variables in attributes; return the nodes by their new paths."""
+def rename_nodes(
+    kept: Mapping[str, Node], nodes: Nodes, rename: Mapping[str, str], *, lenient: bool = False
+) -> dict[str, Node]:
+    """Rename nodes, dimensions, and variables in attributes; return the nodes by their new paths.
+
+    ManifestError for a name that does not exist, unless the selection is ``lenient``.
+    """
     names: dict[str, str] = {}  # new names, by path
     dims: list[tuple[str, str, str]] = []  # for each dimension: the group in which it is renamed, the old and new name
     for old, new in rename.items():
@@ -31,7 +36,7 @@ def rename_nodes(kept: Mapping[str, Node], nodes: Nodes, rename: Mapping[str, st
             raise ManifestError(f"rename= gives {old!r} the name {new!r}: expected the name of a variable")
         found = nodes.find_all(old)
         is_dim = any(bare in node.dims for path, node in nodes.items() if is_within(path, group))
-        if not found and not is_dim:
+        if not found and not is_dim and not lenient:
             raise nodes.make_unknown_error(
                 f"rename= names {old!r}: expected a variable, group or dimension of the source"
             )

@@ -21,6 +21,7 @@ from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.sets.arrange import Overlap
+from refshard_fs.sets.chosen_names import check_chosen_names
 from refshard_fs.sets.grid_join import find_dims
 from refshard_fs.sets.inputs import Inputs, get_set_url, iter_urls
 from refshard_fs.sets.join import find_and_join, join_sets
@@ -147,7 +148,7 @@ def concat(
         Variables without the dimension that are taken from the first source and not compared.
     keep, drop, rename, attrs:
         Select a part of each source before it is joined, as `RefShardFileSystem.select` does. Only this part is
-        compared.
+        compared. A source may lack names that others have.
     lazy:
         Return a cube instead of a set of references.
     sort:
@@ -219,9 +220,11 @@ def concat(
     for name in options.keys() & IN_XARRAY.keys():
         raise TypeError(f"concat has no argument {name}=, as xarray.open_mfdataset has: {IN_XARRAY[name]}")
     options = prepare_keywords(options, iter_urls(sets), concat)
-    choice = Choice.of(drop, keep, rename, attrs).to_json()
-    if choice:
-        options = {**options, "select": [*(options.get("select") or ()), choice]}
+    choice = Choice.of(drop, keep, rename, attrs)
+    of_whole_sources = options
+    if choice != Choice():
+        lenient = msgspec.structs.replace(choice, lenient=True).to_json()
+        options = {**options, "select": [*(options.get("select") or ()), lenient]}
     rules = Rules(
         same=frozenset(same),
         sort=sort,
@@ -241,7 +244,7 @@ def concat(
     _check_dimensions(inputs, rules, on_error, finds_dims=finds_dims)
     if lazy:
         inputs = inputs._replace(sources=tuple(get_set_url(fo, options, "lazy=True") for fo in inputs.sources))
-    if choice:
+    if choice != Choice():
         selected = [
             fo.select(keep=keep, drop=drop, rename=rename, attrs=attrs) if isinstance(fo, RefShardFileSystem) else fo
             for fo in inputs.sources
@@ -265,6 +268,8 @@ def concat(
             dims_of_sets, rules = find_dims(read), msgspec.structs.replace(rules, is_outer=True)
         inputs = inputs.without(failed, dims_of_sets, is_outer=rules.is_outer)
         report_skipped(failed, any_left=bool(inputs.sources))
+    if choice != Choice():
+        check_chosen_names(choice, read, inputs.sources, of_whole_sources)
     _check_names(read, rules, inputs.dims)
     read, rounded = equalize_coordinates(read, tolerance)
     if rounded:
