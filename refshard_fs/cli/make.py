@@ -34,9 +34,9 @@ class _Formats(list[str]):
     """The names of the built-in formats to write. Any other name is looked up among the sinks of plug-ins."""
 
     def __contains__(self, name: object) -> bool:
-        from refshard_fs.sinks import known_sinks  # not imported for --help
+        from refshard_fs.sinks import load_sinks  # not imported for --help
 
-        return super().__contains__(name) or name in known_sinks()
+        return super().__contains__(name) or name in load_sinks()
 
 
 _FORMATS = _Formats(["parquet", "json", "chunk-manifest", "icechunk"])

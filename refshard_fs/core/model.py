@@ -326,7 +326,7 @@ class Index(Protocol, Hashable):
 
         Threads share the result, which must not be changed. It needs an attribute ``nbytes`` if its size in memory
         differs from the size of ``data``. An index may have a ``quota``, which limits the number of results in caches,
-        and a method ``sized(object_size)``: if the size of the object is known, the index that this method returns
+        and a method ``with_size(object_size)``: if the size of the object is known, the index that this method returns
         decodes the bytes.
         """
 

@@ -55,7 +55,7 @@ class Immediate:
         *,
         is_writable: bool = False,
     ) -> None:
-        """With ``is_writable``, no entries are remembered, since a write may move a key between two look-ups."""
+        """Remember no entries if ``is_writable``, since a write may move a key between two look-ups."""
         self._pool = pool
         self.is_writable = is_writable
         self._foreseen: dict[str, tuple[KeySpace, Entry]] = {}  # the entries of chunks that are fetched ahead, by key

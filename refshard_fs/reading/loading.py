@@ -111,18 +111,18 @@ async def load(
     read: Read,
     run: Run,
     keep: IndexCache | None = None,
-    sized: Callable[[Load], Index] = attrgetter("index"),
+    choose_index: Callable[[Load], Index] = attrgetter("index"),
 ) -> tuple[Any, int]:
     """Load the index of ``need``; return it and its size in memory, in bytes.
 
-    ``read`` reads bytes, ``run`` runs the steps of a scan, and ``sized`` returns the index that decodes the bytes, once
-    the size of their object is known. The cache ``keep`` is searched first.
+    ``read`` reads bytes, ``run`` runs the steps of a scan, and ``choose_index`` returns the index that decodes the
+    bytes, once the size of their object is known. The cache ``keep`` is searched first.
     """
     index: Any = need.index
     is_made_by_steps = is_scanned(index)
     if not is_made_by_steps and not is_streamed(index):
         data = await read(need.entry)
-        value = await _decode(sized(need), data)
+        value = await _decode(choose_index(need), data)
         return value, getattr(value, "nbytes", len(data))
     name, value = None, None
     if keep is not None and isinstance(index, Packable):
@@ -421,13 +421,13 @@ def advance(steps: Steps[Any], answer: Any, known: Callable[[Need], Outcome | No
 
 
 def choose_index_for_size(need: Load, pool: Pool) -> Index:
-    """Return the index of ``need``; if it has a method ``sized``, the index for the size of the object."""
-    sized = getattr(need.index, "sized", None)
-    if sized is None or not isinstance(need.entry, Span):
+    """Return the index of ``need``; if it has a method ``with_size``, the index for the size of the object."""
+    with_size = getattr(need.index, "with_size", None)
+    if with_size is None or not isinstance(need.entry, Span):
         return need.index
     place = pool.place(need.entry.url, need.entry.origin)
     size = None if place is None else place[0].size
-    index: Index = need.index if size is None else sized(size)
+    index: Index = need.index if size is None else with_size(size)
     return index
 
 

@@ -171,9 +171,9 @@ class Lookups:
                             return known.value
                 try:
                     with name_location(entry):
-                        sized = partial(choose_index_for_size, pool=self.pool)
+                        choose = partial(choose_index_for_size, pool=self.pool)
                         read = partial(self._read_document, keep=not is_streamed(need.index))
-                        value, weight = await load(need, read, self.run, self._answers.keep, sized)
+                        value, weight = await load(need, read, self.run, self._answers.keep, choose)
                 except NOT_FOUND:
                     if isinstance(entry, Span) and entry.optional:
                         return None

@@ -73,7 +73,7 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
     ``view`` is the number of the view that needs the index: a shard may be rewritten before the source is opened again,
     and then the new view must not use the index of the old shard. ``size`` is the size of the shard without the
     trailer. If the shard reaches from byte ``first`` of an object to the object's end, this size may be unknown before
-    the index is read: then `sized` sets it. ``cut`` is the number of trailer bytes that are read together with the
+    the index is read: then `with_size` sets it. ``cut`` is the number of trailer bytes that are read together with the
     index, and cut off; None if the whole shard is read.
     """
 
@@ -85,7 +85,7 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
     cut: int | None = 0
     first: int = 0
 
-    def sized(self, object_size: int) -> TableIndex:
+    def with_size(self, object_size: int) -> TableIndex:
         """Return this decoder for an object of ``object_size`` bytes, so that it knows the size of the shard."""
         if self.size is not None:
             return self

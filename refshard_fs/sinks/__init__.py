@@ -18,14 +18,14 @@ BUILT_IN: tuple[Sink, ...] = (ParquetSink(), JsonSink(), ChunkManifestSink(), Ic
 
 
 @cache
-def known_sinks() -> dict[str, Sink]:
+def load_sinks() -> dict[str, Sink]:
     """Return all sinks, by name."""
     return {sink.name: sink for sink in (*BUILT_IN, *load_plugins("refshard.sinks", Sink))}
 
 
 def find_sink(name: str) -> Sink:
     """Return the sink called ``name``; ValueError, with the known names, if there is none."""
-    known = known_sinks()
+    known = load_sinks()
     if name not in known:
         raise ValueError(f"unknown format={name!r}: expected {', '.join(map(repr, known))}")
     return known[name]

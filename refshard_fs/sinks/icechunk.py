@@ -316,7 +316,7 @@ def _divide_documents(references: ReferenceStream) -> tuple[list[tuple[str, Any]
 async def _write(
     store: Any, nodes: Mapping[str, Mapping[str, Any]], references: ReferenceStream, url: str, *, is_new: bool
 ) -> tuple[int, int]:
-    """Write all of ``references`` to a session's store; return how many chunks were copied, and their bytes."""
+    """Write all of ``references`` to a session's store; return how many chunks were copied, and how many bytes."""
     if not is_new:
         await store.clear()
     for path in sorted(nodes):
@@ -403,7 +403,7 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
 
 
 async def put_native(store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, read: Read) -> int:
-    """Copy the chunks that `put_virtual` leaves, about `COPIED` bytes at a time; return their bytes."""
+    """Copy the chunks that `put_virtual` leaves, about `COPIED` bytes at a time; return how many bytes they have."""
     native = _list_native(array, grid, numbers, chunks, [_make_location(url) for url in chunks.urls])
     size = 0
     ends = accumulate(len(entry) if isinstance(entry, bytes) else entry.size or 0 for entry in native.values())

@@ -18,7 +18,7 @@ from refshard_fs.formats.kerchunk_parquet.writing import (
     make_layout_document,
 )
 from refshard_fs.references.stream import ReferenceStream
-from refshard_fs.sinks.replace_remote_set import PutsAll, replace_remote_set
+from refshard_fs.sinks.replace_remote_set import SetDirectory, replace_remote_set
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 
@@ -60,7 +60,7 @@ class ParquetSink(Sink):
             objects.remove_tree()  # the remains of a save that was killed
         if replaced is None or objects.is_local:
             is_replaced = bool(names) and objects.is_local
-            directory: AbstractContextManager[PutsAll] = objects.directory(replaces=is_replaced)
+            directory: AbstractContextManager[SetDirectory] = objects.directory(replaces=is_replaced)
         else:
             directory = replace_remote_set(objects, generation)
         with directory as target:

@@ -173,7 +173,7 @@ class ParquetCommit:
     def _drop(self, array: str, start: int) -> None:
         """Remove the partitions of the array from ``start`` on.
 
-        For a while, an empty partition has the usual name of each, which makes readers open the set again.
+        For a while, an empty partition has the usual name of each: readers that have the set open raise TargetChanged.
         """
         if self._old is None or array not in self._layout.grids:
             return
@@ -185,7 +185,7 @@ class ParquetCommit:
         self._kept.update((make_partition_name(array, n), self._now) for n, name in renamed.items() if name is None)
 
     def _list_copies(self) -> Iterator[str]:
-        """Yield the copies of replaced partitions; without its copy, a reader gets an error, not a missing chunk."""
+        """Yield the copies among the kept files; a reader whose copy is gone gets an error, not a missing chunk."""
         return (path for path in self._kept if path.count(".", path.rfind("/") + 1) == 3)
 
     def _may_rename(self) -> bool:

@@ -20,7 +20,7 @@ from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.replaced_document import ReplacedDocument
 
 
-class PutsAll(Protocol):
+class SetDirectory(Protocol):
     """A directory into which the files of a set are put, ``.zmetadata`` last."""
 
     def put_all(self, objects: Mapping[str, bytes]) -> None:
@@ -28,7 +28,7 @@ class PutsAll(Protocol):
 
 
 @contextlib.contextmanager
-def replace_remote_set(objects: Objects, generation: int) -> Iterator[PutsAll]:
+def replace_remote_set(objects: Objects, generation: int) -> Iterator[SetDirectory]:
     """Yield a directory for the files of a parquet set that replaces the set at the URL of ``objects``.
 
     ``generation`` is the number of the new set. After an error before its document is put, its files are removed, and

@@ -76,7 +76,7 @@ class Engines:
         *,
         is_writable: bool = False,
     ) -> None:
-        """``indexes`` caches decoded indexes, by default for the whole process. ``heads``: see `Answers`."""
+        """Take a cache of decoded ``indexes``, by default the one of the whole process. ``heads``: see `Answers`."""
         self.options = options
         self.stats = Stats()
         self._versions = Versions()
@@ -206,11 +206,11 @@ class Engines:
 
 def wait(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     """Run a coroutine function where connections are open: on zarr's event loop, or on fsspec's; return its result."""
-    result: T = sync(_loop_of_zarr() or get_loop(), function, *args)
+    result: T = sync(_find_loop_of_zarr() or get_loop(), function, *args)
     return result
 
 
-def _loop_of_zarr() -> Loop | None:
+def _find_loop_of_zarr() -> Loop | None:
     """Return zarr's event loop, where zarr reads by the same connections; None without zarr 3, or on that loop."""
     known = sys.modules.get("zarr.core.sync")
     make = getattr(known, "_get_loop", None)  # if a later version lacks it, zarr opens connections of its own
@@ -274,7 +274,7 @@ class Source(Engines):
     """
 
     def __init__(self, options: Settings, transaction: Transaction | None = None) -> None:
-        """``transaction`` holds the writes; without one, the source is read only."""
+        """Take the ``transaction`` that holds the writes; without one, the source is read only."""
         heads = options.source.heads() if isinstance(options.source, InMemorySource) else None
         super().__init__(options, heads=heads, is_writable=transaction is not None)
         self.transaction = transaction

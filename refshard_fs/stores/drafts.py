@@ -26,7 +26,7 @@ def replace_file(path: str, *, check: Callable[[], object] | None = None, durabl
     before the rename, and the directory after it. A link at ``path`` is replaced, not followed: `resolve_path_to_write`
     resolves links. The draft is never readable by users who may not read the file that it replaces.
     """
-    draft, replaced = make_draft_name(path), _status_of_replaced(path)
+    draft, replaced = make_draft_name(path), _find_status_of_replaced(path)
     if replaced is not None and stat.S_ISDIR(replaced.st_mode):
         raise IsADirectoryError(
             f"{sanitize(path)} is a directory: expected the path of a file to write, for example one in that directory"
@@ -56,7 +56,7 @@ _DRAFT_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINA
 
 def _copy_mode(path: str, draft: str) -> None:
     """Copy the mode and the group of ``path`` to ``draft``, if ``path`` exists."""
-    found = _status_of_replaced(path)
+    found = _find_status_of_replaced(path)
     if found is None:
         return
     mode = stat.S_IMODE(found.st_mode) & (0o7777 if stat.S_ISDIR(found.st_mode) else 0o777)
@@ -68,7 +68,7 @@ def _copy_mode(path: str, draft: str) -> None:
     os.chmod(draft, mode)
 
 
-def _status_of_replaced(path: str) -> os.stat_result | None:
+def _find_status_of_replaced(path: str) -> os.stat_result | None:
     """Return the status of the file or directory at ``path``; None for a link, and if nothing exists."""
     try:
         found = os.stat(path, follow_symlinks=False)

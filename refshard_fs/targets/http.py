@@ -65,7 +65,7 @@ class _Location(NamedTuple):
 
 @contextlib.contextmanager
 def _name_in_refusal(url: URL) -> Iterator[None]:
-    """If the guard of a connection refuses the server, name the requested ``url`` in the error."""
+    """Name the requested ``url`` in the error if the guard of a connection refuses the server."""
     try:
         yield
     except aiohttp.ClientConnectorError as e:

@@ -52,7 +52,7 @@ class InflatedMembers:
 
 
 def _with_fallback(method: M) -> M:
-    """If ``method`` refuses an archive or a member, call the same method of the fallback, if there is one."""
+    """Make ``method`` call the same method of the fallback, if there is one, when it refuses an archive or a member."""
 
     @functools.wraps(method)
     async def answer(self: ZipTarget, path: str, *arguments: Any, **options: Any) -> Any:

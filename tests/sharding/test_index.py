@@ -249,9 +249,9 @@ def test_shard_that_begins_within_its_index_is_damaged() -> None:
     """The read from the end of the object may begin before the shard."""
     level = OffsetsLevel(4, at_end=True, checked=True)
     index = b"".join(map(bytes, level.pack([])))
-    assert TableIndex(level, "c/0", "a", 0, first=32).sized(100).decode(index).locate(0) is None
+    assert TableIndex(level, "c/0", "a", 0, first=32).with_size(100).decode(index).locate(0) is None
     with pytest.raises(ValueError, match="shard 'c/0' of array 'a': expected an index of 68 bytes, found 67"):
-        TableIndex(level, "c/0", "a", 0, first=33).sized(100).decode(index)
+        TableIndex(level, "c/0", "a", 0, first=33).with_size(100).decode(index)
 
 
 @pytest.mark.parametrize("checksum", [False, True])
@@ -323,7 +323,7 @@ def test_volume_chunks_outside_the_data_are_an_error(
 def test_minishard_index_outside_the_shard_is_an_error(places: dict[str, Source], tmp_path: Path) -> None:
     assert ShardIndex(32).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes()) is not None
     with pytest.raises(ValueError, match="ends at byte 5: expected at most 4"):
-        ShardIndex(32).sized(36).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes())
+        ShardIndex(32).with_size(36).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes())
 
 
 def two_nested() -> tuple[dict[str, Any], bytes]:

@@ -69,7 +69,7 @@ def test_unsettable_group_gets_no_permissions(tmp_path: Path, monkeypatch: pytes
     path.chmod(0o664)
     found = os.stat(path)
     monkeypatch.setattr(
-        drafts, "_status_of_replaced", lambda path: os.stat_result([*found[:5], found.st_gid + 1, *found[6:]])
+        drafts, "_find_status_of_replaced", lambda path: os.stat_result([*found[:5], found.st_gid + 1, *found[6:]])
     )
 
     def refuse(*args: object) -> None:

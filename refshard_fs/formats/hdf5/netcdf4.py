@@ -232,7 +232,7 @@ class _Dimensions:
         }
 
     def is_dimension_only(self, path: str) -> bool:
-        """Whether a dataset is only a dimension and not a variable."""
+        """Return whether a dataset is only a dimension and not a variable."""
         hdf5_object = self._objects[path]
         return not hdf5_object.is_group and _NO_VARIABLE in _get_text(hdf5_object, "NAME")
 
@@ -323,7 +323,6 @@ def _count(lengths: Iterable[int]) -> Counter[int]:
 
 
 def is_scale(hdf5_object: HDF5Object) -> bool:
-    """Return whether a dataset is a dimension scale."""
     """Return whether a dataset is a dimension scale."""
     return _get_text(hdf5_object, "CLASS") == "DIMENSION_SCALE"
 

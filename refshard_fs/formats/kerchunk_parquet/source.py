@@ -57,13 +57,13 @@ _NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)  # a partition un
 def make_partition_name(array: str, number: int, replaced: int | None = None) -> str:
     """Return the usual path of a partition, relative to the set.
 
-    With ``replaced``, return the path of the copy of an old version, which the commit with this number wrote.
+    With ``replaced``, the number of a commit, return the path of the copy of the version that this commit wrote.
     """
     return join(array, f"refs.{number}.parq" if replaced is None else f"refs.{number}.{replaced}.parq")
 
 
 def is_partition(path: str) -> bool:
-    """Return whether ``path``, relative to a set, is a partition: with its usual name, or with its name before."""
+    """Return whether ``path``, relative to a set, is a partition, by its usual name or the name before a commit."""
     name = path.rpartition("/")[2]
     return _FILE.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
 

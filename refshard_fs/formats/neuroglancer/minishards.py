@@ -109,7 +109,7 @@ class ShardIndex(msgspec.Struct, frozen=True):
     table_size: int = 0
     room: int = _UNKNOWN
 
-    def sized(self, object_size: int) -> ShardIndex:
+    def with_size(self, object_size: int) -> ShardIndex:
         """Return this index for a shard of ``object_size`` bytes."""
         return ShardIndex(self.table_size, max(object_size - self.table_size, 0))
 
@@ -161,7 +161,7 @@ class MinishardIndex(msgspec.Struct, frozen=True):
     stop: int = 0
     room: int = _UNKNOWN
 
-    def sized(self, object_size: int) -> MinishardIndex:
+    def with_size(self, object_size: int) -> MinishardIndex:
         """Return this index for a shard of ``object_size`` bytes."""
         return msgspec.structs.replace(self, room=max(object_size - self.table_size, 0))
 
