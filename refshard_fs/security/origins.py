@@ -215,7 +215,7 @@ def _drop_repeats(found: Mapping[str, tuple[str, ...]]) -> Origins:
 
 @lru_cache(256)
 def _share(found: tuple[tuple[str, tuple[str, ...]], ...]) -> Origins:
-    """Return the result of `_drop_repeats`, the same object for equal items: many files of a server have equal items."""
+    """Return the result of `_drop_repeats`: one object for all equal arguments, which many files of a server have."""
     kept: dict[str, tuple[str, ...]] = {}
     for prefix, origins in sorted(found, key=lambda item: len(item[0])):
         if Origins(kept)._find_servers(prefix) != origins:

@@ -45,13 +45,13 @@ from refshard_fs.tools.survey import (
     Fault,
     Positions,
     Survey,
-    Surveyed,
+    SurveyedFileSystem,
     find_array,
     read_keys,
     survey,
 )
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
-from refshard_fs.tools.views import Shown, fold, render_paragraph, render_table, render_view
+from refshard_fs.tools.views import EscapedStruct, fold, render_paragraph, render_table, render_view
 
 # The results of a check: each finding, the number of findings of each kind, and the numbers of checked items.
 
@@ -62,7 +62,7 @@ Severity = Literal["error", "warning"]
 SHOWN: Final = 10  # findings of one kind that are reported one by one
 
 
-class Finding(Shown, frozen=True):
+class Finding(EscapedStruct, frozen=True):
     """One fault (``error``) or possible fault (``warning``); ``key`` and ``url`` say where."""
 
     severity: Severity
@@ -72,7 +72,7 @@ class Finding(Shown, frozen=True):
     text: str
 
 
-class Report(Shown, frozen=True):
+class Report(EscapedStruct, frozen=True):
     """The result of a check. ``counts`` has the number of findings by kind, ``findings`` the first of each kind.
 
     ``missing`` chunks are not errors: readers see the fill value. ``notes`` say what could not be checked, and why.
@@ -231,17 +231,17 @@ class Ranges:
         self._rows = np.flatnonzero((targets != INLINE) & ~derived)
         self.targets, self.starts, self.stops = targets[self._rows], starts[self._rows], stops[self._rows]
 
-    def key(self, row: int) -> str:
+    def get_key(self, row: int) -> str:
         """Return the key of a row."""
         place = int(self._rows[row])
         part = bisect_right(self._ends, place)
         return self._parts[part].key(place - (self._ends[part - 1] if part else 0))
 
-    def url(self, row: int) -> str:
+    def get_url(self, row: int) -> str:
         """Return the target of a row."""
         return self.source.urls[int(self.targets[row])]
 
-    def text(self, row: int) -> str:
+    def format_range(self, row: int) -> str:
         """Return the range of a row in words."""
         stop = self.stops[row]
         return f"bytes [{self.starts[row]}, {'end' if stop == WHOLE else stop})"
@@ -284,7 +284,7 @@ MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, if their siz
 
 
 def check(
-    fs: Surveyed, mode: CheckMode = "head", *, sample: int = 100, callback: Callback = DEFAULT_CALLBACK
+    fs: SurveyedFileSystem, mode: CheckMode = "head", *, sample: int = 100, callback: Callback = DEFAULT_CALLBACK
 ) -> Report:
     """Check all of ``fs``: its metadata, its byte ranges, each target by one request, and data as ``mode`` says.
 
@@ -330,7 +330,7 @@ def check(
 class _Check:
     """One check of a source that could be surveyed."""
 
-    def __init__(self, fs: Surveyed, source: Survey, found: Findings, callback: Callback) -> None:
+    def __init__(self, fs: SurveyedFileSystem, source: Survey, found: Findings, callback: Callback) -> None:
         self._fs, self._source = fs, fs.source
         self._survey, self._found, self._callback = source, found, callback
         self._read = self._bytes = self._decoded = 0
@@ -382,7 +382,7 @@ class _Check:
         for batch in batches(range(len(urls)), STAT_TOGETHER):
             answers = await asyncio.gather(*(self._request_facts(i) for i in batch))
             for i, answer in zip(batch, answers, strict=True):
-                key = ranges.key(int(first[i])) if first[i] >= 0 else ""
+                key = ranges.get_key(int(first[i])) if first[i] >= 0 else ""
                 match answer:
                     case Facts(size):
                         if size is None:
@@ -441,15 +441,17 @@ class _Check:
         """Find ranges that reach beyond their target, and ranges that share bytes."""
         beyond, (again, before, within, outer) = ranges.find_beyond(sizes), ranges.find_shared(sizes)
         ends = [f"reaches beyond the {size:,} bytes there are" for size in sizes[ranges.targets[beyond[:SHOWN]]]]
-        same = [f"are also the bytes of {ranges.key(row)!r}" for row in before[:SHOWN]]
-        inside = [f"begin within the bytes of {ranges.key(row)!r}" for row in outer[:SHOWN]]
+        same = [f"are also the bytes of {ranges.get_key(row)!r}" for row in before[:SHOWN]]
+        inside = [f"begin within the bytes of {ranges.get_key(row)!r}" for row in outer[:SHOWN]]
         self._add_rows("error", "beyond-target", ranges, beyond, ends)
         self._add_rows("warning", "duplicate-range", ranges, again, same)
         self._add_rows("warning", "overlapping-range", ranges, within, inside)
 
     def _add_rows(self, severity: Severity, kind: str, ranges: Ranges, rows: Positions, texts: Sequence[str]) -> None:
         for row, text in zip(rows.tolist(), texts, strict=False):
-            self._found.add(severity, kind, ranges.key(row), ranges.url(row), f"{ranges.text(row)} {text}")
+            self._found.add(
+                severity, kind, ranges.get_key(row), ranges.get_url(row), f"{ranges.format_range(row)} {text}"
+            )
         self._found.count(kind, len(rows) - len(texts))
 
     def _check_names(self) -> None:

@@ -22,22 +22,22 @@ from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.collect import add_packing_type
 from refshard_fs.tools.progress import show_progress
-from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, Surveyed, read_keys, survey
-from refshard_fs.tools.views import Shown
+from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, SurveyedFileSystem, read_keys, survey
+from refshard_fs.tools.views import EscapedStruct
 
 NAMED: Final = 10  # the most keys of each kind that are named
 BLOCK: Final = 1 << 16  # chunks of the grid that are compared at a time: about 8 MB for both sources
 Keys = tuple[str, ...]
 
 
-class DocumentChange(Shown, frozen=True):
+class DocumentChange(EscapedStruct, frozen=True):
     """A metadata document of both sources, and its fields that differ."""
 
     key: str
     fields: tuple[str, ...]
 
 
-class Changes(Shown, frozen=True):
+class Changes(EscapedStruct, frozen=True):
     """The number of keys that differ below the array ``path`` (None: keys that are not chunks), and the first ones."""
 
     path: str | None
@@ -49,7 +49,7 @@ class Changes(Shown, frozen=True):
     some_changed: Keys = ()
 
 
-class Difference(Shown, frozen=True):
+class Difference(EscapedStruct, frozen=True):
     """The difference of two sources: ``added`` members are only in the second one, ``removed`` only in the first.
 
     ``not_compared`` are arrays of both sources whose chunks one of them cannot list.
@@ -71,7 +71,7 @@ class Difference(Shown, frozen=True):
         return not any(getattr(self, name) for name in self.__struct_fields__)
 
 
-def compare(first: Surveyed, second: Surveyed) -> Difference:
+def compare(first: SurveyedFileSystem, second: SurveyedFileSystem) -> Difference:
     """Return the difference of two sources.
 
     URLs are compared as absolute URLs. Metadata are compared by their meaning, also between versions of zarr.
@@ -141,7 +141,7 @@ def _make_comparable(
     return *both, implied
 
 
-def _simplify(texts: Mapping[str, bytes], source: Surveyed) -> dict[str, Document]:
+def _simplify(texts: Mapping[str, bytes], source: SurveyedFileSystem) -> dict[str, Document]:
     """Return documents without members that have their default values, and without repeated metadata.
 
     Types of packing attributes, which sets of references record in attributes, are added to all documents.
@@ -252,7 +252,7 @@ class _Side(NamedTuple):
         """Return the chunks with ``numbers``. Targets are positions in ``urls``; new URLs are added to ``urls``."""
         own = self.extents.chunks if self.is_there else PlacedChunks.of_places(())
         first, last = own.numbers.searchsorted(np.array([numbers.start, numbers.stop], np.uint64)).tolist()
-        own = own.at(np.arange(first, last))
+        own = own.take(np.arange(first, last))
         known = np.unique(own.targets)
         codes = [t if t == INLINE else urls.setdefault(self.survey.urls[t], len(urls)) for t in known.tolist()]
         own = own._replace(targets=np.array(codes, np.int64)[np.searchsorted(known, own.targets)])
@@ -284,7 +284,7 @@ class _ChangedKeys:
 class _Comparison:
     """A comparison of the chunks of two sources."""
 
-    def __init__(self, first: Surveyed, second: Surveyed, shown: Callback) -> None:
+    def __init__(self, first: SurveyedFileSystem, second: SurveyedFileSystem, shown: Callback) -> None:
         self._first, self._second, self._shown = first, second, shown
 
     def compare_keys(self, path: str | None, a: _Side, b: _Side) -> Changes:
@@ -302,7 +302,7 @@ class _Comparison:
                 removed.add(a, ours.numbers)
                 continue
             _, at_a, at_b = np.intersect1d(*common, assume_unique=True, return_indices=True)
-            changed.add(a, np.sort(self._find_changed(a, ours.at(at_a), theirs.at(at_b))))
+            changed.add(a, np.sort(self._find_changed(a, ours.take(at_a), theirs.take(at_b))))
             added.add(b, np.delete(theirs.numbers, at_b))
             removed.add(a, np.delete(ours.numbers, at_a))
         names = tuple(added.first), tuple(removed.first), tuple(changed.first)

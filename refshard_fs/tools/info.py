@@ -17,13 +17,13 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, codecs_of, find_decoding_problem
 from refshard_fs.errors import redact
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.tools.survey import INLINE, Extents, Survey, Surveyed, survey
-from refshard_fs.tools.views import Shown
+from refshard_fs.tools.survey import INLINE, Extents, Survey, SurveyedFileSystem, survey
+from refshard_fs.tools.views import EscapedStruct
 
 TOP: Final = 10  # the most targets that are named
 
 
-class ArraySummary(Shown, frozen=True):
+class ArraySummary(EscapedStruct, frozen=True):
     """One array: ``chunks`` is the shape of a chunk, and ``shards`` the shape of a shard (None without shards).
 
     ``present`` chunks exist (None if the source cannot list them) of ``possible`` chunks (None if the grid is not
@@ -47,7 +47,7 @@ class ArraySummary(Shown, frozen=True):
     dimensions: tuple[str, ...] = ()
 
 
-class Target(Shown, frozen=True):
+class Target(EscapedStruct, frozen=True):
     """An object with chunks: its URL without credentials, the ``references`` to it, and the ``bytes`` of the chunks."""
 
     url: str
@@ -55,7 +55,7 @@ class Target(Shown, frozen=True):
     bytes: int
 
 
-class Targets(Shown, frozen=True):
+class Targets(EscapedStruct, frozen=True):
     """The number of objects with chunks, and the references to them; ``top`` are the objects with the most bytes."""
 
     count: int
@@ -65,7 +65,7 @@ class Targets(Shown, frozen=True):
     top: tuple[Target, ...]
 
 
-class Summary(Shown, frozen=True):
+class Summary(EscapedStruct, frozen=True):
     """A whole source; ``bytes`` does not count ``unsized`` keys, whose size is not known.
 
     ``version`` is the version of a reference set's document. The source itself holds ``inline_bytes`` of
@@ -87,7 +87,7 @@ class Summary(Shown, frozen=True):
     warnings: tuple[str, ...]
 
 
-def summarise(fs: Surveyed) -> Summary:
+def summarise(fs: SurveyedFileSystem) -> Summary:
     """Return the summary of ``fs``; ManifestError if a metadata document is not a JSON object."""
     found = survey(fs)
     left_whole = fs.left_whole
@@ -188,7 +188,7 @@ def _find_oddities(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str
 # The groups and arrays of a source as a tree. Metadata are read, but no chunk is listed or looked up.
 
 
-class Node(Shown, frozen=True, omit_defaults=True):
+class Node(EscapedStruct, frozen=True, omit_defaults=True):
     """A group, an array, or a directory without metadata; ``cut`` means that it has members, which are not shown."""
 
     path: str
@@ -200,7 +200,7 @@ class Node(Shown, frozen=True, omit_defaults=True):
     cut: bool = False
 
 
-def make_tree(fs: Surveyed, path: str = "", depth: int | None = None) -> Node:
+def make_tree(fs: SurveyedFileSystem, path: str = "", depth: int | None = None) -> Node:
     """Return the node at ``path`` of ``fs``, with ``depth`` levels of nodes below it (None: all levels).
 
     FileNotFoundError if nothing exists at ``path``; ManifestError if a metadata document is not a JSON object.
@@ -212,7 +212,7 @@ def make_tree(fs: Surveyed, path: str = "", depth: int | None = None) -> Node:
     return _make_node(fs, path, texts[path], depth)
 
 
-def _make_node(fs: Surveyed, path: str, text: dict[str, bytes], depth: int | None) -> Node:
+def _make_node(fs: SurveyedFileSystem, path: str, text: dict[str, bytes], depth: int | None) -> Node:
     kind: Literal["group", "directory"] = "directory"
     for name in NODE_DOCUMENTS:
         if name in text:
@@ -231,7 +231,7 @@ def _make_node(fs: Surveyed, path: str, text: dict[str, bytes], depth: int | Non
     return Node(path, kind, children=tuple(_make_node(fs, child, texts[child], deeper) for child in in_order))
 
 
-def _read_documents(fs: Surveyed, paths: list[str]) -> dict[str, dict[str, bytes]]:
+def _read_documents(fs: SurveyedFileSystem, paths: list[str]) -> dict[str, dict[str, bytes]]:
     """Return the metadata documents of the nodes ``paths``, by path and by name."""
     found: dict[str, dict[str, bytes]] = {path: {} for path in paths}
     keys = [join(path, name) for path in paths for name in (*NODE_DOCUMENTS, ".zattrs")]

@@ -21,10 +21,10 @@ from refshard_fs.tools.chunk_files import colour_chunks, find_files, pick_hue
 from refshard_fs.tools.map_picture import Map, Selection, draw_map
 from refshard_fs.tools.picture import Picture
 from refshard_fs.tools.plane import MOST_DIMENSIONS, find_shards, fold_grid
-from refshard_fs.tools.survey import Extents, PlacedChunks, Surveyed, survey
+from refshard_fs.tools.survey import Extents, PlacedChunks, SurveyedFileSystem, survey
 
 
-def make_picture(fs: Surveyed, array: str | None = None, select: Any = None) -> Picture:
+def make_picture(fs: SurveyedFileSystem, array: str | None = None, select: Any = None) -> Picture:
     """Return the picture of ``array``, as `visualize` explains; without ``array``, of the set or its only array.
 
     FileNotFoundError if there is no such array; NotListable if its source cannot list chunks; ValueError if its chunks
@@ -86,7 +86,7 @@ def make_set_map(source: str, arrays: Sequence[Extents], urls: Sequence[str]) ->
     return Map(redact(source), tuple(arrays), find_files(chunks, urls, []), colours)
 
 
-def _make_selection(fs: Surveyed, extents: Extents, select: Any, text: str) -> Selection:
+def _make_selection(fs: SurveyedFileSystem, extents: Extents, select: Any, text: str) -> Selection:
     """Return the chunks of a selection, and the requests that reading them would send."""
     meta = extents.meta
     if meta.chunks is None or meta.grid is None:

@@ -65,23 +65,23 @@ def draw_map(content: Map) -> Picture:
     else:
         name, summary = _draw_array(page, content, content.plane, files)
     _draw_files(page, content)
-    return Picture(content, page.scene(f"Where the bytes of {escape_controls(name or '/')} lie", summary))
+    return Picture(content, page.make_scene(f"Where the bytes of {escape_controls(name or '/')} lie", summary))
 
 
 def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str, str]:
     """Draw an array, except its files; return its name, and a summary of the picture in words."""
     (extents,), selection, meta = content.arrays, content.selection, content.arrays[0].meta
     title = extents.path or content.source.rstrip("/").rpartition("/")[2]
-    page.heading(title or "root array", "" if title == content.source else content.source)
+    page.add_heading(title or "root array", "" if title == content.source else content.source)
     what = [f"{shape_text(meta.shape, extents.dimensions)} {meta.dtype}"]
     if meta.chunks is not None:
         what.append(f"chunks of {shape_text(meta.chunks)}")
         if extents.shard_shape is not None:
             what.append(f"shards of {shape_text(extents.shard_shape)}")
-    page.parts(what)
+    page.add_parts(what)
     present = f"{len(extents):,} of {count_text(extents.possible or 0, 'chunk')}"
     size = int(extents.sizes.sum())
-    page.parts([present, *([bytes_text(size)] if size or not extents.unsized else []), files])
+    page.add_parts([present, *([bytes_text(size)] if size or not extents.unsized else []), files])
     summary = f"{present} in {files}"
     missing = 0
     if selection is not None:
@@ -91,14 +91,14 @@ def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str
         page.y += 6
         page.add("", [Box(MARGIN + 1, page.y + 5, 9, 9)], stroke="asked", line=2, radius=2)
         page.y += 19
-        page.text(MARGIN + 18, page.y - 5, selection.text, ROOM - 18, bold=True)
-        page.parts(reading.split(": ", 1), "ink")
+        page.add_text(MARGIN + 18, page.y - 5, selection.text, ROOM - 18, bold=True)
+        page.add_parts(reading.split(": ", 1), "ink")
         if extents.shards and selection.requests:
-            page.line("once the shards' indexes are read")
+            page.add_line("once the shards' indexes are read")
     _draw_grid(page, content, plane)
-    page.legend(_make_legend(content))
+    page.add_legend(_make_legend(content))
     if missing:
-        page.line(f"{count_text(missing, 'selected chunk')} missing: for these, nothing is requested")
+        page.add_line(f"{count_text(missing, 'selected chunk')} missing: for these, nothing is requested")
     return title, summary
 
 
@@ -119,28 +119,28 @@ def _describe_reading(selection: Selection) -> str:
 def _draw_arrays(page: Page, content: Map, files: str) -> None:
     """Draw the arrays of a set, each with a bar of its bytes."""
     sizes = [int(extents.sizes.sum()) for extents in content.arrays]
-    page.heading(content.source, "")
-    page.parts([count_text(len(sizes), "array"), files, bytes_text(sum(sizes))])
-    page.section("Arrays", "bytes of each")
+    page.add_heading(content.source, "")
+    page.add_parts([count_text(len(sizes), "array"), files, bytes_text(sum(sizes))])
+    page.add_section("Arrays", "bytes of each")
     for i, (extents, size) in enumerate(zip(content.arrays[:ARRAYS], sizes, strict=False)):
         possible = "" if extents.possible is None else f"{extents.possible:,} "
         figures = [f"{len(extents):,} of {possible}chunks", bytes_text(size)]
-        page.name(pick_hue(i), extents.path or "/", figures if extents.listed else ["chunks cannot be listed"])
-        page.line(f"{shape_text(extents.meta.shape, extents.dimensions)} {extents.meta.dtype}")
+        page.add_name(pick_hue(i), extents.path or "/", figures if extents.listed else ["chunks cannot be listed"])
+        page.add_line(f"{shape_text(extents.meta.shape, extents.dimensions)} {extents.meta.dtype}")
         page.add("faint", [Box(MARGIN, page.y, ROOM, 6)])
         page.add(pick_hue(i), [Box(MARGIN, page.y, max(ROOM * size / (max(sizes) or 1), 1.4), 6)])
         page.y += 14
     if len(sizes) > ARRAYS:
-        page.line(f"and {count_text(len(sizes) - ARRAYS, 'more array')}")
+        page.add_line(f"and {count_text(len(sizes) - ARRAYS, 'more array')}")
 
 
 def _draw_grid(page: Page, content: Map, plane: Plane) -> None:
     rows, columns = plane.shape
-    page.section("Chunk grid", _describe_axes(content.arrays[0], plane.split))
+    page.add_section("Chunk grid", _describe_axes(content.arrays[0], plane.split))
     if plane.step != (1, 1):
-        page.line(f"a cell is {plane.step[0]} × {plane.step[1]} chunks")
+        page.add_line(f"a cell is {plane.step[0]} × {plane.step[1]} chunks")
     if not rows or not columns:
-        page.line("there are no chunks: a dimension is empty")
+        page.add_line("there are no chunks: a dimension is empty")
         return
     wide, high = min(ROOM / columns, LARGEST), min(GRID_HEIGHT / rows, LARGEST)
     wide, high = min(wide, 5 * high), min(high, 5 * wide)
@@ -237,9 +237,9 @@ def _make_legend(content: Map) -> Iterator[tuple[str, list[Swatch]]]:
 def _draw_files(page: Page, content: Map) -> None:
     """Draw the bytes of files as strips, each with a scale."""
     files, selection = content.files, content.selection
-    page.section("Files", f"below {files.base}" if files.base else "bytes up to the last that is used")
+    page.add_section("Files", f"below {files.base}" if files.base else "bytes up to the last that is used")
     if not files.strips:
-        page.line("all existing chunks lie in the source itself")
+        page.add_line("all existing chunks lie in the source itself")
     for strip in files.strips:
         _draw_strip(page, strip, strip.url.removeprefix(files.base), content)
     own = [strip for strip in files.strips if strip.file is not None]
@@ -248,14 +248,14 @@ def _draw_files(page: Page, content: Map) -> None:
         read = 0 if selection is None else len({request.url for request in selection.requests})
         hidden = read - sum(len(strip.requests[0]) > 0 for strip in own)
         more = f", of which {hidden:,} are read from" if hidden else ""
-        page.line(f"and {count_text(left, 'more file')}{more}")
+        page.add_line(f"and {count_text(left, 'more file')}{more}")
 
 
 def _draw_strip(page: Page, strip: Strip, name: str, content: Map) -> None:
     figures = [count_text(strip.chunks, "chunk"), bytes_text(strip.bytes) if strip.bytes else "whole"]
     requests = len(strip.requests[0])
     page.y += 4
-    page.name("", name, [*figures, count_text(requests, "request")] if requests else figures)
+    page.add_name("", name, [*figures, count_text(requests, "request")] if requests else figures)
     scale = ROOM / strip.end
 
     def boxes(starts: Floats, stops: Floats, height: float) -> list[Box]:
@@ -279,4 +279,4 @@ def _draw_strip(page: Page, strip: Strip, name: str, content: Map) -> None:
         x, text = MARGIN + tick * scale, bytes_text(tick) if tick else "0"
         if x + 4 + measure_text(text, 11) <= MARGIN + ROOM:
             page.add("muted", [Box(x, page.y - 13, 1, 11)])
-            page.text(x + 4, page.y - 3, text, size=11, fill="muted")
+            page.add_text(x + 4, page.y - 3, text, size=11, fill="muted")

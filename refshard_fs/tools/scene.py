@@ -94,13 +94,15 @@ class Page:
         self.y = MARGIN
         self._shapes: list[Boxes | Label] = []
 
-    def scene(self, title: str, description: str) -> Scene:
+    def make_scene(self, title: str, description: str) -> Scene:
         """Return the picture."""
         height = self.y + MARGIN - 4
         paper = Boxes("paper", [Box(0.5, 0.5, WIDTH - 1, height - 1)], stroke="edge", radius=8)
         return Scene(WIDTH, height, (paper, *self._shapes), title, description)
 
-    def text(self, x: float, y: float, text: str, room: float = ROOM, *, keep_end: bool = False, **look: Any) -> float:
+    def add_text(
+        self, x: float, y: float, text: str, room: float = ROOM, *, keep_end: bool = False, **look: Any
+    ) -> float:
         """Place one line of text, cut to the width ``room``; ``look`` are members of its `Label`. Return its width."""
         text = escape_controls(text)
         label = Label(x, y, text, **look)
@@ -125,45 +127,47 @@ class Page:
         for (fill, opacity, title), group in groups.items():
             self.add(fill, group, opacity=opacity, title=title, radius=radius)
 
-    def heading(self, title: str, source: str) -> None:
+    def add_heading(self, title: str, source: str) -> None:
         """Place the title of the picture, and the source below it."""
         self.y += 28
-        self.text(MARGIN, self.y - 8, title, size=22, bold=True, keep_end=True)
+        self.add_text(MARGIN, self.y - 8, title, size=22, bold=True, keep_end=True)
         if source:
-            self.line(source, keep_end=True)
+            self.add_line(source, keep_end=True)
 
-    def line(self, text: str, fill: str = "muted", *, keep_end: bool = False) -> None:
+    def add_line(self, text: str, fill: str = "muted", *, keep_end: bool = False) -> None:
         """Place one line."""
         self.y += 19
-        self.text(MARGIN, self.y - 5, text, fill=fill, keep_end=keep_end)
+        self.add_text(MARGIN, self.y - 5, text, fill=fill, keep_end=keep_end)
 
-    def parts(self, parts: Sequence[str], fill: str = "muted") -> None:
+    def add_parts(self, parts: Sequence[str], fill: str = "muted") -> None:
         """Place ``parts`` one after the other, on as many lines as they need."""
         line, *rest = parts
         for part in rest:
             longer = f"{line}  ·  {part}"
             if measure_text(longer) > ROOM:
-                self.line(line, fill)
+                self.add_line(line, fill)
                 longer = part
             line = longer
-        self.line(line, fill)
+        self.add_line(line, fill)
 
-    def section(self, title: str, note: str) -> None:
+    def add_section(self, title: str, note: str) -> None:
         """Place the title of a section, and a note beside it."""
         self.y += 34
-        width = self.text(MARGIN, self.y - 8, title, size=15, bold=True)
-        self.text(MARGIN + width + 12, self.y - 8, note, ROOM - width - 12, fill="muted", keep_end=True)
+        width = self.add_text(MARGIN, self.y - 8, title, size=15, bold=True)
+        self.add_text(MARGIN + width + 12, self.y - 8, note, ROOM - width - 12, fill="muted", keep_end=True)
 
-    def name(self, colour: str, name: str, figures: Sequence[str]) -> None:
+    def add_name(self, colour: str, name: str, figures: Sequence[str]) -> None:
         """Place a swatch of ``colour``, if it is not empty; then ``name``, and ``figures`` on the right."""
         self.y += 19
         right, left = WIDTH - MARGIN, MARGIN + (17 if colour else 0)
-        taken = self.text(right, self.y - 5, "  ·  ".join(figures), ROOM - 130, size=12, fill="muted", ends_there=True)
+        taken = self.add_text(
+            right, self.y - 5, "  ·  ".join(figures), ROOM - 130, size=12, fill="muted", ends_there=True
+        )
         if colour:
             self.add(colour, [Box(MARGIN, self.y - 15, 11, 11)], radius=2)
-        self.text(left, self.y - 5, name, right - taken - 12 - left, keep_end=True)
+        self.add_text(left, self.y - 5, name, right - taken - 12 - left, keep_end=True)
 
-    def legend(self, entries: Iterable[tuple[str, Sequence[Swatch]]]) -> None:
+    def add_legend(self, entries: Iterable[tuple[str, Sequence[Swatch]]]) -> None:
         """Place texts, each after the fills and strokes that it explains."""
         self.y += 8
         x, y = MARGIN, self.y + 14
@@ -176,6 +180,6 @@ class Page:
             for i, (fill, stroke) in enumerate(swatches):
                 box = Box(x + 6 * i, y - 11, 12 if is_one else 6, 12)
                 self.add(fill, [box], stroke=stroke, line=2, radius=2 if is_one else 0)
-            self.text(x + wide + 6, y, text, MARGIN + ROOM - x - wide - 6, fill="muted")
+            self.add_text(x + wide + 6, y, text, MARGIN + ROOM - x - wide - 6, fill="muted")
             x += needed + 18
         self.y = y + 5

@@ -36,7 +36,7 @@ COLUMNS: Final = 1 << 16  # chunks that are looked up at a time: one shard may h
 LISTED: Final = "the key is listed, but cannot be found"
 
 
-class Surveyed(Protocol):
+class SurveyedFileSystem(Protocol):
     """The members of a `RefShardFileSystem` that the tools use."""
 
     fo: Any
@@ -94,9 +94,9 @@ class PlacedChunks(NamedTuple):
             return found
         order = np.argsort(numbers, kind="stable")
         order = order[np.append(numbers[order[1:]] != numbers[order[:-1]], True)]
-        return found.at(order)
+        return found.take(order)
 
-    def at(self, rows: Positions) -> PlacedChunks:
+    def take(self, rows: Positions) -> PlacedChunks:
         """Return the chunks in ``rows``."""
         return PlacedChunks(*(column[rows] for column in self))  # type: ignore[arg-type]  # of the same types
 
@@ -212,7 +212,7 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
 
 
 def survey(
-    fs: Surveyed, array: str | None = None, faults: list[Fault] | None = None, *, in_blocks: bool = False
+    fs: SurveyedFileSystem, array: str | None = None, faults: list[Fault] | None = None, *, in_blocks: bool = False
 ) -> Survey:
     """Survey all of ``fs``, or only the array at the path ``array``; ``in_blocks`` leaves columns of sets in `Blocks`.
 
@@ -223,7 +223,9 @@ def survey(
     return _SurveyBuilder(fs, array, faults, in_blocks=in_blocks).run()
 
 
-def read_keys(fs: Surveyed, keys: Sequence[str], on_progress: Callable[[int], object] | None = None) -> list[Any]:
+def read_keys(
+    fs: SurveyedFileSystem, keys: Sequence[str], on_progress: Callable[[int], object] | None = None
+) -> list[Any]:
     """Return the bytes, or the error, of each of ``keys``, also of an asynchronous filesystem.
 
     ``on_progress(1)`` is called when a key has been read.
@@ -239,7 +241,9 @@ def find_array(key: str, arrays: Mapping[str, object]) -> str:
 class _SurveyBuilder:
     """Collect the documents, the targets and the places of chunks for one survey."""
 
-    def __init__(self, fs: Surveyed, only: str | None, faults: list[Fault] | None, *, in_blocks: bool) -> None:
+    def __init__(
+        self, fs: SurveyedFileSystem, only: str | None, faults: list[Fault] | None, *, in_blocks: bool
+    ) -> None:
         self._fs, self._only, self._faults = fs, only, faults
         self._source = fs.source
         self._in_blocks = in_blocks

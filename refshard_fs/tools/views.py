@@ -111,7 +111,7 @@ def render_table(
     return f'<div class="rs-wide"><table><thead>{line(heading, "th")}</thead><tbody>{body}</tbody></table></div>{more}'
 
 
-class Shown(msgspec.Struct, frozen=True):
+class EscapedStruct(msgspec.Struct, frozen=True):
     """A value with texts of a source: its repr escapes characters that control a terminal, or are invisible."""
 
     def __repr__(self) -> str:

@@ -375,13 +375,13 @@ def test_sorted_comparison_equals_pairwise_comparison(make: Make, seed: int) -> 
     ranges = Ranges(survey(fs))
     again, before, within, outer = ranges.find_shared(np.full(2, 30, np.uint64))
     for i, j in zip(again, before, strict=True):
-        assert rows[ranges.key(i)] == rows[ranges.key(j)]
+        assert rows[ranges.get_key(i)] == rows[ranges.get_key(j)]
     assert len(again) == len(rows) - len({tuple(row) for row in rows.values()})
     for i, j in zip(within, outer, strict=True):
-        (url, start, _), (other, begin, length) = rows[ranges.key(i)], rows[ranges.key(j)]
+        (url, start, _), (other, begin, length) = rows[ranges.get_key(i)], rows[ranges.get_key(j)]
         assert url == other
         assert begin <= start < begin + length
-    beyond = {ranges.key(i) for i in ranges.find_beyond(np.full(2, 30, np.uint64))}
+    beyond = {ranges.get_key(i) for i in ranges.find_beyond(np.full(2, 30, np.uint64))}
     assert beyond == {key for key, (_, start, length) in rows.items() if start + length > 30}
 
 
