@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, choose_chunks, encode_chunk, make_entry
 from refshard_fs.core.compression import add_up_rows, decode_by_imagecodecs, decompress, import_zstd, unpack_bits
@@ -110,7 +111,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         """Decode the rows in the file with an image codec, which rejects an image of another shape or type."""
         shape = (self.rows, *self.shape[1:]) if self.shape[2] > 1 else (self.rows, self.shape[1])
         out = np.zeros(shape, np.dtype(self.dtype).newbyteorder("="))
-        options: dict[str, Any] = {"masks": True} if self.compression == LERC else {}
+        options: dict[str, Any] = {}
         if self.compression == JPEG:  # use the TIFF's colour space if the stream does not have one
             in_space, out_space = None, {5: "CMYK", 6: "RGB"}.get(self.photometric)
             if self.shape[2] == 1:
@@ -129,14 +130,34 @@ class TileRecipe(msgspec.Struct, frozen=True):
             except ValueError:
                 return msgspec.structs.replace(self, rows=self.shape[0])._decode_image(raw)
             return out.tobytes()
-        decoded = decode_by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
-        if self.compression != LERC:
-            return out.astype(self.dtype).tobytes()
-        values = out.view(self.dtype)  # GDAL encodes samples as LERC in the byte order of the file
-        is_valid = decoded[1]
-        if is_valid is not None and values.dtype.kind == "f":
-            values[~is_valid] = np.nan
-        return values.tobytes()
+        if self.compression == LERC:
+            return self._decode_lerc(raw, out)
+        decode_by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
+        return out.astype(self.dtype).tobytes()
+
+    def _decode_lerc(self, raw: bytes, out: npt.NDArray[Any]) -> bytes:
+        """Decode an image of LERC, in which a mask marks valid pixels: the others become NaN if they are floats.
+
+        GDAL stores alpha as this mask if it is 0 or 255 everywhere, and bands of floats with NaN one after the other.
+        """
+        rows, columns, *samples = out.shape
+        depth = int.from_bytes(raw[22:26], "little")  # of the samples that are stored together
+        shape, axis = out.shape, -1
+        if samples and out.dtype == np.uint8 and 0 < depth == samples[0] - 1:
+            shape = (rows, columns, depth) if depth > 1 else (rows, columns)
+        elif samples and depth == 1:
+            shape, axis = (*samples, rows, columns), 0
+        stored = np.zeros(shape, out.dtype)
+        _, is_valid = decode_by_imagecodecs(IMAGES[LERC], raw, "tiff", out=stored, masks=True)
+        if is_valid is not None and stored.dtype.kind == "f":
+            is_valid = is_valid if is_valid.shape == stored.shape else np.expand_dims(is_valid, axis)
+            np.copyto(stored, np.nan, where=~is_valid)
+        if stored.size < out.size:
+            out[..., :-1] = stored.reshape(rows, columns, depth)
+            out[..., -1] = 255 if is_valid is None else np.uint8(255) * is_valid
+            stored = out
+        # GDAL encodes samples as LERC in the byte order of the file.
+        return np.moveaxis(stored, axis, -1).tobytes()
 
     def _decode_fax(self, raw: bytes) -> bytes:
         """Decode the rows in the file, of one bit a pixel, to one byte a pixel."""

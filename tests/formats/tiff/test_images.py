@@ -166,6 +166,32 @@ def test_last_jpeg_strip_may_have_rows_beyond_the_image() -> None:
         msgspec.structs.replace(recipe, shape=(63, 50, 1)).make(data)
 
 
+@pytest.mark.parametrize("samples", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("kind", ["one band", "all bands", "rows"])
+def test_lerc_with_nan_in_interleaved_bands_equals_gdal(tmp_path: Path, samples: int, dtype: str, kind: str) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    values = RNG.normal(size=(samples, 35, 20)).astype(dtype)
+    values[{"one band": slice(1), "all bands": slice(None), "rows": slice(1, None)}[kind], 3:5] = np.nan
+    for number, options in enumerate([{}, {"tiled": True, "blockxsize": 16, "blockysize": 16}]):
+        path = write(tmp_path / f"{number}.tif", values, compress="lerc", interleave="pixel", **options)
+        with rasterio.open(path) as ds:
+            want = ds.read()
+        found = open_array(path, "0")[...]
+        np.testing.assert_array_equal(np.moveaxis(found, -1, 0) if samples > 1 else found[None], want)
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+@pytest.mark.parametrize("alpha", [(0, 255), (255, 255), (0, 200)])
+def test_lerc_with_alpha_as_a_mask_equals_gdal(tmp_path: Path, samples: int, alpha: tuple[int, int]) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    values = RNG.integers(0, 256, (samples, 35, 20), "u1")
+    values[-1] = np.where(RNG.random((35, 20)) < 0.4, *alpha)
+    path = write(tmp_path / "a.tif", values, compress="lerc", interleave="pixel", alpha="NON-PREMULTIPLIED")
+    with rasterio.open(path) as ds:
+        np.testing.assert_array_equal(np.moveaxis(open_array(path, "0")[...], -1, 0), ds.read())
+
+
 def test_lerc_with_a_predictor_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lerc.tif"
     tifffile.imwrite(path, RGB[..., 0], compression="lerc", predictor=2)
