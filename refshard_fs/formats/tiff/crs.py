@@ -169,15 +169,17 @@ def describe_crs(keys: Mapping[int, Any]) -> dict[str, Any]:
     >>> describe_crs({3072: 32633})
     {'crs_wkt': 'EPSG:32633', 'spatial_ref': 'EPSG:32633'}
     """
-    is_projected = _PROJECTED in keys or _PROJECTION in keys or _METHOD in keys
+    texts = (str(keys.get(key)) for key in (_PROJECTED_CITATION, _CITATION))
+    esri = next((text.removeprefix(_ESRI) for text in texts if text.startswith(_ESRI)), "")
+    has_projection = not keys.keys().isdisjoint((_PROJECTED, _PROJECTION, _METHOD)) or esri.startswith("PROJCS")
+    is_projected = {1: True, 2: False}.get(_get_code(keys, _MODEL), has_projection)  # as GDAL decides it
     code = _get_code(keys, _PROJECTED if is_projected else _GEOGRAPHIC)
     if 0 < code < _USER_DEFINED:
         return {"crs_wkt": f"EPSG:{code}", "spatial_ref": f"EPSG:{code}"}
     if _get_code(keys, _MODEL) == _GEOCENTRIC:
         return {}
-    esri = next((keys[key] for key in (_PROJECTED_CITATION, _CITATION) if str(keys.get(key)).startswith(_ESRI)), None)
-    if esri is not None:
-        wkt, attributes = esri.removeprefix(_ESRI), {}
+    if esri:
+        wkt, attributes = esri, {}
     else:
         geographic = _describe_geographic(keys)
         if geographic is None:

@@ -68,6 +68,19 @@ def test_geographic_citation_of_a_projected_crs_is_read() -> None:
     assert describe_crs({2048: 4326, 3075: 24})["crs_wkt"].startswith("PROJCS")  # not the code of the geographic CRS
 
 
+def test_projection_of_esri_precedes_a_geographic_code(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", np.zeros((2, 2), "u1"), crs="EPSG:3857", GEOTIFF_KEYS_FLAVOR="ESRI_PE")
+    files = Files.of(path)
+    found = json.loads(files.read(files.open(), "spatial_ref/.zattrs") or b"")["crs_wkt"]
+    with rasterio.open(path) as ds:
+        assert rasterio.crs.CRS.from_wkt(found) == ds.crs
+
+
+def test_kind_of_a_crs_is_the_stated_model() -> None:
+    assert describe_crs({1024: 2, 2048: 4326, 3072: 32633})["crs_wkt"] == "EPSG:4326"
+    assert describe_crs({1024: 1, 2048: 4326}) == {}  # a projected CRS without its projection
+
+
 @pytest.mark.parametrize(
     "keys",
     [
