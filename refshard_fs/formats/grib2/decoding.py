@@ -264,7 +264,8 @@ def _decode_ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iter
         )
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
     most = size * (stored + block * interval)  # bytes: padding may follow the last value
-    decoded = decode_by_imagecodecs("aec_decode", data, "grib", out=most, **options)
+    out = memoryview(np.empty(most, "u1"))  # a number in place of it would take a copy of the result
+    decoded = decode_by_imagecodecs("aec_decode", data, "grib", out=out, **options)
     return _split_blocks(np.frombuffer(decoded, f"<u{size}")[:stored], stored)
 
 
@@ -294,35 +295,34 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
             f"expected {stored} values of at most 32 bits, found {lengths.sum()} in {len(lengths)} groups, of up to "
             f"{widths.max()} bits, in {len(data)} bytes"
         )
-    # A word contains a whole number, whichever bit of its first byte the number begins at.
+    # A word contains a whole number, whichever bit of its last byte the number ends at.
     is_small = widths.max() <= 25 and np.abs(references).max() < 1 << 30 and lengths.max() <= 1 << 26
-    bits, signed_type, word = (32, "i4", "u4") if is_small else (64, "i8", "u8")
-    words = np.ndarray((len(data) + 1,), f">{word}", bytes(data) + bytes(8), strides=(1,))  # a word from each byte on
-    references, widths = references.astype(signed_type), widths.astype(signed_type)
+    size, signed_type, word = (4, "i4", "u4") if is_small else (8, "i8", "u8")
+    words = np.ndarray((len(data) + 1,), f">{word}", b"".join([bytes(size), data]), strides=(1,))  # ends at each byte
+    references, steps = references.astype(signed_type), (-widths).astype(signed_type)
+    masks = ((1 << widths) - 1).astype(word)
     limits = None if limits is None else limits.astype(word)
-    ends = np.cumsum(lengths)
+    ends, bit_ends = np.cumsum(lengths), np.cumsum(widths * lengths)
     first = done = begin = 0
     while first < len(lengths):
         last = max(int(np.searchsorted(ends, done + _AT_ONCE, "right")), first + 1)
-        batch, done = slice(first, last), int(ends[last - 1])  # groups that are unpacked together
+        batch, done, stop = slice(first, last), int(ends[last - 1]), int(bit_ends[last - 1])
         length = lengths[batch]
-        width = np.repeat(widths[batch], length)
-        at = width.copy()
-        add_up(at)
-        at += begin & 7
-        stop = int(at[-1]) if at.size else begin & 7
-        near = words[begin >> 3 :][: (stop >> 3) + 1].astype(word)
-        at -= width  # the bit at which each number begins
-        packed = near.take(at >> 3, mode="clip")  # no index is too large; "clip" is faster than a check
-        at &= 7
-        packed <<= at.view(word)
-        np.subtract(bits, width, out=width)
-        packed >>= width.view(word)  # a shift by all bits leaves 0
-        missing = None if limits is None else packed >= np.repeat(limits[batch], length)
         numbers = np.repeat(references[batch], length)
-        numbers += packed.view(signed_type)
-        yield numbers, missing
-        first, begin = last, (begin & ~7) + stop
+        packed = np.zeros(numbers.size if stop == begin and limits is not None else 0, word)
+        if stop > begin:
+            end = -(-stop // 8)
+            near = words[begin >> 3 : end + 1][::-1].astype(word)  # from the last word to the first
+            at = np.repeat(steps[batch], length)
+            at[0] += 8 * end - begin
+            add_up(at)  # the bits from the end of each number to byte ``end``
+            packed = near.take(at >> 3, mode="clip")  # no index is too large; "clip" is faster than a check
+            at &= 7
+            packed >>= at.view(word)
+            packed &= np.repeat(masks[batch], length)
+            numbers += packed.view(signed_type)
+        yield numbers, None if limits is None else packed >= np.repeat(limits[batch], length)
+        first, begin = last, stop
 
 
 def _add_differences(blocks: Iterator[_Block], firsts: Sequence[int]) -> Iterator[_Block]:

@@ -41,6 +41,22 @@ def test_values_of_every_packing_equal_eccodes(packing: str, bits: int) -> None:
     np.testing.assert_allclose(open_array(data, "t")[...].ravel(), want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("packing", ["grid_complex", "grid_complex_spatial_differencing"])
+@pytest.mark.parametrize("missing", [0, 0.1, 0.9], ids="{:.0%} missing".format)
+def test_blocks_of_constants_equal_eccodes(packing: str, missing: float) -> None:
+    """Whole blocks of values are in groups of 0 bits, whose bits are not unpacked."""
+    values = np.maximum(np.cumsum(RNG.normal(size=300 * 300)), 50)
+    values[20_000:70_000] = 50
+    values[-30_000:-1] = np.nan if missing else 50
+    values[RNG.random(values.size) < missing] = np.nan
+    data = make_message(values, packingType=packing, Ni=300, Nj=300, bitsPerValue=14)
+    handle = eccodes.codes_new_from_message(data)
+    want = eccodes.codes_get_values(handle)
+    eccodes.codes_release(handle)
+    want[np.isnan(values)] = np.nan
+    np.testing.assert_array_equal(open_array(data, "t")[...].ravel(), want.astype("f4"))
+
+
 @pytest.mark.parametrize("bits", [33, 48, 56])
 def test_numbers_of_more_than_32_bits_equal_eccodes(bits: int) -> None:
     data = make_message(packingType="grid_simple", bitsPerValue=bits)
