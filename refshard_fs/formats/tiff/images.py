@@ -352,6 +352,9 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     if not height or not width or not 0 < samples < 1 << 16:
         found = f"{height} rows, {width} columns and {samples} samples for a pixel"
         raise ValueError(f"its image has {found}: expected 1 or more of each, and at most 65535 samples")
+    described = len(ifd.get_integers(BITS, 1))
+    if described not in (1, samples):
+        raise ValueError(f"its BitsPerSample has {described} values: expected 1 or SamplesPerPixel, {samples}")
     bits, dtype = _choose_dtype(ifd, tiff.order)
     compression, photometric, within = _parse_compression(ifd)
     is_planar, is_tiled = samples > 1 and ifd.get_integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags

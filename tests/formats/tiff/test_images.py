@@ -214,6 +214,13 @@ def test_unsupported_samples_are_refused(tmp_path: Path, dtype: str, options: di
         Files.of(write(tmp_path / "a.tif", values, **options)).open()
 
 
+def test_contradicting_numbers_of_samples_are_refused() -> None:
+    data = make_tiff(bytes(60), 5, 4, t258=(8, 8, 8), t277=1)
+    with pytest.raises(ManifestError, match="its BitsPerSample has 3 values: expected 1 or SamplesPerPixel, 1"):
+        Files({ROOT: data}).open()
+    assert not Files({ROOT: make_tiff(bytes(60), 5, 4, t258=(8, 8, 8), t277=3)}).open().reports
+
+
 @pytest.mark.parametrize(
     ("compression", "values", "options"),
     [
