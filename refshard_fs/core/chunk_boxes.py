@@ -18,6 +18,29 @@ def strides_of(counts: tuple[int, ...]) -> npt.NDArray[np.int64]:
     return np.array([math.prod(counts[axis + 1 :]) for axis in range(len(counts))], np.int64)
 
 
+def cut_to_boxes(counts: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cut chunks ``[start, stop)`` of a grid of ``counts`` into boxes; return the first index and the shape of each.
+
+    The chunks of a box have consecutive numbers, and the boxes are in the order of these numbers.
+    """
+    if not counts:
+        return [((), ())] * (stop - start)
+    inner = math.prod(counts[1:])  # chunks in a row
+    boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    while start < stop:
+        row = start // inner
+        rows = stop // inner - row
+        if start % inner == 0 and rows > 0:
+            boxes.append(((row, *[0] * len(counts[1:])), (rows, *counts[1:])))
+            start += rows * inner
+        else:  # a part of a row
+            end = min(stop, (row + 1) * inner)
+            parts = cut_to_boxes(counts[1:], start % inner, end - row * inner)
+            boxes += [((row, *first), (1, *shape)) for first, shape in parts]
+            start = end
+    return boxes
+
+
 class ChunkBoxes:
     """Boxes in a grid of ``counts`` chunks: ``bounds`` has their first and last (exclusive) indexes of chunks.
 

@@ -57,6 +57,11 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         texts = sum(len(url or "") + 60 for url in self.urls)
         return self.ranges.nbytes + texts + sum(len(data) + 130 for data in self.inline.values())
 
+    @property
+    def versions(self) -> dict[int, dict[str, str]]:
+        """The ETag and the time of modification in each pin that has one, by target."""
+        return {target: pin.version for target, pin in enumerate(self.pins) if pin is not None and pin.version}
+
     def value(self, row: int) -> Row | bytes | None:
         """Return the reference or the inline bytes in ``row``; None if it has neither."""
         found = self.ranges.row(row)

@@ -298,6 +298,7 @@ def renumber(numbers: UInt64s, before: ChunkGrid, after: ChunkGrid) -> tuple[UIn
 
 
 _NONE = np.uint64(1 << 63)  # a bit in the column of ends that marks None
+_DECODED = 1 << 16  # texts whose bytes an iteration copies at a time
 _NO_TEXT = b"\xff"  # the bytes of None, which are not valid UTF-8
 
 
@@ -377,7 +378,15 @@ class Texts(Sequence[str | None]):
         return self.data[start:stop].tobytes().decode("utf-8", "surrogatepass")
 
     def __iter__(self) -> Iterator[str | None]:
-        return map(self.__getitem__, range(len(self.ends)))
+        starts, stops = self.find_spans()
+        for first in range(0, len(self), _DECODED):
+            part = slice(first, first + _DECODED)
+            offset = int(starts[first])
+            data = self.data[offset : int(stops[part][-1])].tobytes()
+            spans = zip((starts[part] - offset).tolist(), (stops[part] - offset).tolist(), strict=True)
+            is_none = (self.ends[part] & _NONE).astype(bool).tolist()
+            for (start, stop), missing in zip(spans, is_none, strict=True):
+                yield None if missing else data[start:stop].decode("utf-8", "surrogatepass")
 
     def __repr__(self) -> str:
         return f"<{len(self)} texts>"

@@ -43,10 +43,10 @@ def keep_url(url: str | None) -> str | None:
 class ReferenceStream:
     """The references of a key space, for sinks; ``respell`` converts their URLs, and ``run`` runs look-ups.
 
-    ``checks`` are checksums and versions of single chunks, by array and number. With ``pins_as_checks``, chunks also
-    get the versions of their targets. ``packed`` has entries by array and number, which replace those of the key space.
-    ``read`` reads the entries for `ReferenceStream.read`. With ``needs_lengths``, chunks that reach to the end of a
-    target get their length from the target's size. ``on_progress(n)`` is called after n more chunks.
+    ``checks`` are checksums and versions of single chunks, by array and number. ``packed`` has entries by array and
+    number, which replace those of the key space. ``read`` reads the entries for `ReferenceStream.read`. With
+    ``needs_lengths``, chunks that reach to the end of a target get their length from the target's size.
+    ``on_progress(n)`` is called after n more chunks.
     """
 
     on_progress: Callable[[int], object] | None = None
@@ -58,7 +58,6 @@ class ReferenceStream:
         respell: Respell,
         checks: Mapping[str, Mapping[int, Mapping[str, str]]] | None = None,
         *,
-        pins_as_checks: bool = False,
         packed: Mapping[str, Mapping[int, Entry]] | None = None,
         read: Read | None = None,
         needs_lengths: bool = False,
@@ -67,7 +66,6 @@ class ReferenceStream:
         self._run = run
         self._respell = cache(respell)
         self._checks = checks or {}
-        self._pins_as_checks = pins_as_checks
         self._packed = packed or {}
         self._read = read
         self._needs_lengths = needs_lengths
@@ -129,11 +127,6 @@ class ReferenceStream:
         if self._needs_lengths:
             self._add_lengths(array, found)
         checks = dict(found.checks)
-        if self._pins_as_checks and found.pins:
-            versions = {target: pin.version for target, pin in enumerate(found.pins) if pin is not None and pin.version}
-            targets = found.ranges.targets
-            rows = np.flatnonzero(np.isin(targets, list(versions)))
-            checks |= {row: versions[target] for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True)}
         more_checks = self._checks.get(array, {})
         checks |= {number - numbers.start: more_checks[number] for number in more_checks.keys() & numbers}
         packed = dict(found.packed)

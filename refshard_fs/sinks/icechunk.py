@@ -20,9 +20,11 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import numpy as np
+import numpy.typing as npt
 from fsspec.asyn import get_loop, sync
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunk_boxes import cut_to_boxes
 from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.keys import ChunkGrid, find_nearest, join
@@ -43,6 +45,7 @@ TOGETHER: Final = 64  # native chunks that are put at a time
 S3: Final = ("s3", "s3a")
 GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
+LEAST_RUN: Final = 4  # chunks: if runs of one version are shorter, single references take less time
 NAMED: Final = 5  # the most keys that a message names
 MAIN_BRANCH: Final = "main"
 OTHER_CREDENTIALS: Final = ("profile", "session", "sas_token", "connection_string", "credential")  # fsspec's options
@@ -51,6 +54,7 @@ OLDEST: Final = (2, 3)  # version of icechunk, as setup.cfg has it
 _MADE_TWICE: Final = "another process created the repository {} meanwhile: nothing was written"
 _WHY: Final = "they are not ranges of objects that Icechunk can read"
 
+IntArray = npt.NDArray[np.int64]
 Read = Callable[[Mapping[str, Entry | bytes]], Sequence[bytes]]
 
 logger = logging.getLogger(__package__)
@@ -250,9 +254,16 @@ def make_stores(targets: Iterable[str | None], user_stores: Mapping[str, Any]) -
     """Return a store for each prefix of the URLs ``targets``; ``user_stores`` come first."""
     icechunk = _require_icechunk()
     stores = dict(user_stores)
+    known: set[str] = set()  # directories whose store is found: often many targets lie in one
     for url in targets:
+        directory = (url or "").rpartition("/")[0]
+        if directory in known:
+            continue
         location = _make_location(url)
-        if location is None or any(location.startswith(prefix) for prefix in stores):
+        if location is None:
+            continue
+        known.add(directory)
+        if any(location.startswith(prefix) for prefix in stores):
             continue
         prefix = _find_prefix(location)
         protocol = protocol_of(location)
@@ -373,33 +384,69 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
     size = sum(len(entry) if isinstance(entry, bytes) else entry.size or 0 for entry in others.values())
     left = len(others), size
     is_readable = np.array([location is not None for location in locations], bool)
-    targets, offsets, lengths = chunks.ranges
+    targets, _, lengths = chunks.ranges
     rows = np.flatnonzero(targets != NO_TARGET)
     rows = rows[is_readable[targets[rows]] & (lengths[rows] != WHOLE)]
-    if not len(rows):
-        return left
-    texts = [location or "" for location in locations]
-    if not chunks.checks and grid.counts:
-        names = [""] * len(numbers)  # empty names for missing chunks
-        for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True):
-            names[row] = texts[target]
-        inner = math.prod(grid.counts[1:])
-        shape = (len(numbers) // inner, *grid.counts[1:])
-        first = (numbers.start // inner, *[0] * (len(grid.counts) - 1))
-        failed = await store.set_virtual_refs_arr_async(array, shape, names, offsets, lengths, arr_offset=first)
-    else:
-        from icechunk import VirtualChunkSpec
-
-        indexes = (
-            np.array(np.unravel_index(rows + numbers.start, grid.counts)).T if grid.counts else rows[:, None][:, :0]
-        )
-        own = targets[rows].tolist()
-        columns = indexes.tolist(), map(texts.__getitem__, own), offsets[rows].tolist(), lengths[rows].tolist()
-        specs = list(map(VirtualChunkSpec, *columns, *_list_versions(rows.tolist(), own, chunks.checks, texts)))
-        failed = await store.set_virtual_refs_async(array, specs)
-    if failed:
-        raise ManifestError(f"{array!r}: Icechunk refuses the references of {len(failed)} chunks, such as {failed[0]}")
+    if len(rows):
+        texts = [location or "" for location in locations]
+        failed = await asyncio.to_thread(_set_references, store, array, grid, numbers, chunks, rows, texts)
+        if failed:
+            raise ManifestError(
+                f"{array!r}: Icechunk refuses the references of {len(failed)} chunks, such as {failed[0]}"
+            )
     return left
+
+
+def _set_references(
+    store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, rows: IntArray, texts: Sequence[str]
+) -> list[tuple[int, ...]]:
+    """Set the chunks in ``rows``, whose targets are at ``texts``; return the indexes of chunks that icechunk refuses.
+
+    A call of icechunk takes a box of chunks that have one version, or objects for single chunks, which take longer.
+    """
+    targets, offsets, lengths = chunks.ranges
+    versions, codes = _list_versions(rows, chunks, texts)
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])  # of runs of rows with the same version
+    if len(rows) < LEAST_RUN * len(starts):
+        return _set_single_references(store, array, grid, numbers, chunks, rows, texts, versions, codes)
+    names = [""] * len(numbers)  # empty names for missing chunks
+    for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True):
+        names[row] = texts[target]
+    failed: list[tuple[int, ...]] = []
+    runs = zip(rows[starts], rows[np.append(starts[1:], len(rows)) - 1] + 1, codes[starts], strict=True)
+    for first, last, code in ((*map(int, run),) for run in runs):
+        at = first
+        for corner, shape in cut_to_boxes(grid.counts, numbers.start + first, numbers.start + last):
+            part = slice(at, at + math.prod(shape))
+            columns = names[part], offsets[part], lengths[part]
+            version = versions[code]
+            failed += store.set_virtual_refs_arr(array, shape, *columns, arr_offset=corner, checksum=version) or ()
+            at = part.stop
+    return failed
+
+
+def _set_single_references(
+    store: Any,
+    array: str,
+    grid: ChunkGrid,
+    numbers: range,
+    chunks: Chunks,
+    rows: IntArray,
+    texts: Sequence[str],
+    versions: Sequence[str | datetime | None],
+    codes: IntArray,
+) -> list[tuple[int, ...]]:
+    """Set the chunks in ``rows`` by an object for each; ``codes`` are the indexes of their ``versions``."""
+    from icechunk import VirtualChunkSpec
+
+    targets, offsets, lengths = (column[rows].tolist() for column in chunks.ranges)
+    indexes = np.array(np.unravel_index(rows + numbers.start, grid.counts)).T if grid.counts else rows[:, None][:, :0]
+    etags = [version if isinstance(version, str) else None for version in versions]
+    times = [version if isinstance(version, datetime) else None for version in versions]
+    checks = (map(column.__getitem__, codes.tolist()) for column in (etags, times))
+    specs = map(VirtualChunkSpec, indexes.tolist(), map(texts.__getitem__, targets), offsets, lengths, *checks)
+    failed: list[tuple[int, ...]] = store.set_virtual_refs(array, list(specs)) or []
+    return failed
 
 
 async def put_native(store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, read: Read) -> int:
@@ -422,19 +469,26 @@ def count_rows(grid: ChunkGrid) -> int:
 
 
 def _list_versions(
-    rows: Sequence[int], targets: Sequence[int], checks: Mapping[int, Mapping[str, str]], texts: Sequence[str]
-) -> tuple[list[str | None], list[datetime | None]]:
-    """Return the versions of the targets of ``rows`` that Icechunk checks: ETags, and times of modification.
+    rows: IntArray, chunks: Chunks, texts: Sequence[str]
+) -> tuple[Sequence[str | datetime | None], IntArray]:
+    """Return the versions that Icechunk checks, and for each of ``rows`` the index of its version.
 
-    Rows often share a few dicts of checks, so each is converted once for each target.
+    ``texts`` are the locations of the targets.
     """
-    by_row = [checks.get(row) for row in rows]
-    ids, codes = np.unique(np.fromiter(map(id, by_row), np.uint64, len(by_row)), return_inverse=True)
-    _, firsts, kinds = np.unique(np.array(targets, np.int64) * len(ids) + codes, return_index=True, return_inverse=True)
-    known = [_find_version(by_row[row] or {}, texts[targets[row]]) for row in firsts.tolist()]
-    etags = [version if isinstance(version, str) else None for version in known]
-    times = [version if isinstance(version, datetime) else None for version in known]
-    return [*map(etags.__getitem__, kinds.tolist())], [*map(times.__getitem__, kinds.tolist())]
+    codes: dict[str | datetime | None, int] = {}
+    pins = chunks.versions
+    code_of_target = np.array(
+        [codes.setdefault(_find_version(pins.get(target, {}), text), len(codes)) for target, text in enumerate(texts)],
+        np.int64,
+    )
+    targets = chunks.ranges.targets
+    code_of_row = code_of_target[targets[rows]]
+    for place in np.flatnonzero(np.isin(rows, list(chunks.checks))).tolist():
+        row = int(rows[place])
+        target = int(targets[row])
+        version = _find_version({**pins.get(target, {}), **chunks.checks[row]}, texts[target])
+        code_of_row[place] = codes.setdefault(version, len(codes))
+    return list(codes), code_of_row
 
 
 def _find_version(check: Mapping[str, str], location: str) -> str | datetime | None:

@@ -101,14 +101,8 @@ class IcechunkCommit:
             )
 
     def _resolve_chunks(self, chunks: Chunks, resolve: Any) -> Chunks:
-        """Return chunks with absolute URLs, and the versions of their targets as checks."""
-        checks = {
-            row: pin.version
-            for row, target in enumerate(chunks.ranges.targets.tolist())
-            if target < len(chunks.pins) and (pin := chunks.pins[target]) is not None and pin.version
-        }
-        urls = [resolve(url) for url in chunks.urls]
-        return msgspec.structs.replace(chunks, urls=urls, checks={**chunks.checks, **checks})
+        """Return chunks with absolute URLs."""
+        return msgspec.structs.replace(chunks, urls=[resolve(url) for url in chunks.urls])
 
     async def _write(self, store: Any, blocks: Sequence[tuple[str, range, Chunks]]) -> None:
         """Write the edits to a session's store."""

@@ -59,7 +59,8 @@ class Sink(ABC):
     """Write sets of references in one format. One instance serves all sets, on any thread."""
 
     name: ClassVar[str]  # the value of ``format=``
-    # Whether the format holds versions and checksums of single chunks. If False, the chunks have none.
+    # Whether the format holds versions of targets (`Chunks.pins`), and versions and checksums of single chunks
+    # (`Chunks.checks`). If False, the chunks have no checks.
     holds_versions: ClassVar[bool] = False
     # Whether a URL may be relative to the set's own directory, as the source spelled it. If False, all are absolute.
     holds_relative_urls: ClassVar[bool] = False

@@ -60,11 +60,13 @@ def save(
     objects = Objects(url, options)
     spell = partial(make_speller, source.options.open, source.options.source)
     whole, spelled = spell(), spell(url if sink.holds_relative_urls else None)
-    adoption = Adoption(source.admission)  # the new set is the user's own
+    rule = source.admission
+    adoption = Adoption(rule)  # the new set is the user's own
     recorded = NOTHING
 
     def respell(written: str | None) -> str | None:
-        adoption.add(whole(written))
+        if not rule.admits_all:
+            adoption.add(whole(written))
         return spelled(written)
 
     found = strip_edits(keyspace).whole_shards
@@ -107,7 +109,7 @@ def make_stream(
     def read(entries: Mapping[str, Entry]) -> Sequence[bytes]:
         return source.wait(source.read_entries, entries)
 
-    options: dict[str, Any] = {"pins_as_checks": sink.holds_versions, "read": read, "needs_lengths": sink.needs_lengths}
+    options: dict[str, Any] = {"read": read, "needs_lengths": sink.needs_lengths}
     if keyspace.is_reference_set or (keyspace.has_only_ranges and sink.holds_versions and sink.holds_packed):
         return ReferenceStream(keyspace, run, respell, **options)
     checks: Checks = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from refshard_fs.core.columns import ChunkTable, Part, PartsBuilder, Row, renumber
+from refshard_fs.core.columns import ChunkTable, Part, PartsBuilder, Row, Texts, renumber
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 
 DOTS = ChunkKeyEncoding("v2", ".")
@@ -49,3 +49,11 @@ def test_rows_of_a_whole_grid_in_order_are_not_copied() -> None:
         builder.add(start, Part.from_rows((i, Row(0, i, 1)) for i in range(start, start + 8)))
     (part,) = builder.finish()
     assert ChunkTable.from_parts(grid, [part]).ranges is part.ranges
+
+
+def test_texts_are_iterated_as_they_are_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refshard_fs.core.columns._DECODED", 3)
+    expected = ["a", None, "", "日本", "\ud800", None, None, "x" * 300]
+    for count in range(len(expected) + 1):
+        texts = Texts.of(expected[:count])
+        assert list(texts) == [texts[place] for place in range(count)] == expected[:count]

@@ -204,6 +204,49 @@ def test_versions_in_a_repository_are_handed_over_for_each_chunk(tmp_path: Path)
     assert found[0][4] is None
 
 
+def test_chunks_of_one_version_are_set_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects for single chunks take 1.8 times the CPU."""
+    calls: list[tuple[Any, ...]] = []
+    set_arrays, set_objects = icechunk.IcechunkStore.set_virtual_refs_arr, icechunk.IcechunkStore.set_virtual_refs
+
+    def count_boxes(store: Any, array: str, shape: tuple[int, ...], *columns: Any, **options: Any) -> Any:
+        calls.append((array, shape, options["arr_offset"], options["checksum"]))
+        return set_arrays(store, array, shape, *columns, **options)
+
+    def count_objects(store: Any, array: str, specs: Any) -> Any:
+        calls.append((array, len(specs)))
+        return set_objects(store, array, specs)
+
+    monkeypatch.setattr(icechunk.IcechunkStore, "set_virtual_refs_arr", count_boxes)
+    monkeypatch.setattr(icechunk.IcechunkStore, "set_virtual_refs", count_objects)
+    meta = {"zarr_format": 2, "shape": [6, 5], "chunks": [1, 1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    meta |= {"filters": None, "compressor": None}
+    file_of = {"runs": lambda number: number // 13, "singles": lambda number: number % 3}
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
+    for array, find_file in file_of.items():
+        refs[f"{array}/.zarray"] = json.dumps(meta)
+        refs |= {f"{array}/{n // 5}.{n % 5}": [f"s3://b/{find_file(n)}", n, 1] for n in range(30) if n != 7}
+    pins = {"url": [f"s3://b/{file}" for file in range(3)], "etag": ['"a"', '"b"', None], "size": [99, 99, 99]}
+    RefShardFileSystem({"version": 1, "refs": refs, "refshard": {"pins": pins}}).save(str(tmp_path / "made.icechunk"))
+    assert calls == [
+        ("runs", (2, 5), (0, 0), '"a"'),
+        ("runs", (1, 3), (2, 0), '"a"'),
+        ("runs", (1, 2), (2, 3), '"b"'),
+        ("runs", (2, 5), (3, 0), '"b"'),
+        ("runs", (1, 1), (5, 0), '"b"'),
+        ("runs", (1, 4), (5, 1), None),
+        ("singles", 29),
+    ]
+    source = RefShardFileSystem(str(tmp_path / "made.icechunk")).source
+    for array, find_file in file_of.items():
+        keys = [f"{array}/c/{n // 5}/{n % 5}" for n in range(30)]
+        entries = source.run("", partial(source.open().find_entries, keys))
+        for number, entry in enumerate(entries):
+            file = find_file(number)
+            expected = None if number == 7 else (f"s3://b/{file}", number, pins["etag"][file])
+            assert (entry and (entry.url, entry.start, entry.pin and entry.pin.etag)) == expected
+
+
 def test_failed_save_commits_nothing(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem(write_netcdf(tmp_path)).save(there)

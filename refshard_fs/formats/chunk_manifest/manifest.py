@@ -199,9 +199,10 @@ def encode_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: st
     members = []
     targets, offsets, lengths = partition.ranges
     empty = {row for row, extras in partition.checks.items() if not extras}
+    versions = partition.versions
     for row in sorted(empty.union(partition.present())):
         number, target = numbers.start + row, int(targets[row])
-        extras: Mapping[str, Any] = partition.checks.get(row, {})
+        extras: Mapping[str, Any] = {**versions.get(target, {}), **partition.checks.get(row, {})}
         if target != NO_TARGET:
             url = partition.urls[target]
             if url is None or not is_utf8(url):
