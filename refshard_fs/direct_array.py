@@ -281,8 +281,8 @@ class DirectArray(BackendArray):
         try:
             if isinstance(data, Unmade):
                 stored = data.array()
-                if stored is not None:
-                    return _ChunkValues(*stored)
+                if stored is not None:  # a selection may have dropped axes of length 1, and a cube added one
+                    return _ChunkValues(stored[0].reshape(self.meta.chunks or ()), stored[1])
                 unmade, data = data, None
                 with contextlib.suppress(FileNotFoundError):
                     data = unmade.make()

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from numcodecs import Blosc, Shuffle, Zlib
 from xarray.backends.zarr import ZarrArrayWrapper
 
+import refshard_fs
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, direct_array, tuning
 from refshard_fs.core.model import Inline
 from refshard_fs.direct_array import DirectArray
@@ -407,3 +408,17 @@ def test_points_of_a_cube_are_read_asynchronously(tmp_path: Path) -> None:
     assert (load(lazy.isel(points)).values == loaded.isel(points).values).all()
     part = {"t": slice(1, 4)}
     assert (load(lazy.transpose("x", "y", "t").isel(part)).values == loaded.transpose("x", "y", "t").isel(part)).all()
+
+
+@pytest.mark.parametrize("dim", ["time", "y"])
+def test_element_of_a_converted_array_drops_its_axis(tmp_path: Path, dim: str) -> None:
+    for day, scale in enumerate((0.5, 0.25)):
+        air = xr.DataArray(np.arange(6.0).reshape(1, 2, 3) + day, dims=("time", "y", "x"))
+        encoding = {"air": {"dtype": "i2", "scale_factor": scale, "_FillValue": -1, "chunksizes": (1, 1, 3)}}
+        ds = xr.Dataset({"air": air}, {"time": [day]})
+        ds.to_netcdf(tmp_path / f"{day}.nc", engine="h5netcdf", encoding=encoding)
+    cube = refshard_fs.open(f"{tmp_path}/*.nc")
+    expected = xr.open_dataset(cube, engine="refshard").load().isel({dim: 1})
+    shown = xr.open_dataset(cube.select(isel={dim: 1}), engine="refshard")
+    xr.testing.assert_equal(shown["air"].isel(x=slice(1, 3)).load(), expected["air"].isel(x=slice(1, 3)))
+    xr.testing.assert_equal(shown["air"].load(), expected["air"])
