@@ -38,7 +38,7 @@ def find_positions(fs: OpenFileSystem, sel: Mapping[str, Any]) -> dict[str, int 
     nodes = group_by_node(parse_documents(fs.source.run("", lambda: fs.source.open().documents())))
     isel: dict[str, int | slice] = {}
     for dim, label in sel.items():
-        path = next((path for path in nodes.find_all(dim) if nodes[path].dims == [parent(path)[1]]), None)
+        path = next((path for path in nodes.find_all(dim) if nodes[path].shown_dims == [parent(path)[1]]), None)
         if path is None:
             raise nodes.make_unknown_error(f"sel= names {dim!r}, which has no coordinate in the source")
         group, name = parent(path)

@@ -75,7 +75,7 @@ def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | bool
             )
     for path, node in shown.items():
         node.dropped = tuple(axis for axis, dim in enumerate(node.dims) if dim in dims)
-        if node.dropped and node.dims == [parent(path)[1]]:
+        if node.dropped and node.shown_dims == [parent(path)[1]]:
             _add_coordinates(shown[parent(path)[0]], [parent(path)[1]])
 
 
@@ -101,9 +101,9 @@ def _find_paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:
         words = {word for node in members for word in _list_words(node)}
         for above in ["", *iter_paths_to(group)]:
             known = nodes.by_group.get(above, {})
-            names = {name for name, node in known.items() if node.dims == [name]}
+            names = {name for name, node in known.items() if node.shown_dims == [name]}
             names |= _find_coordinate_names(nodes, above, known)
-            kept |= {join(above, name) for name in names if name in words or dims.issuperset(known[name].dims)}
+            kept |= {join(above, name) for name in names if name in words or dims.issuperset(known[name].shown_dims)}
     return kept.union(*(map(iter_paths_to, kept)))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
+from refshard_fs.core import zarrmeta
 from refshard_fs.core.consolidated import may_repeat, reconsolidate
+from refshard_fs.core.dtypes import holds_characters
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.zarrmeta import CONSOLIDATED, object_in
 from refshard_fs.cubes.choice import DIMENSIONS, Attributes
@@ -58,6 +61,14 @@ class Node:
         if isinstance(named, list) and self.is_array and len(named) == len(self.shape):
             return [dim if isinstance(dim, str) else None for dim in named]
         return [None] * len(self.shape)
+
+    @property
+    def shown_dims(self) -> list[str | None]:
+        """The dimensions that xarray shows: it joins single characters to texts along their last dimension."""
+        dims, meta = self.dims, None
+        with contextlib.suppress(ManifestError):  # the reader of the array raises it
+            meta = zarrmeta.array_meta(self.array, self.source) if len(dims) > 1 else None
+        return dims[:-1] if meta is not None and holds_characters(meta) else dims
 
     def edit_attributes(self, edit: Callable[[Attributes], Attributes]) -> None:
         """Replace the attributes, in each version of the metadata, by the result of ``edit``."""

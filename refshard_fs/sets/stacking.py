@@ -116,7 +116,7 @@ class Stacking(NamedTuple):
         if not all(_is_scalar(part, dim) for part in parts):
             return None
         every = {path: v for part in reversed(parts) for path, v in part.variables.items()}
-        every = {path: v for path, v in every.items() if path != dim and not v.is_coordinate}
+        every = {path: v for path, v in every.items() if path != dim and not v.has_labels}
         named = set().union(*(find_auxiliary(part.variables) for part in parts))
         is_data = {path: path not in named and bool(variable.dims) for path, variable in every.items()}
         parts, varying = _find_varying(parts, [path for path in every if not is_data[path]])
@@ -191,7 +191,7 @@ def _stack_part(
 
     def gets_dim(variable: Variable) -> bool:
         along = any(other in variable.dims for other in others) if others else bool(variable.dims)
-        return (along and not variable.is_coordinate) or variable.path in varying
+        return (along and not variable.has_labels) or variable.path in varying
 
     changed = _add_axis(part, dim, [path for path, variable in part.variables.items() if gets_dim(variable)])
     version = next((variable.meta.zarr_format for variable in part.variables.values()), 2)

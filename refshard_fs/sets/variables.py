@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
-from refshard_fs.core.dtypes import dtype_of, find_decoded_type, parse_fill_value
+from refshard_fs.core.dtypes import dtype_of, find_decoded_type, holds_characters, parse_fill_value
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -41,6 +41,12 @@ class Variable(NamedTuple):
     def is_coordinate(self) -> bool:
         """Whether the array has the values of the dimension with its own name."""
         return self.dims == (parent(self.path)[1],)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the array has the values of the dimension with its own name, also as texts of single characters."""
+        name = parent(self.path)[1]
+        return self.is_coordinate or (len(self.dims) == 2 and self.dims[0] == name and holds_characters(self.meta))
 
     @property
     def is_sharded(self) -> bool:

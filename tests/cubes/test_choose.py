@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,3 +63,30 @@ def test_invalid_selections_are_errors(words: dict[str, Any], message: str) -> N
     fs = RefShardFileSystem(make_references(a=odd, x=make_array([3], ["x"])))
     with pytest.raises((ManifestError, ValueError, TypeError), match=message):
         fs.select(**words)
+
+
+def write_stations(path: Path, number: int = 0) -> None:
+    """Write a NetCDF-3 file, whose texts are arrays of characters: names of stations, and a label for each time."""
+    ds = xr.Dataset(
+        {"air": (("time", "station"), [[1.0, 2.0]], {}, {"coordinates": "label"}), "count": ("time", [number])},
+        {
+            "station": ["ab", "cde"],
+            "time": [number],
+            "label": ("time", [f"day {number}"]),
+            "height": ("station", [1, 2]),
+        },
+    )
+    ds.to_netcdf(path, engine="scipy")
+
+
+def test_texts_of_characters_are_coordinates(tmp_path: Path) -> None:
+    write_stations(tmp_path / "a.nc")
+    whole = xr.open_dataset(tmp_path / "a.nc").load()
+    fs = RefShardFileSystem(f"{tmp_path}/a.nc")
+    for words, expected in (
+        ({"keep": ["air"]}, whole[["air"]]),
+        ({"isel": {"station": 1}}, whole.isel(station=1)),
+        ({"sel": {"station": "cde"}}, whole.sel(station="cde")),
+        ({"rename": {"station": "place"}}, whole.rename(station="place")),
+    ):
+        xr.testing.assert_identical(xr.open_dataset(fs.select(**words), engine="refshard").load(), expected)

@@ -210,3 +210,15 @@ def test_times_in_file_names_become_a_new_coordinate(tmp_path: Path) -> None:
         found["time"].values.astype("M8[h]").tolist() == np.array(["2024-01-01T06", "2024-01-03T06"], "M8[h]").tolist()
     )
     assert found["v"][:, 0, 0].values.tolist() == [1, 3]
+
+
+def test_names_of_characters_do_not_get_the_dimension(tmp_path: Path) -> None:
+    for number in range(2):
+        ds = xr.Dataset({"air": ("station", [1.0, 2.0])}, {"station": ["ab", "cde"], "time": number})
+        ds.to_netcdf(tmp_path / f"{number}.nc", engine="scipy")
+    every = [xr.load_dataset(path) for path in sorted(tmp_path.glob("*.nc"))]
+    expected = xr.concat(every, "time", data_vars="all", coords="minimal", compat="equals", join="exact")
+    cube = refshard_fs.open(f"{tmp_path}/*.nc")
+    xr.testing.assert_identical(xr.open_dataset(cube, engine="refshard").load(), expected)
+    listed = refshard_fs.open([(path, {"day": day}) for day, path in enumerate(sorted(tmp_path.glob("*.nc")))])
+    assert xr.open_dataset(listed, engine="refshard")["station"].dims == ("station",)
