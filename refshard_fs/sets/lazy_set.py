@@ -114,7 +114,8 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """Return a set that shows a part of this one: the arguments are those of `RefShardFileSystem.select`.
 
         Sets that lie outside of a range along the joined dimension are left out of the document, so that a range of
-        times is a smaller set; arrays that are not joined then come from its first remaining set.
+        times is a smaller set; arrays that are not joined then come from its first remaining set. If this set lacks
+        one of them, all sets stay in the document.
 
         >>> import tempfile, xarray, refshard_fs
         >>> folder = tempfile.mkdtemp()
@@ -127,10 +128,13 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """
         fs = RefShardFileSystem(self).select(**arguments)
         choice = Choice.read(fs.storage_options["select"][-1])
-        document, choice = _shorten(fs, self.document, choice)
-        if choice != Choice():
-            document = msgspec.structs.replace(document, view=(*document.view, choice))
-        return self._make_set(document)
+        document = self.document
+        shorter, left = _shorten(fs, document, choice)
+        part = self._make_set(shorter, left)
+        has_other_first = shorter.pieces[shorter.first] is not document.pieces[document.first]
+        if has_other_first and _list_documents(RefShardFileSystem(part)) != _list_documents(fs):
+            return self._make_set(document, choice)
+        return part
 
     @classmethod
     def of(cls, fs: RefShardFileSystem) -> LazySet | None:
@@ -145,7 +149,9 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         opened = {name: value for name, value in fs.storage_options.items() if name in (*_ACCESS, "allow")}
         return cls(data, hashlib.sha256(data).hexdigest(), REMARK, describe(document), opened)
 
-    def _make_set(self, document: ConcatDocument) -> LazySet:
+    def _make_set(self, document: ConcatDocument, choice: Choice) -> LazySet:
+        if choice != Choice():
+            document = msgspec.structs.replace(document, view=(*document.view, choice))
         data = document.dumps()
         digest = hashlib.sha256(data).hexdigest()
         return LazySet(data, digest, self.remark, describe(document), self.opened_with, self.first_bytes)
@@ -157,6 +163,10 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazySet, (self.content, self.digest, self.remark, self.joined, self.opened_with)
+
+
+def _list_documents(fs: RefShardFileSystem) -> set[str]:
+    return set(fs.source.run("", lambda: fs.source.open().documents()))
 
 
 def describe(document: ConcatDocument) -> str:

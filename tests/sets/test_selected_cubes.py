@@ -74,3 +74,16 @@ def test_resumed_scan_needs_the_same_selection(folder: Path) -> None:
 def test_name_in_no_set_is_an_error(folder: Path) -> None:
     with pytest.raises(refshard_fs.ManifestError, match="keep= names 'salt'.*sst"):
         refshard_fs.concat(f"{folder}/*.nc", "time", lazy=True, keep=["salt"])
+
+
+def test_range_keeps_a_variable_that_only_the_first_file_has(tmp_path: Path) -> None:
+    for day in range(3):
+        ds = xr.Dataset({"air": ("time", [float(day)])}, {"time": [day]})
+        if day == 0:
+            ds["mask"] = "x", [1.0, 2.0]
+        ds.to_netcdf(tmp_path / f"{day}.nc", engine="h5netcdf")
+    cube = refshard_fs.open(f"{tmp_path}/*.nc")
+    part = cube.select(isel={"time": slice(1, 3)})
+    expected = xr.open_dataset(cube, engine="refshard").load().isel(time=slice(1, 3))
+    xr.testing.assert_identical(xr.open_dataset(part, engine="refshard").load(), expected)
+    assert len(cube.select(keep=["air"], isel={"time": 2})) == 1
