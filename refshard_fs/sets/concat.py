@@ -244,6 +244,7 @@ def concat(
     _check_dimensions(inputs, rules, on_error, finds_dims=finds_dims)
     if lazy:
         inputs = inputs._replace(sources=tuple(get_set_url(fo, options, "lazy=True") for fo in inputs.sources))
+    whole_sources = inputs.sources
     if choice != Choice():
         selected = [
             fo.select(keep=keep, drop=drop, rename=rename, attrs=attrs) if isinstance(fo, RefShardFileSystem) else fo
@@ -269,7 +270,8 @@ def concat(
         inputs = inputs.without(failed, dims_of_sets, is_outer=rules.is_outer)
         report_skipped(failed, any_left=bool(inputs.sources))
     if choice != Choice():
-        check_chosen_names(choice, read, inputs.sources, of_whole_sources)
+        opened = [fo for number, fo in enumerate(whole_sources) if number not in failed]
+        check_chosen_names(choice, read, opened, of_whole_sources)
     _check_names(read, rules, inputs.dims)
     read, rounded = equalize_coordinates(read, tolerance)
     if rounded:
