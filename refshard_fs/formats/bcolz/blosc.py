@@ -57,7 +57,8 @@ def parse_frame_header(data: bytes) -> FrameHeader:
         raise ValueError(f"blosc flags {flags:#04x}: bit 3 is reserved and must be 0")
     if codec == _SNAPPY:
         raise ValueError(
-            f"blosc flags {flags:#04x}: it is compressed with snappy, which zarr's blosc codec cannot decode"
+            f"blosc flags {flags:#04x}: codec {codec} is snappy, which zarr's blosc codec cannot decode: expected one "
+            f"of {sorted(_CODECS)}"
         )
     if codec not in _CODECS:
         raise ValueError(f"blosc flags {flags:#04x}: codec {codec} is unknown: expected one of {sorted(_CODECS)}")
@@ -73,9 +74,11 @@ def parse_frame_header(data: bytes) -> FrameHeader:
                 f"blosc ctbytes {stored_size}: expected {length + BODY} for a plain frame of nbytes {length}"
             )
     elif not BODY < stored_size <= length + BODY or length > (stored_size - BODY) * EXPANSION:
-        raise ValueError(f"blosc ctbytes {stored_size}: impossible with nbytes {length}")
+        least = BODY + max(1, -(-length // EXPANSION))
+        raise ValueError(f"blosc ctbytes {stored_size}: expected {least} to {length + BODY} for nbytes {length}")
     elif not 0 < blocksize <= length or -(-length // blocksize) * 4 > stored_size - BODY:
-        raise ValueError(f"blosc blocksize {blocksize}: impossible with nbytes {length} and ctbytes {stored_size}")
+        expected = f"expected 1 to {length} (nbytes), and 4 bytes for each block within ctbytes {stored_size}"
+        raise ValueError(f"blosc blocksize {blocksize}: {expected}")
     return FrameHeader(length, stored_size, typesize, flags)
 
 

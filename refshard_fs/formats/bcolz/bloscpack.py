@@ -101,8 +101,8 @@ def parse_header(data: bytes, size: int, url: str) -> Header:
         version_note = _OTHER_VERSIONS.get(header.version, "which is unknown")
         raise ManifestError(f"{url}: its version is {header.version}, {version_note}; expected 3")
     if header.options & ~(_OFFSETS | _HAS_METADATA):
-        reason = "only bits 1 (offsets) and 2 (metadata) are supported"
-        raise ManifestError(f"{url}: its options are {header.options:#04x}: {reason}")
+        expected = "expected no bits except 1 (offsets) and 2 (metadata)"
+        raise ManifestError(f"{url}: its options are {header.options:#04x}: {expected}")
     if header.checksum >= len(CHECKSUMS):
         raise ManifestError(f"{url}: its checksum is number {header.checksum}: expected 0 to {len(CHECKSUMS) - 1}")
     _check_fields(header, size, url)
@@ -120,9 +120,11 @@ def _check_fields(header: Header, size: int, url: str) -> None:
             f"{url}: its last_chunk is {header.last_size}: expected at most {header.frame_size}, its chunk_size"
         )
     if header.spare < 0 or header.slots * 8 > size:
-        raise ManifestError(f"{url}: its max_app_chunks is {header.spare}: the offsets do not fit into {size} bytes")
+        expected = f"expected at least 0, and at most {size // 8} offsets in a file of {size} bytes"
+        raise ManifestError(f"{url}: its max_app_chunks is {header.spare}: {expected}")
     if header.total > size * EXPANSION:
-        raise ManifestError(f"{url}: {frames} chunks of chunk_size {header.frame_size} do not fit into {size} bytes")
+        expected = f"expected at most {size * EXPANSION} bytes in a file of {size} bytes"
+        raise ManifestError(f"{url}: its {frames} chunks decode to {header.total} bytes: {expected}")
 
 
 # Locations of frames: a table has their offsets. Without a table, the place of a frame follows from the frame before.
@@ -176,7 +178,7 @@ class FrameChunks(Chunks):
         self._begin = table + header.slots * 8
         self._located: dict[int, LocatedFrame] = {}
         if self._begin > size:
-            raise ManifestError(f"{url} is cut short: its offsets end at byte {self._begin}, the file at byte {size}")
+            raise ManifestError(f"{url} is cut short: expected offsets up to byte {self._begin}, found {size} bytes")
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
         header, size = self._header, self._chunk_size
@@ -251,7 +253,7 @@ class FrameChunks(Chunks):
 
     def _check_offset(self, number: int, offset: int) -> None:
         if not self._begin <= offset <= self._size - BODY:
-            reason = f"offset {offset} of chunk {number} is outside the bytes [{self._begin}, {self._size})"
+            reason = f"chunk {number} has offset {offset}: expected {self._begin} to {self._size - BODY}"
             raise DamagedIndex("", self._url, reason)
 
     def _check_frame(self, number: int, located: LocatedFrame) -> None:
@@ -262,7 +264,8 @@ class FrameChunks(Chunks):
             raise DamagedIndex("", self._url, f"chunk {number} has blosc nbytes {frame.length}: expected {expected}")
         if end > self._size:
             reason = (
-                f"chunk {number}, of blosc ctbytes {frame.stored_size}, ends at byte {end}, the file at {self._size}"
+                f"chunk {number}, of blosc ctbytes {frame.stored_size}, ends at byte {end}: expected at most "
+                f"{self._size}, the size of the file"
             )
             raise DamagedIndex("", self._url, reason)
 
@@ -299,7 +302,7 @@ class DescribedArray(NamedTuple):
 
 def _make_entry(probe: Probe, size: int, start: int, stop: int, label: str) -> Entry:
     if stop > size:
-        raise ManifestError(f"{probe.url} is cut short: {label} ends at byte {stop}, the file at byte {size}")
+        raise ManifestError(f"{probe.url} is cut short: expected {label} up to byte {stop}, found {size} bytes")
     if stop <= len(probe.head):
         return Inline(probe.head[start:stop])
     return Span(probe.url, start, stop)
@@ -323,7 +326,7 @@ def _read_metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]
         expected = "expected codec 0 (none) or 1 (zlib), level 0 to 9"
         raise ManifestError(f"{label}: its codec is {codec} with level {level}: {expected}")
     if stored_size > room:
-        raise ManifestError(f"{label}: its meta_comp_size is {stored_size}, more than its max_meta_size of {room}")
+        raise ManifestError(f"{label}: its meta_comp_size is {stored_size}: expected at most {room}, its max_meta_size")
     sizes = f"its meta_size is {length} and its meta_comp_size {stored_size}"
     if max(length, stored_size) > MOST_METADATA:
         raise ManifestError(f"{label}: {sizes}: expected at most {MOST_METADATA}")
@@ -338,7 +341,8 @@ def _read_metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]
         stream = zlib.decompressobj()
         document = decompress(stream, raw, length) if codec else raw
         if len(document) != length or stream.unused_data:
-            raise ValueError(f"it decompresses to {len(document)} bytes, and {len(stream.unused_data)} bytes follow")
+            found = f"it decompresses to {len(document)} bytes, with {len(stream.unused_data)} bytes after its end"
+            raise ValueError(f"{found}: expected {length} bytes, and 0 after the end")
     except ValueError as e:
         raise ManifestError(f"{label}: {e} ({sizes})") from None
     return end, object_in(document, label)
@@ -354,8 +358,8 @@ def _describe_array(metadata: Mapping[str, Any], header: Header, url: str, zarr_
         raise ManifestError(f"{label}: its 'shape' has {len(shape)} dimensions: expected at most 32")
     size = math.prod(shape) * dtype.itemsize
     if size != header.total:
-        reason = f"its 'shape' {shorten(list(shape))} of {dtype} takes {size} bytes, but the chunks have {header.total}"
-        raise ManifestError(f"{label} is stale: {reason}")
+        found = f"its 'shape' {shorten(list(shape))} of {dtype} takes {size} bytes"
+        raise ManifestError(f"{label}: {found}: expected {header.total}, the bytes of the chunks")
     attributes = {name: value for name, value in metadata.items() if name not in _DESCRIBED}
     order = metadata.get("order")
     if order not in ("C", "F"):

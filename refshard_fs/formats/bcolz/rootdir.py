@@ -92,7 +92,8 @@ class CarrayChunks(Chunks):
         if frame is None:
             raise DamagedIndex("", url, "expected a file for each chunk of the carray: this file is missing")
         if self._dtype.itemsize % frame.typesize:
-            raise DamagedIndex("", url, f"blosc typesize {frame.typesize} does not divide the size of {self._dtype}")
+            expected = f"expected a divisor of {self._dtype.itemsize}, the size of {self._dtype}"
+            raise DamagedIndex("", url, f"blosc typesize {frame.typesize}: {expected}")
         return frame
 
     def _check_full_chunk(self, number: int, full: int) -> Steps[None]:
@@ -106,7 +107,9 @@ class CarrayChunks(Chunks):
         if frame.length != full:
             raise DamagedIndex("", url, f"blosc nbytes {frame.length}: expected {full}")
         if facts is None or (facts.size is not None and facts.size < FILE_HEADER + frame.stored_size):
-            raise DamagedIndex("", url, f"it is cut short: expected blosc ctbytes {frame.stored_size}")
+            found = "no file" if facts is None else f"{facts.size} bytes"
+            expected = f"expected {FILE_HEADER + frame.stored_size} bytes (blosc ctbytes and header)"
+            raise DamagedIndex("", url, f"it is cut short: {expected}, found {found}")
 
     def _make_chunk_url(self, number: int) -> str:
         return relative_to(self._url, f"data/__{number}.blp")
@@ -131,22 +134,25 @@ def _describe_carray(
     label = relative_to(url, STORAGE)
     storage, sizes, attributes = documents
     if storage is None:
-        raise ManifestError(f"{label} is missing: it has the data type of the carray")
+        raise ManifestError(f"expected the data type of the carray in {label}, found no such file")
     if not storage:
-        raise ManifestError(f"{label} is empty: the program that wrote the carray ended too early")
+        raise ManifestError(
+            f"{label}: expected the data type of the carray, found an empty file. Write the carray again"
+        )
     doc = object_in(storage, label)
     dtype = parse_dtype(doc.get("dtype"), label, zarr_format)
     chunklen = check_integer(doc.get("chunklen"), "chunklen", label, 1)
     cparams = _parse_cparams(doc.get("cparams"), label, dtype)
     if sizes is None:
-        raise ManifestError(f"{relative_to(url, SIZES)} is missing: it has the shape")
+        raise ManifestError(f"expected the shape of the carray in {relative_to(url, SIZES)}, found no such file")
     shape = _parse_shape(sizes, relative_to(url, SIZES), dtype)
     attrs = object_in(attributes, relative_to(url, ATTRIBUTES)) if attributes is not None else {}
     # A single chunk has the size of the array, so it needs no padding.
     rows = shape[0] if 0 < shape[0] <= chunklen else chunklen
     row_size = math.prod(shape[1:]) * dtype.itemsize
     if min(rows, shape[0]) * row_size > LARGEST:
-        raise ManifestError(f"{label}: its 'chunklen' {chunklen} makes chunks larger than a frame, {LARGEST} bytes")
+        found = f"its 'chunklen' {chunklen} makes chunks of {min(rows, shape[0]) * row_size} bytes"
+        raise ManifestError(f"{label}: {found}: expected at most {LARGEST}")
     dimensions = (row, *(f"{prefix}{axis}" for axis in range(1, len(shape))))
     chunks = (rows, *(max(extent, 1) for extent in shape[1:]))
     array = ArrayDescription(label, shape, chunks, dtype, dimensions, attrs, [cparams])
@@ -160,9 +166,7 @@ def _parse_shape(data: bytes, label: str, dtype: np.dtype[Any]) -> tuple[int, ..
         raise ManifestError(f"{label}: its 'shape' has {len(shape)} dimensions: expected 1 to 32")
     size = math.prod(shape) * dtype.itemsize
     if size >= COUNTABLE:
-        raise ManifestError(
-            f"{label}: its 'shape' {shorten(list(shape))} means too many bytes: expected less than 2**63"
-        )
+        raise ManifestError(f"{label}: its 'shape' {shorten(list(shape))} takes {size} bytes: expected less than 2**63")
     if "nbytes" in doc and check_integer(doc.get("nbytes"), "nbytes", label) != size:
         raise ManifestError(f"{label}: its 'nbytes' is {doc['nbytes']}: expected {size} for its shape and dtype")
     return shape
@@ -174,14 +178,18 @@ def _parse_cparams(cparams: object, label: str, dtype: np.dtype[Any]) -> dict[st
             codec = parameters.get("cname", "blosclz")  # before 0.8, bcolz had only this codec
             level, shuffle = parameters.get("clevel", 5), parameters.get("shuffle", True)
             if codec == "snappy":
-                raise ManifestError(f"{label}: its 'cname' is snappy, which zarr's blosc codec cannot decode")
+                raise ManifestError(
+                    f"{label}: its 'cname' is snappy, which zarr's blosc codec cannot decode: expected "
+                    f"{', '.join(sorted(_CODECS))}"
+                )
             if not isinstance(codec, str) or codec not in _CODECS:
                 expected = ", ".join(sorted(_CODECS))
                 raise ManifestError(f"{label}: its 'cname' is {shorten(codec)}: expected {expected}")
             match level, shuffle:
                 case int(), bool() | 0 | 1 | 2 if 0 <= level <= 9:
                     return describe_compressor(codec, int(level), int(shuffle), min(dtype.itemsize, 255))
-    raise ManifestError(f"{label}: its 'cparams' are {shorten(cparams)}: expected parameters of blosc")
+    expected = "expected an object with a clevel from 0 to 9, and a shuffle of 0, 1 or 2"
+    raise ManifestError(f"{label}: its 'cparams' are {shorten(cparams)}: {expected}")
 
 
 def _parse_column_names(data: bytes, label: str, reports: dict[str, str]) -> tuple[str, ...]:
@@ -194,11 +202,11 @@ def _parse_column_names(data: bytes, label: str, reports: dict[str, str]) -> tup
         if isinstance(name, str) and is_node_name(name):
             columns.append(name)
         else:
-            reports[shorten(name)] = f"{label}: {shorten(name)} in its 'names' cannot be the name of a directory"
+            reports[shorten(name)] = f"{label}: its 'names' contain {shorten(name)}: expected a name of a directory"
     if len(set(columns)) < len(columns):
         raise ManifestError(f"{label}: expected distinct 'names', found {shorten(names)}")
     if names and not columns:
-        raise ManifestError(f"{label}: none of its 'names' can be the name of a directory: {shorten(names)}")
+        raise ManifestError(f"{label}: its 'names' are {shorten(names)}: expected at least one name of a directory")
     return tuple(columns)
 
 
@@ -246,6 +254,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         raise ManifestError(f"{url}: expected columns of one length, found {shorten(lengths)}")
     for name, length in lengths.items():
         if length != length_counts[0][0]:
-            reports[name] = f"it has {length} rows, but most columns have {length_counts[0][0]}"
+            most, count = length_counts[0]
+            reports[name] = f"it has {length} rows: expected {most}, as in {count} of the {len(lengths)} columns"
             del arrays[name]
     return ArrayGroup(arrays, chunks, options.zarr_format, attributes, reports)

@@ -170,7 +170,9 @@ class VariableChunks(FilledChunks):
         If missing records repeat the record before, also yield the run before the range.
         """
         if level > MOST_LEVELS:
-            raise self._records.make_error(f"{self.where}: its index has more than {MOST_LEVELS} levels")
+            raise self._records.make_error(
+                f"{self.where}: its index is nested too deeply: expected {MOST_LEVELS} levels"
+            )
         if stop <= start:
             return
         begin = bisect_left(runs, start // self._record_size, key=lambda run: run.last)
@@ -249,7 +251,8 @@ class VariableChunks(FilledChunks):
         """Raise DamagedIndex for a missing record at byte ``start``, unless records of the variable may be missing."""
         if self._variable.varies and not self._variable.sparse:
             raise self._records.make_error(
-                f"{self.where}: its index lacks record {start // self._record_size}, and the variable is not sparse"
+                f"{self.where}: expected record {start // self._record_size} in its index, found none (only a sparse "
+                "variable may lack records)"
             )
 
     def _pack_parts(self, parts: list[Entry], recipe: ConversionRecipe | RepetitionRecipe, size: int | None) -> Entry:

@@ -128,13 +128,14 @@ class Records:
         for number in range(-(-len(data) // PAGE)):
             self._pages[first_page + number] = data[number * PAGE : (number + 1) * PAGE]
         if len(self._pages) > MOST_PAGES:
-            raise self.make_error(f"its descriptors are spread over more than {MOST_PAGES * PAGE} bytes")
+            found = f"its descriptors are spread over {len(self._pages) * PAGE} bytes or more"
+            raise self.make_error(f"{found}: expected at most {MOST_PAGES * PAGE}")
 
     def read(self, offset: int, size: int) -> Steps[bytes]:
         """Return ``size`` bytes at ``offset``. Read the pages that are not in memory."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise self.make_error(
-                f"it is cut short or damaged: it refers to byte {offset + size}, but has {self.size} bytes"
+                f"it is cut short or damaged: expected {size} bytes at byte {offset}, found {self.size} bytes in all"
             )
         first_page, end_page = offset // PAGE, -(-(offset + size) // PAGE)
         pages = [self._pages.get(number) for number in range(first_page, end_page)]
@@ -155,7 +156,7 @@ class Records:
         for offset, length in zip(offsets, lengths, strict=True):
             if offset < 0 or length < self.header:
                 raise self.make_error(
-                    f"it is cut short or damaged: it refers to byte {offset}, but has {self.size} bytes"
+                    f"it is cut short or damaged: expected a record at byte {offset}, found {self.size} bytes in all"
                 )
         raw_headers = [self._pages.get(offset // PAGE, b"")[offset % PAGE :][: layout.size] for offset in offsets]
         missing = [number for number, length in enumerate(lengths) if len(raw_headers[number]) < length]
@@ -169,7 +170,8 @@ class Records:
             length = compressed if kind == CVVR else size - self.header
             if kind in (VVR, CVVR) and (length < 0 or offset + self.find_values(kind) + length > self.size):
                 raise self.make_error(
-                    f"the values at byte {offset} end beyond the end of the file of {self.size} bytes"
+                    f"the record of values at byte {offset} has {length} bytes of values: expected at least 0, within "
+                    f"the file of {self.size} bytes"
                 )
             headers.append((kind, length))
         return headers
@@ -189,7 +191,8 @@ class Records:
         self._bytes_left -= 0 if self.is_opened else size
         if self._bytes_left < 0:
             raise self.make_error(
-                f"its records overlap: together they are larger than twice the file of {self.size} bytes"
+                f"its records have more than {2 * self.size} bytes together, so some overlap: expected at most twice "
+                f"the size of the file, {self.size}"
             )
         return (yield from self.read(offset + self.header, size - self.header))
 
@@ -308,26 +311,30 @@ class Records:
             if is_first:
                 break
             if len(runs) * self.header > self.size:
-                raise self.make_error(f"its indexes have {len(runs)} entries, too many for a file of {self.size} bytes")
+                most = self.size // self.header
+                raise self.make_error(f"its indexes have {len(runs)} entries or more: expected at most {most}")
         return runs
 
     def _unpack_fields(self, fields: str, data: bytes, start: int = 0) -> tuple[Any, ...]:
         try:
             return self.make_struct(fields).unpack_from(data, start)
         except struct.error as e:
-            raise self.make_error(f"one of its records has {len(data)} bytes, which is too short: {e}") from e
+            least = start + self.make_struct(fields).size
+            raise self.make_error(f"one of its records has {len(data)} bytes: expected at least {least}") from e
 
     def _decode_name(self, data: bytes, start: int) -> str:
         return decode_text(data[start : start + self._name_size])
 
     def _check_rank(self, rank: int) -> int:
         if not 0 <= rank <= MOST_DIMENSIONS:
-            raise self.make_error(f"a variable has {rank} dimensions: expected at most {MOST_DIMENSIONS}")
+            raise self.make_error(f"a variable has {rank} dimensions: expected 0 to {MOST_DIMENSIONS}")
         return rank
 
     def _mark_visited(self, offset: int, visited: set[int]) -> None:
         if offset in visited:
-            raise self.make_error(f"its list of records returns to the record at byte {offset}")
+            raise self.make_error(
+                f"its list of records has the record at byte {offset} twice: expected each record once"
+            )
         visited.add(offset)
 
 

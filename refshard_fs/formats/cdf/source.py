@@ -100,7 +100,8 @@ def _decompress_file(records: Records) -> Steps[bytes]:
     except ManifestError as e:
         raise ManifestError(f"{records.url}: {e}") from None
     if packed_size < layout.size or 8 + packed_size > records.size:
-        raise records.make_error(f"it is cut short or damaged: expected {packed_size} compressed bytes after byte 8")
+        expected = f"expected {layout.size} to {records.size - 8} compressed bytes after byte 8, found {packed_size}"
+        raise records.make_error(f"it is cut short or damaged: {expected}")
     data: bytes = yield Load(records.source.part(8 + layout.size, packed_size - layout.size), Raw())
     return DecompressionRecipe(kind, plain_size).make(data)
 

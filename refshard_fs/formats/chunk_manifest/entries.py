@@ -192,10 +192,12 @@ def _strip_declaration(doc: Mapping[str, Any], path: str) -> NodeView[Declaratio
         case _:
             return doc, None if is_group else Declaration(grid)
     if grid is None and not is_group:
-        return doc, Declaration(None, None, "its manifest cannot be used: its chunk grid or chunk keys are unknown")
+        found = " and ".join(zarrmeta.shorten(doc.get(name)) for name in ("chunk_grid", "chunk_key_encoding"))
+        return doc, Declaration(None, None, f"expected a known chunk_grid and chunk_key_encoding, found {found}")
     manifest = read_declaration(transformer)
     if manifest is None:
-        return doc, Declaration(grid, None, f"its {NAME} needs a configuration with a 'manifest': a path or an object")
+        expected = "expected a configuration with a 'manifest': a path or an object"
+        return doc, Declaration(grid, None, f"its {NAME} is {zarrmeta.shorten(transformer)}: {expected}")
     ordinary = {name: value for name, value in doc.items() if name != "storage_transformers"}
     if grid is not None and not names_codecs(doc.get("codecs")):
         ordinary["codecs"] = [make_lost_codec(path)]
@@ -277,7 +279,8 @@ class PathResolver:
             case Key(name):
                 entry = None if base is None else (yield from base.lookup(name))
         if entry is None:
-            raise ReferenceNotReachable(key, repr(name), "the manifest refers to it, but the source has no such key")
+            reason = "the manifest refers to this key: expected it in the source, found none"
+            raise ReferenceNotReachable(key, repr(name), reason)
         if isinstance(entry, Span):
             entry = msgspec.structs.replace(entry, optional=False, pin=pin or entry.pin)
         try:

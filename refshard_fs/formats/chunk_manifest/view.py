@@ -196,7 +196,7 @@ class ManifestView(ArrayView[Declaration]):
             self._manifests[path] = located
         manifest = yield located.load
         if manifest is None:
-            raise SourceNotReachable(f"{_name_node(path)} has its manifest at {located.where}, which does not exist")
+            raise SourceNotReachable(f"expected the manifest of {_name_node(path)} at {located.where}, found nothing")
         return manifest, located.resolver, located.where
 
     def _locate_manifest(self, path: str, manifest: str | bytes, grid: ChunkGrid | None) -> Steps[_Manifest]:
@@ -220,7 +220,7 @@ class ManifestView(ArrayView[Declaration]):
                 where = repr(key) if not isinstance(entry, Span) else entry.url
         entry = yield from _pin_entry(entry)
         if entry is None:
-            raise SourceNotReachable(f"{_name_node(path)} has its manifest at {where}, which does not exist")
+            raise SourceNotReachable(f"expected the manifest of {_name_node(path)} at {where}, found nothing")
         pinned = entry.pin.size if isinstance(entry, Span) and entry.pin is not None else None
         check_size(entry.size if pinned is None else pinned, self._options.max_manifest_bytes, where)
         index = Parsed(parse_key_map, (where,)) if grid is None else Parsed(parse, (grid, where))

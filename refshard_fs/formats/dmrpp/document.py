@@ -122,7 +122,7 @@ class _Builder(TreeBuilder):
             raise ValueError(f"its root element is {name!r}: expected Dataset in the namespace of DAP4")
         self._depth += 1
         if self._depth > MOST_LEVELS:
-            raise ValueError(f"its elements are nested more than {MOST_LEVELS} levels deep")
+            raise ValueError(f"its elements are nested too deeply: expected at most {MOST_LEVELS} levels")
         return super().start("dmrpp:" + name if DMRPP in space else name, attrs)
 
     def end(self, tag: str) -> Element:
@@ -141,7 +141,7 @@ def parse_document(data: bytes, label: str) -> Document:
         parser.feed(data)
         return _Reader(parser.close()).document
     except (ParseError, UnicodeDecodeError, LookupError) as e:
-        raise ManifestError(f"{label} is not XML or is cut short: {e}") from None
+        raise ManifestError(f"{label}: expected a whole XML document, found an error: {e}") from None
     except ValueError as e:
         raise ManifestError(f"{label}: {e}") from None
 
@@ -165,19 +165,19 @@ class _Reader:
                 continue
             try:
                 if not is_node_name(name) or not is_key(child_path):
-                    raise ValueError(f"its name {name!r} cannot be part of a key")
+                    raise ValueError(f"its name is {name!r}: expected a name that can be part of a key of zarr")
                 if element.tag == "Dimension":
                     document.dimensions[child_path] = _parse_integer(element.get("size"), "its size")
                 elif element.tag == "Enumeration":
                     document.enumerations[child_path] = _parse_enumeration(element)
                 elif child_path in document.reports or child_path in document.variables:
                     document.variables.pop(child_path, None)
-                    raise ValueError("another variable or group has the same name: neither is shown")
+                    raise ValueError("expected different names, found another variable or group of the same name")
                 elif element.tag == "Group":
                     document.groups.setdefault(child_path, {})
                     self._convert_group(element, child_path)
                 elif child_path in document.groups:
-                    raise ValueError("a group has the same name")
+                    raise ValueError("expected different names, found a group of the same name")
                 else:
                     document.variables[child_path] = self._convert_variable(element, child_path)
             except ValueError as e:
@@ -186,7 +186,7 @@ class _Reader:
 
     def _convert_variable(self, element: Element, path: str) -> Variable:
         if element.tag in _UNSUPPORTED:
-            raise ValueError(f"its type {element.tag} is not supported")
+            raise ValueError(f"its type {element.tag} is not supported: expected numbers, texts or structures of these")
         variable = Variable(path, element.tag)
         _read_attributes(element, variable.attributes, variable.attribute_dtypes)
         if element.tag == "Enum":
@@ -208,7 +208,7 @@ class _Reader:
         for dim in element.findall("Dim"):
             shared, size = dim.get("name"), dim.get("size")
             if shared is None and size is None:
-                raise ValueError(f"a Dim of {path!r} has neither a name nor a size")
+                raise ValueError(f"a Dim of {path!r}: expected a name or a size, found {dim.attrib}")
             variable.dims.append(
                 _parse_integer(size, f"the size of a Dim of {path!r}") if shared is None else shared.strip("/")
             )
@@ -221,7 +221,7 @@ class _Reader:
         enumerations, group = self.document.enumerations, "" if name.startswith("/") else parent(path)[0]
         while (enumeration := enumerations.get(join(group, name.strip("/")))) is None:
             if not group:
-                raise ValueError(f"it refers to the Enumeration {name!r}, which does not exist")
+                raise ValueError(f"expected the Enumeration {name!r}, to which it refers, in the document; found none")
             group = parent(group)[0]
         return enumeration
 
@@ -255,11 +255,13 @@ class _Reader:
                 text, repeats = _decode_text(element), _parse_integer(element.get("c", "1"), "c")
                 self._repeated += (repeats - 1) * (len(text) + 8) + (len(text) if element.get("s") else 0)
                 if self._repeated > MOST_REPEATED:
-                    raise ValueError(f"texts that are compressed or repeated take more than {MOST_REPEATED} bytes")
+                    found = f"its compressed or repeated texts take {self._repeated} bytes or more"
+                    raise ValueError(f"{found}: expected at most {MOST_REPEATED}")
                 variable.texts += [text] * repeats
             case str(tag) if tag.startswith("dmrpp:"):
                 variable.problem = (
-                    f"the element {tag.removeprefix('dmrpp:')}, which locates its bytes, is not supported"
+                    f"its bytes are located by the element {tag.removeprefix('dmrpp:')}, which is not supported: open "
+                    "the file itself"
                 )
 
 
@@ -325,7 +327,7 @@ def parse_number(text: str, dtype: np.dtype[Any]) -> np.generic:
     number = int(text)
     bounds = np.iinfo(dtype)
     if not bounds.min <= number <= bounds.max:
-        raise ValueError(f"{text} is not a number of type {dtype}")
+        raise ValueError(f"expected a number of type {dtype}, from {bounds.min} to {bounds.max}, found {text}")
     return dtype.type(number)  # type: ignore[no-any-return]  # numpy types it as Any
 
 

@@ -169,7 +169,7 @@ class _Dimensions:
 
     def _find_size(self, path: str) -> int:
         if path not in self._sizes:
-            raise ValueError(f"it refers to the Dimension {path!r}, which does not exist")
+            raise ValueError(f"expected the Dimension {path!r}, to which it refers, in the document; found none")
         return self._sizes[path]
 
     def name_dimensions(self, variable: Variable) -> list[str]:
@@ -203,7 +203,7 @@ class _Array:
         if variable.problem is not None:
             raise ValueError(variable.problem)
         if variable.inline is None and not variable.offsets and not variable.has_chunks:
-            raise ValueError("the document does not say where its values are")
+            raise ValueError("expected its chunks, its bytes or its values in the document, found none of these")
         self.shape = names.find_shape(variable)
         self.dimensions = names.name_dimensions(variable)
         is_unwritten = not variable.offsets and variable.inline is None and variable.fill not in (None, _UNKNOWN)
@@ -260,11 +260,11 @@ class _Array:
             length = stored_size // count
             if length == REFERENCE and variable.inline is None:
                 raise ValueError(
-                    f"its values of {length} bytes may be texts or references to texts: open the file itself, because "
-                    "the document does not say which of them they are"
+                    f"its values of {length} bytes may be texts or references to texts, and the document has no length "
+                    "of its texts: open the file itself"
                 )
         if not length:
-            raise ValueError("the document does not say the length of its texts")
+            raise ValueError("expected a length of its texts in the document, found none: open the file itself")
         if length > LONGEST:
             raise ValueError(f"its texts have {length} bytes: expected at most {LONGEST}")
         return np.dtype(f"S{length}")
@@ -346,9 +346,10 @@ class _Array:
             for chunk_number, places, index in zip(chunk_numbers, block_places, first_blocks, strict=True)
         }
         if end >= COUNTABLE:
-            raise ValueError("a chunk ends beyond byte 2**63 - 1")
+            raise ValueError(f"a chunk ends at byte {end}: expected less than 2**63")
         if len(chunks) < len(chunk_numbers):
-            raise ValueError("it has two chunks at one position")
+            twice = next(number for number in chunk_numbers if chunk_numbers.count(number) > 1)
+            raise ValueError(f"it has chunk {twice} twice: expected one chunk at each position")
         source = Span(targets.find_url(variable.hrefs[0]), 0, end)
         return RecipeChunks(source, self.describe(2).grid(2), chunks)
 
@@ -475,7 +476,8 @@ class ListedChunks(FilledChunks):
         order = np.argsort(numbers, kind="stable")
         self._numbers = numbers[order]
         if (self._numbers[1:] == self._numbers[:-1]).any():
-            raise ValueError("it has two chunks at one position")
+            twice = self._numbers[(self._numbers[1:] == self._numbers[:-1]).argmax()]
+            raise ValueError(f"it has chunk {twice} twice: expected one chunk at each position")
         self._offsets = parse_numbers(variable.offsets, "offset")[order]
         self._sizes = parse_numbers(variable.sizes, "nBytes")[order]
         expected = math.prod(array.chunk) * array.stored_dtype.itemsize
@@ -485,7 +487,7 @@ class ListedChunks(FilledChunks):
             sizes = f"{self._sizes.min()} to {self._sizes.max()} bytes (nBytes)"
             raise ValueError(f"its chunks have {sizes}: expected {smallest} to {largest} for {expected} decoded bytes")
         if (self._offsets > COUNTABLE - 1 - self._sizes).any():
-            raise ValueError("a chunk ends beyond byte 2**63 - 1")
+            raise ValueError(f"a chunk begins at byte {self._offsets.max()}: expected it to end before byte 2**63")
         self._masks = array.masks[order]
         self._urls = [targets.find_url(href) for href in dict.fromkeys(variable.hrefs)]
         codes = {href: code for code, href in enumerate(dict.fromkeys(variable.hrefs))}
@@ -494,8 +496,8 @@ class ListedChunks(FilledChunks):
     def encode_fill(self) -> bytes:
         array = self._array
         if array.fill_element is None:
-            reason = f"its fillValue {array.variable.fill!r} is not a text of {array.dtype.itemsize} bytes"
-            raise ValueError(f"a chunk was never written, and {reason}")
+            found = f"a chunk was never written, and its fillValue is {array.variable.fill!r}"
+            raise ValueError(f"{found}: expected a text of {array.dtype.itemsize} bytes")
         return encode_chunk(array.fill_element * math.prod(array.chunk), array.shown_codecs)
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
@@ -564,7 +566,8 @@ def _parse_codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
                 codecs.append({"id": "fletcher32"})
                 added += 4
             case _:
-                raise ValueError(f"its chunks are compressed with {name!r}, which is not supported")
+                expected = "expected deflate, shuffle or fletcher32; try to open the file itself"
+                raise ValueError(f"its chunks are compressed with {name!r}: {expected}")
     return codecs
 
 
@@ -580,7 +583,7 @@ def _decode_values(variable: Variable, limit: int, single: int | None = None) ->
         try:
             data = zlib.decompressobj().decompress(data, limit + 1)
         except zlib.error as e:
-            raise ValueError(f"its values in the document are not a zlib stream: {e}") from None
+            raise ValueError(f"its values in the document: expected a zlib stream, found an error: {e}") from None
     if len(data) > limit:
         raise ValueError(f"its values in the document have more bytes than the array: expected at most {limit}")
     return data

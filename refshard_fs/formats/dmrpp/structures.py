@@ -24,12 +24,12 @@ def make_structure(variable: Variable, shapes: Sequence[tuple[int, ...]], order:
     members = list(zip(variable.members, shapes, strict=True))
     text = next((parent(member.path)[1] for member, _ in members if member.type in TEXTS), None)
     if text is not None:
-        raise ValueError(f"its member {text!r} is a text, which is not supported for values outside of the document")
+        expected = "expected members of numbers, since its values lie outside of the document; open the file itself"
+        raise ValueError(f"its member {text!r} is a text: {expected}")
     fields = [(parent(member.path)[1], order + NUMBERS[member.type], shape) for member, shape in members]
     if not fields:
-        raise ValueError("it is a structure without members")
-    if len({name for name, *_ in fields}) != len(fields):
-        raise ValueError("it is a structure with two members of the same name")
+        raise ValueError("it is a structure without members: expected at least one")
+    _check_names([name for name, *_ in fields])
     packed = np.dtype(fields)
     if packed.itemsize > LONGEST:
         raise ValueError(f"its elements have {packed.itemsize} bytes: expected at most {LONGEST}")
@@ -87,6 +87,12 @@ def parse_structure_fill(texts: Sequence[str], dtype: np.dtype[Any]) -> bytes:
     return element.tobytes()
 
 
+def _check_names(names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it is a structure with two members {twice!r}: expected members of different names")
+
+
 def decode_values_with_texts(
     variable: Variable, shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]], data: bytes, limit: int
 ) -> np.ndarray[Any, Any]:
@@ -100,11 +106,10 @@ def decode_values_with_texts(
     kinds = [None if member.type in TEXTS else np.dtype(order + NUMBERS[member.type]) for member in variable.members]
     counts = [math.prod(inner) for inner in shapes]
     if not names:
-        raise ValueError("it is a structure without members")
+        raise ValueError("it is a structure without members: expected at least one")
     if 0 in counts:
         raise ValueError(f"its member {names[counts.index(0)]!r} has no elements: expected at least one")
-    if len(set(names)) != len(names):
-        raise ValueError("it is a structure with two members of the same name")
+    _check_names(names)
     members: list[list[Any]] = [[] for _ in names]
     position = 0
     for _ in range(math.prod(shape)):
@@ -112,7 +117,8 @@ def decode_values_with_texts(
             for _ in range(count):
                 end = data.find(_END, position) if kind is None else position + kind.itemsize
                 if end < position or end > len(data):
-                    raise ValueError(f"its values in the document end after {len(data)} bytes: expected more")
+                    found = f"its values in the document end after {len(data)} bytes"
+                    raise ValueError(f"{found}: expected {math.prod(shape)} structures")
                 values.append(
                     base64.b64decode(data[position:end], validate=True) if kind is None else data[position:end]
                 )

@@ -120,16 +120,16 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
         if keyword == "END":
             stop = start + -(-(at + CARD) // BLOCK) * BLOCK
             if stop > size:
-                raise ManifestError(f"{where} is cut short: its header ends at byte {stop}, the file at byte {size}")
+                raise ManifestError(f"{where} is cut short: expected a header up to byte {stop}, found {size} bytes")
             cards |= {name: "".join(pieces) for name, pieces in texts.items() if pieces}
             cards |= {name or "BLANK_KEYWORD": "\n".join(lines) for name, lines in commentary.items() if any(lines)}
             return Header(start, stop, cards, where)
         if at and not at % BLOCK and keyword == "XTENSION":
             raise ManifestError(
-                f"{where}: its header has no END before the next header, at byte {start + at}: it is damaged"
+                f"{where}: expected END before byte {start + at}, found the next header there: the header is damaged"
             )
         if at >= MOST_HEADER:
-            raise ManifestError(f"{where}: its header does not end within {MOST_HEADER} bytes: it is damaged")
+            raise ManifestError(f"{where}: expected END in the first {MOST_HEADER} bytes of its header, found none")
         if keyword in _COMMENTARY:
             commentary.setdefault(keyword, []).append(card[8:].rstrip())
         elif keyword == "CONTINUE" and parts and parts[-1].endswith("&"):
@@ -144,7 +144,7 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
             cards[name] = value = _parse_value(text)
             parts = texts[name] = [value] if isinstance(value, str) else []
     if start + len(data) >= size:
-        raise ManifestError(f"{where} is cut short: its header has no END before the end of the file at byte {size}")
+        raise ManifestError(f"{where} is cut short: expected END in its header, found the end of the file, byte {size}")
     raise HeaderIncomplete
 
 

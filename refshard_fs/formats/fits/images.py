@@ -60,7 +60,10 @@ def parse_image(header: Header, prefix: str = "") -> Image:
         filters = [{"id": "fixedscaleoffset", "offset": zero, "scale": 1, "dtype": dtype.str, "astype": stored.str}]
         if bitpix == 64:  # the codec computes with floats, which lose bits
             if prefix:
-                raise ManifestError(f"{header.where}: unsigned integers of 64 bits in tiles are not supported")
+                raise ManifestError(
+                    f"{header.where}: it has tiles of unsigned integers of 64 bits, which are not supported: "
+                    "decompress the file with funpack"
+                )
             filters = []
         blank = None if blank is None else blank + int(zero)
     elif (scale, zero) != (1, 0):

@@ -81,7 +81,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         taken.add(name)
     if not images and not arrays and (reports or not headers):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(reports.items())[:10]) or "it is empty"
-        raise ManifestError(f"{probe.url}: it has no image or table that can be shown ({reasons})")
+        raise ManifestError(f"{probe.url}: expected an image or a table that can be shown, found none ({reasons})")
     dimensions = name_axes(images)
     arrays |= {name: image.describe(chunk_shapes[name], dimensions[name]) for name, image in images.items()}
     for name, located in chunks.items():
@@ -106,11 +106,12 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
         data = next((piece[at - start :] for start, piece in read.items() if start <= at < start + len(piece)), b"")
         try:
             if headers and len(data) >= 8 and data[:8] != b"XTENSION":
-                return headers, {f"{len(headers)}": f"the {size - at} bytes at {at} are not an HDU"}
+                reason = f"expected an HDU at byte {at}, which begins with XTENSION, found {data[:8]!r}"
+                return headers, {f"{len(headers)}": reason}
             header = parse_header(data, at, size, where)
             end = header.stop + header.data_size
             if end > size:
-                raise ManifestError(f"{where} is cut short: its data end at byte {end}, the file at byte {size}")
+                raise ManifestError(f"{where} is cut short: expected data up to byte {end}, found {size} bytes")
         except ManifestError as e:
             if not headers:
                 raise
@@ -118,7 +119,7 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
         except HeaderIncomplete:
             if len(data) >= MOST_HEADER:
                 raise ManifestError(
-                    f"{where}: its header does not end within {MOST_HEADER} bytes: it is damaged"
+                    f"{where}: expected END in the first {MOST_HEADER} bytes of its header, found none"
                 ) from None
             sizes = [header.end - header.start for header in headers[1:]]  # the first HDU usually has no data
             period = foresee(sizes)
@@ -139,7 +140,7 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
             continue
         headers.append(header)
         if len(headers) > MOST_HDUS:
-            raise ManifestError(f"{probe.url}: it has more HDUs than the limit, {MOST_HDUS}")
+            raise ManifestError(f"{probe.url}: it has {len(headers)} HDUs or more: expected at most {MOST_HDUS}")
         at, length = header.end, max(GUESS, header.stop - header.start + BLOCK)
     return headers, {}
 
@@ -165,5 +166,5 @@ def _explain_unsupported_hdu(header: Header) -> str | None:
     if kind not in ("IMAGE", "IUEIMAGE", *_TABLES):
         return f"its XTENSION is {kind!r}: expected an image or a table"
     if header.cards.get("GROUPS") is True and header.get_axes()[-1:] == (0,):
-        return "it has random groups, which are not supported"
+        return "it has random groups, which are not supported: expected an image or a table"
     return None

@@ -163,9 +163,7 @@ def cut_unsigned(
     """
     row_size = math.prod(shape[1:]) * 8
     if row_size > LARGEST:
-        raise ManifestError(
-            f"{where}: a step along its first axis has {row_size} bytes: at most {LARGEST} are supported"
-        )
+        raise ManifestError(f"{where}: a step along its first axis has {row_size} bytes: expected at most {LARGEST}")
     chunk_shape = (choose_chunks(shape[:1], max(row_size, 1))[0], *(max(extent, 1) for extent in shape[1:]))
     recipe = ColumnRecipe(row_size, 0, row_size, "K", 0, UNSIGNED.str, math.prod(chunk_shape) * 8)
     return chunk_shape, ColumnChunks(source, start, shape[0], chunk_shape[0], recipe, where)
@@ -193,7 +191,7 @@ def parse_table(header: Header, source: Span | Inline) -> Iterator[tuple[str, Co
     rows, row_size = axes
     is_text = header.cards.get("XTENSION") == "TABLE"
     if header.cards.get("ZTABLE") is True:
-        raise ManifestError(f"{header.where}: it is a compressed table (ZTABLE), which is not supported")
+        raise ManifestError(f"{header.where}: it is a compressed table (ZTABLE): decompress the file with funpack")
     taken: set[str] = set()
     for form in list((_parse_text_forms if is_text else parse_forms)(header, row_size)):
         name = make_name(header.cards.get(f"TTYPE{form.number}")) or f"col{form.number}"
@@ -237,7 +235,7 @@ def _parse_column(
         dtype, is_plain = np.dtype(other[1]), False
         fill = None if fill is None else fill + other[0]
     elif (scale, zero) != (1, 0) and dtype.kind == "c":  # xarray would drop the imaginary part
-        raise ManifestError(f"{where}: its complex numbers are scaled (TSCAL, TZERO), which is not supported")
+        raise ManifestError(f"{where}: its complex numbers have TSCAL {scale} and TZERO {zero}: expected 1 and 0")
     elif (scale, zero) != (1, 0) and dtype.kind in "iuf":
         attributes |= {"scale_factor": float(scale), "add_offset": float(zero)}
         dtypes = {"scale_factor": "f8", "add_offset": "f8"}
@@ -251,7 +249,7 @@ def _parse_column(
         chunks: Chunks = Contiguous(source, start, array_shape, chunk_shape, dtype.itemsize, where, stride)
     else:
         if width > LARGEST:
-            raise ManifestError(f"{where}: its elements have {width} bytes each: at most {LARGEST} are supported")
+            raise ManifestError(f"{where}: its elements have {width} bytes each: expected at most {LARGEST}")
         count = choose_chunks((rows,), row_size)[0]
         chunk_shape = (count, *shape)
         size = math.prod(chunk_shape) * dtype.itemsize
@@ -285,7 +283,8 @@ def _parse_heap_column(header: Header, source: Span | Inline, form: Form, rows: 
     if other is not None and is_inverted:
         dtype = np.dtype(other[1])
     elif (scale, zero) != (1, 0):
-        raise ManifestError(f"{where}: its values of variable length are scaled (TSCAL, TZERO), which is not supported")
+        found = f"its values of variable length have TSCAL {scale} and TZERO {zero}"
+        raise ManifestError(f"{where}: {found}: expected 1 and 0, which mean no scaling, or an unsigned type")
     codec = choose_codec(kind, dtype)
     attributes: dict[str, Any] = {} if codec is not BYTES else {ELEMENT: dtype.str}
     unit = header.cards.get(f"TUNIT{number}")

@@ -69,7 +69,8 @@ class TileChunks(Chunks):
         kind = header.cards.get("ZCMPTYPE")
         if kind == _UNSAFE:
             raise ManifestError(
-                f"{where}: its tiles are compressed as {kind}, which is not supported: damaged files crash its decoders"
+                f"{where}: its tiles are compressed as {kind}, whose decoders crash on damaged files: expected one of "
+                f"{', '.join(_CODECS)}. Decompress the file with funpack"
             )
         if kind not in _CODECS:
             raise ManifestError(f"{where}: its tiles are compressed as {kind!r}: expected one of {', '.join(_CODECS)}")
@@ -85,10 +86,11 @@ class TileChunks(Chunks):
         counts = tuple(-(-length // extent) for length, extent in zip(shape, tile, strict=True))
         row_size, rows = header.get_axes()[::-1] if len(header.get_axes()) == 2 else (0, 0)
         if not rows or rows != math.prod(counts):
-            raise ManifestError(f"{where}: its image has {math.prod(counts)} tiles, but its table has {rows} rows")
+            found = f"its table has {rows} rows"
+            raise ManifestError(f"{where}: {found}: expected {math.prod(counts)}, one for each tile of its image")
         pixels = math.prod(tile) * image.stored.itemsize
         if pixels > LARGEST:
-            raise ManifestError(f"{where}: its tiles have {pixels} bytes each: at most {LARGEST} are supported")
+            raise ManifestError(f"{where}: its tiles have {pixels} bytes each: expected at most {LARGEST}")
         heap = header.get_integer("THEAP", row_size * rows, least=row_size * rows)
         if heap > header.data_size or header.stop + header.data_size > size:
             raise ManifestError(
@@ -137,15 +139,17 @@ class TileChunks(Chunks):
             for row, (length, offset) in enumerate(descriptors.tolist()):
                 size = length * column.itemsize
                 if length < 0 or offset < 0 or offset + size > self._heap_size:
-                    place = f"bytes {offset} to {offset + size}, outside its heap of {self._heap_size} bytes"
-                    raise DamagedIndex("", self._image.where, f"tile {first + row} is at {place}")
+                    reason = f"tile {first + row} has {size} bytes at byte {offset} of the heap"
+                    expected = f"expected a range within the {self._heap_size} bytes of the heap"
+                    raise DamagedIndex("", self._image.where, f"{reason}: {expected}")
                 if size:
                     parts.append((self._heap + offset, size))
                     descriptors[row, 1] = total
                     total += size
             rows[:, column.at : column.at + column.width] = descriptors.view(np.uint8)
         if total > self._heap_size:
-            reason = f"the tiles from {first} on overlap: they take {total} bytes in a heap of {self._heap_size} bytes"
+            found = f"the tiles {first} to {first + count - 1} have {total} bytes"
+            reason = f"{found}: expected at most {self._heap_size}, the size of the heap"
             raise DamagedIndex("", self._image.where, reason)
         cards = self._encode_cards(extents, count, total, first)
         sizes = tuple(size for _, size in parts)
@@ -242,7 +246,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         for size in self.sizes:
             piece = raw[at : at + size]
             if piece[:2] == _GZIP and len(zlib.decompressobj(31).decompress(piece, self.largest + 1)) > self.largest:
-                raise ValueError(f"a tile decompresses to more than {self.largest} bytes")
+                raise ValueError(f"a tile decompresses to too many bytes: expected at most {self.largest}")
             at += size
 
 

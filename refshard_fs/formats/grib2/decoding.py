@@ -374,7 +374,11 @@ def _decode_complex(data: Octets, packing: Octets, bits: int, stored: int) -> It
 
 def _decode_spectral_complex(data: Octets, packing: Octets, stored: int) -> _Array:
     if parse_integer(packing, 35) != 1 or len({parse_integer(packing, octet, 2) for octet in (25, 27, 29)}) > 1:
-        raise ValueError("its unpacked spectral coefficients are not supported: expected a triangle of 32-bit numbers")
+        numbers = [parse_integer(packing, octet, 2) for octet in (25, 27, 29)]
+        found = f"the type {parse_integer(packing, 35)}, and J, K and M {numbers}"
+        raise ValueError(
+            f"its unpacked spectral coefficients have {found}: expected type 1 (32 bits) and equal numbers"
+        )
     subset, power = parse_integer(packing, 25, 2), parse_signed(packing, 21, 4) / 1e6
     return _decode_spectrum(data, subset, power, parse_integer(packing, 20), stored, _Scale.parse(packing))
 
@@ -393,8 +397,8 @@ def _decode_spectrum(
     plain = 2 * int(np.count_nonzero(is_plain))
     if subset > truncation or len(data) < 4 * plain or bits > 32:
         raise ValueError(
-            f"its unpacked coefficients up to {subset}, of {truncation}, take {4 * plain} of {len(data)} bytes, and "
-            f"packed coefficients have {bits} bits: expected coefficients within the data, and at most 32 bits"
+            f"its unpacked coefficients up to {subset} take {4 * plain} of {len(data)} bytes, and its packed "
+            f"coefficients have {bits} bits: expected at most the truncation {truncation}, within the data, and 32 bits"
         )
     if subset == truncation:  # eccodes then uses IEEE numbers, in edition 1, too
         return np.frombuffer(data, ">f4", plain) * scale.decimal
@@ -497,7 +501,8 @@ class Values1(_FieldValues, frozen=True):
             blocks = _decode_simple(data[15:], b"", bits, self.count - 1)
             return np.concatenate([decode_ibm_floats(data[11:], 1), scale.apply(blocks, self.count - 1, "f8")])
         if len({parse_integer(data, octet) for octet in (16, 17, 18)}) > 1:
-            raise ValueError("its unpacked spectral coefficients are not supported: expected a triangle")
+            found = [parse_integer(data, octet) for octet in (16, 17, 18)]
+            raise ValueError(f"its unpacked spectral coefficients have J, K and M {found}: expected equal numbers")
         return _decode_spectrum(
             data[18:], parse_integer(data, 16), parse_signed(data, 14, 2) / 1000, bits, self.count, scale, True
         )

@@ -65,7 +65,7 @@ def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown
     def read(begin: int, size: int) -> Steps[bytes]:
         """Return bytes of the message."""
         if begin + size > end:
-            raise make_error(f"has {length} bytes, and a section at byte {at + begin}")
+            raise make_error(f"has a section at byte {at + begin}: expected its end before byte {at + end}")
         if begin + size <= len(window):
             return window[begin : begin + size]
         data: bytes = yield Load(grib.part(at + begin, size), Raw())
@@ -75,7 +75,9 @@ def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown
         """Return the length of a section, which must have at least ``least`` bytes."""
         size = parse_integer((yield from read(begin, 3)), 1, 3)
         if size < least or begin + size > end or (number == 2 and size > SECTION):
-            raise make_error(f"has a section {number} of {size} bytes at byte {at + begin}")
+            most = min(end - begin, SECTION if number == 2 else end)
+            found = f"has a section {number} of {size} bytes at byte {at + begin}"
+            raise make_error(f"{found}, expected {least} to {most}")
         return size
 
     size_1 = yield from read_size(1, 8, 28)
@@ -98,11 +100,12 @@ def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown
     if window[4] & 0x80 and size < 120:  # see `parse_length`
         size = end - begin
     if size < 11 or begin + size > end:
-        raise make_error(f"has a section 4 of {size} bytes at byte {at + begin}")
+        raise make_error(f"has a section 4 of {size} bytes at byte {at + begin}, expected 11 to {end - begin}")
     parts.append((at + begin, size))
     fields: list[Field | UnshownPart] = []
     if begin + size + LEAST <= end:  # the length of the message may be too large, and include the next message
-        fields.append(UnshownPart(at + begin + size, f"the next {end - begin - size} bytes are in no section"))
+        reason = f"expected the end of the message after section 4, found {end - begin - size} more bytes"
+        fields.append(UnshownPart(at + begin + size, reason))
     try:
         fields.append(_parse_field(product, grid, grid_at, predefined, tuple(parts), parse_integer(header, 4)))
     except (ValueError, OverflowError) as e:
@@ -123,7 +126,8 @@ def _parse_field(
     if kind in _REFUSED_GRIDS:
         raise ValueError(f"its harmonics are {_REFUSED_GRIDS[kind]} (grid {kind}): expected plain harmonics (grid 50)")
     if (kind == HARMONICS) != bool(packing & SPECTRAL):
-        raise ValueError(f"its grid is of kind {kind}, which contradicts the flags of its values, {packing:#x}")
+        found = f"its grid is of kind {kind}, and its values have the flags {packing:#x}"
+        raise ValueError(f"{found}: expected harmonics in both (kind {HARMONICS}, flag {SPECTRAL:#x}), or in neither")
     if kind not in _TEMPLATES:
         raise ValueError(f"its grid is of kind {kind}: expected one of {', '.join(map(str, sorted(_TEMPLATES)))}")
     if packing & 0x50 == 0x10:
@@ -183,7 +187,8 @@ def _count_points(grid: bytes) -> int:
     if parse_integer(grid, 6) == HARMONICS:
         if len({across, down, parse_integer(grid, 11, 2)}) > 1:
             raise ValueError(
-                "its spectral truncation is not supported: expected a triangular one, with equal J, K and M"
+                f"its spectral truncation has J, K and M {across}, {down} and {parse_integer(grid, 11, 2)}: expected "
+                "equal numbers (a triangular truncation)"
             )
         return (across + 1) * (across + 2)
     if across != 0xFFFF:
@@ -191,7 +196,7 @@ def _count_points(grid: bytes) -> int:
     at = parse_integer(grid, 5) + 4 * parse_integer(grid, 4)  # the octet at which the numbers of points in rows begin
     if parse_integer(grid, 5) == 255 or down == 0xFFFF:
         raise ValueError(
-            "its grid lacks the number of points in a row, and a list of these numbers: expected one of them"
+            "its grid has no number of points in a row, and no list of these numbers: expected one of them"
         )
     rows = [parse_integer(grid, at + 2 * row, 2) for row in range(down)]
     if parse_integer(grid, 6) not in (4, 14):

@@ -222,7 +222,8 @@ def describe_grid(grid: bytes) -> Grid:
     scanned = _SCANNED.get(template, 0)
     corners: tuple[float, ...] = ()
     if template == HARMONICS and len({parse_integer(grid, octet, 4) for octet in (15, 19, 23)}) > 1:
-        raise ValueError("its spectral truncation is not supported: expected a triangular one, with equal J, K and M")
+        found = [parse_integer(grid, octet, 4) for octet in (15, 19, 23)]
+        raise ValueError(f"its spectral truncation has J, K and M {found}: expected equal numbers (a triangular one)")
     if template == HARMONICS:
         truncation, count = parse_integer(grid, 15, 4), parse_integer(grid, 7, 4)
         if (truncation + 1) * (truncation + 2) != count:
@@ -323,7 +324,7 @@ def parse_sidecar(data: bytes) -> tuple[int, ...]:
             offsets.add(int(value))
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
             if line.strip():
-                raise ValueError(f"its line {line[:80]!r} has no offset of a message") from None
+                raise ValueError(f"expected the offset of a message in each line, found {line[:80]!r}") from None
     if len(offsets) > MOST:
         raise ValueError(f"it lists {len(offsets)} messages: expected at most {MOST}")
     return tuple(sorted(offsets))
@@ -444,7 +445,7 @@ class Grib(FileBytes):
             begins.add(begin)
             messages.append((begin, length))
             if len(begins) > MOST:
-                raise ManifestError(f"{self.url}: it has more messages than the limit, {MOST}")
+                raise ManifestError(f"{self.url}: it has {len(begins)} messages or more: expected at most {MOST}")
             pitches.append(begin + length - due)
             due = begin + length
         if not begins:
@@ -459,10 +460,11 @@ class Grib(FileBytes):
     def read_windows(self, offsets: Sequence[int]) -> Steps[None]:
         """Read the windows at ``offsets`` that are not in memory; ManifestError if an offset is not in the file."""
         missing = [at for at in dict.fromkeys(offsets) if at not in self._windows_at]
-        if missing and not 0 <= min(missing) <= max(missing) < self.size:
+        wrong = next((at for at in missing if not 0 <= at < self.size), None)
+        if wrong is not None:
             raise ManifestError(
-                f"{self.url}: its sidecar has a message at byte {max(missing)} of {self.size}: does the sidecar belong "
-                "to another file?"
+                f"{self.url}: its sidecar has a message at byte {wrong}: expected 0 to {self.size - 1}. Does the "
+                "sidecar belong to another file?"
             )
         windows = yield from self.load([(at, min(WINDOW, self.size - at)) for at in missing])
         self._windows_at.update(zip(missing, windows, strict=True))
@@ -483,7 +485,7 @@ class Grib(FileBytes):
         while (at := find_message(data)) < 0 and start + len(data) < self.size:
             if start + len(data) - due > GAP:
                 self.unshown.append(
-                    UnshownPart(due, f"no message begins in the next {GAP} bytes: the rest of the file is not read")
+                    UnshownPart(due, f"expected a message in the next {GAP} bytes, found none: the rest is not read")
                 )
                 return None
             start += len(data) - (SIGN - 1)  # the bytes that identify a message may cross the end
@@ -497,7 +499,8 @@ class Grib(FileBytes):
             return None
         if at < 0 and (cut := _CUT_SIGN.search(data)):
             begin, left = start + cut.start(), len(data) - cut.start()
-            raise ManifestError(f"{self.url}: the message at byte {begin} has only {left} bytes: the file is cut short")
+            found = f"expected a whole message at byte {begin}, found its first {left} bytes"
+            raise ManifestError(f"{self.url}: {found}: the file is cut short")
         begin = start + at
         gap = self._windows_at[due][: begin - due] if at >= 0 else self._windows_at[due]
         if gap.translate(None, FILLING) or END in gap:
@@ -521,7 +524,8 @@ class Grib(FileBytes):
         data = self._windows_at[at]
         if len(data) < 16:
             raise ManifestError(
-                f"{self.url}: the message at byte {at} has only {len(data)} bytes: the file is cut short"
+                f"{self.url}: the message at byte {at} has {len(data)} bytes: expected at least 16. The file is cut "
+                "short"
             )
         if find_message(data[:SIGN]):
             raise ManifestError(f"{self.url}: expected a message at byte {at}, found {data[:8]!r}")
@@ -551,11 +555,13 @@ class Grib(FileBytes):
                 begin, window = position, (yield Load(self.part(position, min(WINDOW, at + length - position)), Raw()))
             size, number = parse_integer(window, position - begin + 1, 4), parse_integer(window, position - begin + 5)
             if size < 5 or not 1 <= number <= 7 or position + size > end:
-                reason = f"has a section {number} of {size} bytes at byte {position}: it is damaged"
-                raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
+                found = f"has a section {number} of {size} bytes at byte {position}"
+                expected = f"expected a section 1 to 7 of 5 to {end - position} bytes"
+                raise ManifestError(f"{self.url}: the message at byte {at} {found}: {expected}")
             if number not in NEXT[before]:
-                reason = f"has a section {number} at byte {position}, after a section {before}: it is damaged"
-                raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
+                found = f"has a section {number} at byte {position}, after section {before}"
+                expected = " or ".join(map(str, NEXT[before]))
+                raise ManifestError(f"{self.url}: the message at byte {at} {found}: expected section {expected}")
             before = number
             if number in (1, 3, 4, 5):
                 if size > SECTION:
@@ -575,10 +581,11 @@ class Grib(FileBytes):
                 fields.append(self._parse_field(at, sections, parts))
                 if len(fields) > FIELDS:
                     raise ManifestError(
-                        f"{self.url}: the message at byte {at} has more fields than the limit, {FIELDS}"
+                        f"{self.url}: the message at byte {at} has {len(fields)} fields or more: expected at most "
+                        f"{FIELDS}"
                     )
         if before != 7:
-            raise ManifestError(f"{self.url}: the message at byte {at} ends after a section {before}: it is damaged")
+            raise ManifestError(f"{self.url}: the message at byte {at} ends after section {before}: expected section 7")
         return fields
 
     def _parse_field(

@@ -379,10 +379,10 @@ def _list_numbers(values: _Numbers) -> list[int]:
         first, last, step = (value, value, 1) if isinstance(value, int) else value
         series = range(first, last + 1, step)
         if len(numbers) + len(series) > _MOST:
-            raise ValueError(f"it has more than {_MOST} steps or members")
+            raise ValueError(f"it has {len(numbers) + len(series)} steps or members: expected at most {_MOST}")
         numbers += series
     if wrong := next((pair for pair in itertools.pairwise(numbers) if pair[0] >= pair[1]), None):
-        raise ValueError(f"its steps or members do not ascend: found {wrong[1]} after {wrong[0]}")
+        raise ValueError(f"its steps or members: expected ascending numbers, found {wrong[1]} after {wrong[0]}")
     return numbers
 
 
@@ -402,7 +402,7 @@ def check_template(template: str, names: set[str]) -> None:
                 "{time:%Y%m%d%H}"
             )
     if re.search("[{}]", _FIELD.sub("", template)):
-        raise ValueError(f"{template!r} has a brace outside of placeholders such as {{step:03}}")
+        raise ValueError(f"{template!r} has a single brace: expected braces only around names, as in {{step:03}}")
 
 
 def fill_template(template: str, values: Mapping[str, Any]) -> str:
@@ -594,7 +594,7 @@ class FieldChunks(Chunks):
         """Raise an error for a missing sidecar if the file exists, or if the run is not yet due: it may come later."""
         facts: Facts | None = yield Stat(place.url, fresh=True)
         if facts is not None:
-            reason = f"it does not exist, but the file {place.url} does: its fields are found only by this sidecar"
+            reason = f"expected a sidecar for the existing file {place.url}, found none: only it locates the fields"
             raise ReferenceNotReachable("", place.sidecar, reason)
         due = place.time + self._rule.time.due * HOUR
         if due.timestamp() > time.time():

@@ -254,7 +254,7 @@ def _find_differences(chunks: FieldChunks, place: FieldPlace, start: int) -> Ste
     """Describe how the message at byte ``start`` differs from the expected field; "" if it does not."""
     facts: Facts | None = yield Stat(place.url)
     if facts is None or facts.size is None:
-        return f"{place.url} does not exist"
+        return f"expected a file at {place.url}, found none"
     try:
         grib = Grib(place.url, Span(place.url, 0, facts.size), facts.size, b"")
         yield from grib.read_windows([start])

@@ -398,7 +398,7 @@ class FieldGroup(ArrayGroupBuilder):
             for axis, rank in ranks.items():
                 number = number * len(rank) + rank[axes[axis][place]]
             if number in chunks:
-                reason = "an earlier field has the same coordinates: this field is not shown"
+                reason = "expected one field at its coordinates, found an earlier field: this field is not shown"
                 self.reports[f"{name} at byte {field.parts[0][0]}"] = reason
             else:
                 chunks[number] = field.parts, make_recipe(field, inner[-1], flags)
@@ -449,8 +449,8 @@ class FieldGroup(ArrayGroupBuilder):
         self._bytes_left -= len(data) if isinstance(data, bytes) else 0
         if self._bytes_left < 0:
             raise ValueError(
-                "the coordinates of this field and of earlier fields have more bytes than the limit, "
-                f"{self._most_bytes}"
+                "the coordinates of this field and of earlier fields have "
+                f"{self._most_bytes - self._bytes_left} bytes: expected at most {self._most_bytes}"
             )
         level_attributes = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
         array = ArrayDescription(path, shape, shape, np.dtype(dtype), along, ATTRIBUTES.get(name, level_attributes))

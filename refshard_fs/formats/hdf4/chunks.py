@@ -73,8 +73,8 @@ def find_layout(elements: Elements, key: Key | None) -> Steps[Layout | None]:
             return parse_chunked(header)
         case "external":
             name = header[14:].split(b"\0")[0].decode(errors="replace")
-            raise ManifestError(f"its values lie in another file, {name[:100]!r}: other files are not read")
-    raise ManifestError(f"its values are in a {kind} element: this kind is not supported")
+            raise ManifestError(f"its values lie in another file, {name[:100]!r}: expected values in the file itself")
+    raise ManifestError(f"its values are in a {kind} element: expected a plain, linked, compressed or chunked element")
 
 
 def parse_compressed(header: bytes) -> tuple[int, int, bytes]:
@@ -106,7 +106,7 @@ def parse_chunked(header: bytes) -> Layout:
         if min(shape) < 0 or min(chunk) < 1 or count != math.prod(chunk) or len(fill) != length or width < 1:
             raise ValueError(
                 f"the header of its chunks contradicts itself: shape {shape}, chunks of shape {chunk}, "
-                f"{count} values in a chunk, {width} bytes in a value"
+                f"{count} values in a chunk, {width} bytes in a value, a fill value of {len(fill)} bytes"
             )
         coding = None
         if position + 6 <= len(header):
@@ -158,7 +158,8 @@ class LinkedBlocks(Contiguous):
         chunk_parts = cut_parts(parts, start, size)
         if any(offset + length > self._elements.file.size for offset, length in chunk_parts):
             raise self._elements.make_error(
-                f"it is cut short, or damaged: a block of its linked element {self._key} ends beyond the file's end"
+                f"it is cut short or damaged: expected the blocks of its linked element {self._key} within its "
+                f"{self._elements.file.size} bytes"
             )
         if len(chunk_parts) == 1 and size == self._recipe.size:
             return self._source.part(*chunk_parts[0])
@@ -230,7 +231,7 @@ class CodedChunks(FilledChunks):
             parts = yield from self._find_parts(key)
             size, end = sum(length for _, length in parts), max(map(sum, parts), default=0)
             if not size:
-                raise ValueError(f"chunk {number} has no bytes")
+                raise ValueError(f"chunk {number} has 0 bytes: expected at least 1")
             if end > self._elements.file.size:
                 raise ValueError(f"chunk {number} ends at byte {end}: expected at most {self._elements.file.size}")
             if self._layout.coding is None and size != self._chunk_size:

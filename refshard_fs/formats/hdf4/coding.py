@@ -66,7 +66,8 @@ def parse_coding(data: bytes) -> Coding:
     layout = _LAYOUTS.get(coder, "")
     if model or coder == _HUFFMAN or coder > _SZIP:
         name = _OTHER_NAMES.get(coder) or (_NAMES[coder] if coder <= _SZIP else f"number {coder}")
-        raise ManifestError(f"it is compressed with {name} (model {model}), which is not supported")
+        expected = "expected RLE, NBIT, deflate or szip of model 0 (convert: hrepack -t '*:GZIP 6')"
+        raise ManifestError(f"it is compressed with {name} (model {model}): {expected}")
     if len(data) < 4 + struct.calcsize(layout):
         sizes = f"expected {4 + struct.calcsize(layout)} bytes, found {len(data)}"
         raise ValueError(f"the header of an element that is compressed with {_NAMES[coder]} is cut short: {sizes}")
@@ -103,7 +104,7 @@ def decode_runs(raw: bytes, size: int, repeated: int = 3, plain: int = 1) -> byt
     position = 0
     while len(decoded) < size:
         if position + 1 >= len(raw):
-            raise ValueError(f"its runs are cut short: they decode to {len(decoded)} bytes of {size}")
+            raise ValueError(f"its runs are cut short: they decode to {len(decoded)} bytes, expected {size}")
         count = raw[position] & 0x7F
         if raw[position] & 0x80:
             decoded += raw[position + 1 : position + 2] * (count + repeated)
@@ -122,10 +123,11 @@ def _unpack_bits(raw: bytes, size: int, itemsize: int, values: tuple[int, ...]) 
     _, is_signed, fill, first, width = values
     bits = 8 * itemsize
     if not 0 < width <= first + 1 <= bits or size % itemsize:
-        raise ValueError(f"NBIT stores {width} bits from bit {first} down, which do not fit elements of {bits} bits")
+        found = f"NBIT stores {width} bits from bit {first} down, in {size} bytes"
+        raise ValueError(f"{found}: expected 1 bit or more within each element of {bits} bits")
     count = size // itemsize
     if len(raw) * 8 < count * width:
-        raise ValueError(f"{len(raw)} bytes cannot hold {count} elements of {width} bits")
+        raise ValueError(f"NBIT has {len(raw)} bytes: expected {count} elements of {width} bits")
     start = bits - 1 - first
     batches = []
     for begin in range(0, count, _ELEMENTS_AT_ONCE):  # a multiple of eight, so that each batch begins at a whole byte

@@ -113,7 +113,8 @@ class Tree:
         self.tables: dict[int, Vdata] = {}
         self.reports: dict[str, str] = {}
         self._dimensions: dict[int, Dimension | None] = {}
-        self._shown_left = 2 * elements.file.size + (1 << 20)  # bytes of names and attributes that may still be shown
+        self._shown_most = 2 * elements.file.size + (1 << 20)  # the most bytes of names and attributes that are shown
+        self._shown_left = self._shown_most
 
     def read_metadata(self) -> Steps[None]:
         """Read all elements that may be metadata, in one round."""
@@ -150,7 +151,8 @@ class Tree:
         self._shown_left -= count
         if self._shown_left < 0:
             raise self.elements.make_error(
-                "its names and attributes take too many bytes for its size: it refers to them repeatedly"
+                f"its names and attributes are used many times: expected at most {self._shown_most} bytes in all, for "
+                f"a file of {self.elements.file.size} bytes"
             )
 
     def read_attributes(self, members: Iterable[Key]) -> Steps[Attributes]:
@@ -196,7 +198,7 @@ class Tree:
             elif group is not None and group.kind not in (_DIMENSION, _UNLIMITED):
                 self.reports[group.name] = f"it is a Vgroup of the class {group.kind!r}: expected {_VARIABLE!r}"
             elif (group is None and tag == VGROUP) or (tag, ref) not in self.elements.descriptors:
-                reason = "the Vgroup of all data sets lists it, but it is not in the file"
+                reason = "expected it in the file, as the Vgroup of all data sets lists it; found none"
                 self.reports.setdefault(_name_element((tag, ref)), reason)
         return (yield from self.read_attributes(root.members)), data_sets
 
@@ -219,7 +221,7 @@ class Tree:
                 is_there = False
             if not is_there:
                 name = _name_element((tag, member))
-                raise ValueError(f"it lists {name}, but this is not in the file, or cannot be read")
+                raise ValueError(f"it lists {name}: expected this in the file, in a readable form")
             if tag == VGROUP:
                 dimension = yield from self._read_dimension(member)
                 dimensions += [dimension] if dimension is not None else []
@@ -232,7 +234,7 @@ class Tree:
             elif tag == VDATA:
                 is_coordinate |= self.tables[member].kind == _COORDINATE
         if dtype is None:
-            raise ValueError("its group has no element with a number type")
+            raise ValueError("expected an element with a number type in its Vgroup, found none")
         layout = yield from find_layout(self.elements, data)
         attributes = yield from self.read_attributes(group.members)
         names = tuple(dimension.name for dimension in dimensions)
@@ -289,7 +291,7 @@ class Tree:
         members = (yield from self.elements.read_stored_bytes(key))[: 4 * _MOST_MEMBERS]
         refs = dict(struct.iter_unpack(">HH", members[: len(members) // 4 * 4]))
         if DIMENSIONS not in refs:
-            raise ValueError("its group has no element with dimensions")
+            raise ValueError("expected an element with dimensions in its group, found none")
         header = yield from self.elements.read_stored_bytes((DIMENSIONS, refs[DIMENSIONS]))
         (rank,) = struct.unpack_from(">H", header)
         if rank > MOST_DIMENSIONS:

@@ -98,7 +98,7 @@ class Elements:
         """Return the bytes of an element, or the header of a special element."""
         if key not in self._data:
             if key not in self.descriptors:
-                raise self.make_error(f"another element refers to the element {key}, which does not exist")
+                raise self.make_error(f"expected the element {key}, to which another element refers; found none")
             yield from self.load([key])
         return self._data[key]
 
@@ -115,7 +115,7 @@ class Elements:
     def find_parts(self, key: Key) -> Steps[list[Part]]:
         """Return the places of the bytes of a plain or linked element, in order."""
         if key not in self.descriptors:
-            raise self.make_error(f"another element refers to the element {key}, which does not exist")
+            raise self.make_error(f"expected the element {key}, to which another element refers; found none")
         kind = yield from self.read_kind(key)
         if kind == "plain":
             descriptor = self.descriptors[key]
@@ -133,7 +133,8 @@ class Elements:
         block_size = -1  # the first block may have another size, which its descriptor states
         while remaining > 0:
             if table in tables:
-                raise self.make_error(f"{remaining} bytes of the linked element {key} have no block")
+                reason = f"expected blocks for {remaining} more bytes of the linked element {key}, found none"
+                raise self.make_error(reason)
             tables.add(table)
             if len(parts) > MOST_PARTS:
                 raise ManifestError(

@@ -75,7 +75,7 @@ def parse_odl(text: str) -> Block:
         if name in ("GROUP", "OBJECT"):
             count += 1
             if count > _MOST_BLOCKS:
-                raise ValueError(f"its StructMetadata have more than {_MOST_BLOCKS} blocks")
+                raise ValueError(f"its StructMetadata have {count} blocks or more: expected at most {_MOST_BLOCKS}")
             block = Block(value.strip(), {}, [])
             path[-1].blocks.append(block)
             path.append(block)

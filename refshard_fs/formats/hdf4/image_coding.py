@@ -41,7 +41,8 @@ class ImageCoding(msgspec.Struct, frozen=True):
         Raises ManifestError if the compression, or its use with this shape, is not supported.
         """
         if self.compression not in (RUNS, BLOCKS, *JPEGS):
-            raise ManifestError(f"it is a raster image: its compression {self.compression} is not supported")
+            known = ", ".join(map(str, (RUNS, BLOCKS, *JPEGS)))
+            raise ManifestError(f"it is a raster image with the compression {self.compression}: expected {known}")
         if itemsize != 1 or size != math.prod((self.rows, self.columns, self.bands)):
             raise ManifestError(
                 f"its compression is {self.compression}, and its pixels have {itemsize} bytes: expected 1 byte for "

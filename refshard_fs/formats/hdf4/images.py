@@ -60,19 +60,21 @@ def _describe_image(tree: Tree, name: str, key: Key, members: list[Key]) -> Step
     if is_old:  # before version 4, the tag of the values said that they are compressed
         data = COMPRESSED_IMAGE, refs[COMPRESSED_IMAGE]
     if IMAGE_DIMENSIONS not in refs or not (is_old or IMAGE in refs):
-        raise ManifestError("it is a raster image without an element of dimensions or of values")
+        missing = "dimensions" if IMAGE_DIMENSIONS not in refs else "values"
+        raise ManifestError(f"it is a raster image: expected an element with its {missing}, found none")
     header = yield from elements.read_stored_bytes((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
     width, height, *number_type, bands, interlace, compression = struct.unpack_from(">iiHHhhH", header)
     dtype = parse_number_type((yield from elements.read_stored_bytes((number_type[0], number_type[1]))))
     dtype = np.dtype("u1") if dtype.kind == "S" else dtype
     layout = yield from find_layout(elements, data)
     if layout is None:
-        raise ManifestError("it is a raster image whose values were never written")
+        raise ManifestError("it is a raster image without values: expected pixels")
     if is_old:
         coding = ImageCoding(compression, height, width, bands)
         layout = Layout(layout.length, (), None, coding, written={0: data})
     elif not elements.descriptors[data].is_special and compression not in _UNCOMPRESSED:
-        raise ManifestError(f"it is a raster image: its compression {compression} is not supported")
+        expected = "expected 0 or 1 (no compression), or a compressed element"
+        raise ManifestError(f"it is a raster image with the compression {compression}: {expected}")
     if (layout.chunk is not None and compression != RUNS) or interlace not in _AXES:
         interlace = 0  # the HDF4 library ignores the mode of these images: all bands of a pixel lie together
     lengths = {"y": height, "x": width, "band": bands}
@@ -87,7 +89,7 @@ def _describe_image(tree: Tree, name: str, key: Key, members: list[Key]) -> Step
         layout = layout._replace(length=math.prod(shape) * dtype.itemsize)
         coding.make_recipe(layout.length, dtype.itemsize)  # raises if the image cannot be decoded
     if layout.shape is not None:
-        raise ManifestError("it is a raster image: chunks of raster images are not supported")
+        raise ManifestError("it is a raster image in chunks: expected an image without chunks")
     attributes = yield from tree.read_attributes(members)
     if PALETTE in refs and bands == 1:
         colors = (yield from elements.read_contents((PALETTE, refs[PALETTE])))[:768]

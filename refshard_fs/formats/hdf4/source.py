@@ -109,7 +109,7 @@ class _Group(ArrayGroupBuilder):
                 continue
             if group.name not in self._structures:
                 kind = KINDS[group.kind]
-                reason = f"StructMetadata do not describe this {kind}: its fields have no coordinates"
+                reason = f"expected a description of this {kind} in StructMetadata, found none: it has no coordinates"
                 self.reports.setdefault(group.name, reason)
                 continue
             for inner in self._list_members(group):
@@ -124,7 +124,7 @@ class _Group(ArrayGroupBuilder):
         groups = self._tree.groups
         for tag, ref in group.members:
             if tag == VGROUP and ref not in groups:
-                self.reports[f"Vgroup {ref}"] = f"{group.name!r} lists it, but it is not in the file"
+                self.reports[f"Vgroup {ref}"] = f"expected it in the file, as {group.name!r} lists it; found none"
         return [groups[ref] for tag, ref in group.members if tag == VGROUP and ref in groups]
 
     def _make_path(self, owner: str) -> str:
@@ -229,10 +229,11 @@ class _Group(ArrayGroupBuilder):
                 layout = yield from find_layout(tree.elements, key)
                 if len(shape) != len(names):
                     raise ManifestError(
-                        f"it is a Vdata of shape {shape}, but StructMetadata name the dimensions {names}"
+                        f"it is a Vdata with {len(shape)} dimensions: expected {len(names)} ({', '.join(names)}), as "
+                        "in StructMetadata"
                     )
                 if layout is None:
-                    raise ManifestError("it is a Vdata without values")
+                    raise ManifestError("it is a Vdata without values: expected values, as StructMetadata name it")
             except (ManifestError, DamagedIndex) as e:
                 self.reports[table.name] = str(e)
                 continue
@@ -250,14 +251,14 @@ class _Group(ArrayGroupBuilder):
     def _report_damage(self, structure: Structure) -> None:
         """Report contradictions between the text about a grid or a swath and its data sets."""
         if structure.problem:
-            self.reports.setdefault(structure.name, f"StructMetadata describe the grid wrongly: {structure.problem}")
+            self.reports.setdefault(structure.name, f"it has no coordinates. In StructMetadata, {structure.problem}")
         tree = self._tree
         owned = [key for key, owner in self._owners.items() if owner == structure.name]
         names = {tree.tables[ref].name for tag, ref in owned if tag == VDATA and ref in tree.tables}
         names |= {self._data_set_names[key] for key in owned if key in self._data_set_names}
         for field in structure.fields.keys() - names - structure.merged:
             self.reports.setdefault(
-                field, f"StructMetadata describe it as a field of {structure.name!r}, but it is not in the file"
+                field, f"expected it in the file, as a field of {structure.name!r} in StructMetadata; found none"
             )
 
     def _add_table(self, ref: int, table: Vdata) -> Steps[None]:
@@ -284,7 +285,9 @@ class _Group(ArrayGroupBuilder):
             extent = self._extents.get(path, axis.length)
             if extent != axis.length:
                 name = structure.name
-                reason = f"StructMetadata give it {axis.length} cells in {name!r}, but the fields have {extent}"
+                reason = (
+                    f"it has {extent} cells in the fields: expected {axis.length}, as in StructMetadata of {name!r}"
+                )
                 self.reports.setdefault(f"coordinate {path}", reason)
         if not structure.crs or not any(self._extents.get(path) == axis.length for path, axis in axes.items()):
             return

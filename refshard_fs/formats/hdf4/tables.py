@@ -49,7 +49,8 @@ class FieldChunks(Chunks):
             (yield from elements.find_parts((VDATA_VALUES, self._ref))), self._start + first_record * record, size
         )
         if sum(length for _, length in parts) < size or any(sum(part) > elements.file.size for part in parts):
-            raise elements.make_error(f"the records of its Vdata {self._ref} are cut short: expected {size} bytes")
+            found = f"the records of its Vdata {self._ref} are cut short"
+            raise elements.make_error(f"{found}: expected {size} bytes in a file of {elements.file.size} bytes")
         return make_entry_of_parts(elements.file.source, parts, self._recipe, self._recipe.size, elements.file.url)
 
 
@@ -62,7 +63,10 @@ def describe_fields(
     """
     widths = [field.order * field.dtype.itemsize for field in table.fields]
     if not widths and table.size:
-        raise ManifestError(f"{label}: one of its fields has an unknown type")
+        raise ManifestError(
+            f"{label}: it has records of {table.size} bytes, and a field of an unknown type: expected "
+            "numbers or characters of HDF4"
+        )
     if sum(widths) != table.size or not all(widths):
         raise ManifestError(
             f"{label}: its fields have {widths} bytes: expected {table.size} in all, and no empty field"

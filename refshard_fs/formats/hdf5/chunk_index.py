@@ -183,8 +183,14 @@ def _make_node(space: ChunkSpace, chunks: ChunkLocations, children: Iterable[Chi
     total = 0
     for child in children:
         total += child.length
-        if max(total, child.address + child.length) > space.room:
-            raise ValueError("the blocks of its chunk index overlap, or end beyond the end of the file")
+        if child.address + child.length > space.room:
+            found = f"a block of its chunk index has {child.length} bytes at {child.address}"
+            raise ValueError(f"{found}: expected it to end within the {space.room} bytes of the file")
+        if total > space.room:
+            raise ValueError(
+                f"the blocks of its chunk index have {total} bytes or more: expected at most the {space.room} bytes of "
+                "the file"
+            )
         blocks.append(child)
     firsts, lasts = [child.first for child in blocks], [min(child.last, _END_OF_KEYS - 1) for child in blocks]
     return Node(chunks, tuple(blocks), np.array(firsts, np.uint64), np.array(lasts, np.uint64))
@@ -215,10 +221,14 @@ class ChunkIndex:
         adjoining: list[Child] = []
         while level:
             children = [child for child, _ in level]
-            if len({child.address for child in children}) < len(level):
-                raise ValueError("its chunk index points to one block twice")
-            if sum(child.length for child in children) > space.room:
-                raise ValueError("the blocks of its chunk index overlap: together they are larger than the file")
+            addresses = [child.address for child in children]
+            if len(set(addresses)) < len(level):
+                twice = next(address for address in addresses if addresses.count(address) > 1)
+                raise ValueError(f"its chunk index points twice to the block at {twice}: expected different blocks")
+            if (total := sum(child.length for child in children)) > space.room:
+                raise ValueError(
+                    f"the blocks of its chunk index have {total} bytes: expected at most the {space.room} of the file"
+                )
             try:
                 nodes: Sequence[Node] = yield tuple(map(self._load, (*children, *adjoining)))
             except (OSError, RefShardError, ValueError):
@@ -249,8 +259,10 @@ class ChunkIndex:
             locations = locations._replace(numbers=chunk_numbers).select_chunks(is_inside)
         if len(locations.numbers) > 1:
             locations = locations.select_chunks(np.argsort(locations.numbers, kind="stable"))
-            if (locations.numbers[1:] == locations.numbers[:-1]).any():
-                raise ValueError("its chunk index lists a chunk twice")
+            is_repeated = locations.numbers[1:] == locations.numbers[:-1]
+            if is_repeated.any():
+                number = locations.numbers[is_repeated.argmax()]
+                raise ValueError(f"its chunk index lists chunk {number} twice: expected each chunk once")
         return check_bounds(locations, space.room)
 
     def _load(self, child: Child) -> Load:
@@ -309,7 +321,9 @@ def check_bounds(locations: ChunkLocations, room: int) -> ChunkLocations:
     )
     if wrong.any():
         number, address, size, _ = (column[wrong.argmax()] for column in locations)
-        raise ValueError(f"chunk {number} of {size} bytes at {address} ends beyond the end of the file")
+        raise ValueError(
+            f"chunk {number} has {size} bytes at {address}: expected it to end within the {room} bytes of the file"
+        )
     return locations
 
 
@@ -331,7 +345,9 @@ class ConsecutiveChunks:
         yield from ()
         count = math.prod(self._space.counts)
         if count * self._size > self._space.room:
-            raise ValueError(f"its chunks take {count * self._size} bytes, more than the size of the file")
+            raise ValueError(
+                f"its chunks take {count * self._size} bytes: expected at most the {self._space.room} of the file"
+            )
         numbers = np.arange(count, dtype=np.uint64) if numbers is None else numbers
         addresses = np.uint64(self._address) + self._space.convert_to_keys(numbers) * np.uint64(self._size)
         sizes, masks = np.full(len(numbers), self._size, np.uint64), np.full(len(numbers), self._mask, np.uint32)
@@ -399,7 +415,9 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
     if (firsts[1:] < firsts[:-1]).any():
         raise ValueError(f"{name} lists chunks in the wrong order: expected ascending coordinates")
     if (addresses >= np.uint64(space.room)).any():
-        raise ValueError(f"{name} points beyond the end of the file")
+        raise ValueError(
+            f"{name} points to byte {addresses.max()}: expected a byte within the {space.room} of the file"
+        )
     if not level:
         return Node(
             ChunkLocations(firsts, addresses, entries["size"].astype(np.uint64), entries["mask"].copy()).select_chunks(
@@ -421,7 +439,8 @@ def _parse_b_tree_2(data: bytes, space: ChunkSpace) -> Node:
             f"its chunk index is {found}: expected type {expected_type}, and records of more than {coords_size} bytes"
         )
     if tree.total * tree.record_size > space.room:
-        raise ValueError(f"a v2 B-tree has {tree.total} chunks: expected at most the {space.room} bytes of the file")
+        found = f"a v2 B-tree has {tree.total} records of {tree.record_size} bytes"
+        raise ValueError(f"{found}: expected at most the {space.room} bytes of the file")
     if tree.root is None or not tree.total:
         return Node(NO_CHUNKS)
     arguments = tree, tree.depth, tree.root_records

@@ -71,7 +71,7 @@ class Dataset:
             case Virtual(chunk=chunk):
                 self.chunk = chunk
             case _:
-                raise ValueError(f"{hdf5_object.path!r} has no data layout message")
+                raise ValueError(f"{hdf5_object.path!r}: expected a data layout message, found none")
         self.object_codec = self._find_object_codec() if self.datatype.shown is None else None
         self.codecs = make_codecs(self.filters, self.datatype, self.chunk)
 
@@ -84,7 +84,8 @@ class Dataset:
         if inner.is_text:
             return TEXT
         if inner.kind != "vlen-sequence" or inner.base is None or inner.base.shown is None:
-            raise ManifestError(f"its datatype is of the kind {inner.kind!r}, which zarr cannot hold")
+            expected = "expected numbers, text, compounds of these, or sequences of numbers"
+            raise ManifestError(f"its datatype is of the kind {inner.kind!r}, which zarr cannot hold: {expected}")
         if (zarr_major() or 3) > 2:
             return BYTES
         return {"id": "vlen-array", "dtype": self._sequence_dtype.str}
@@ -325,7 +326,7 @@ def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -
             return None, make_index(
                 file, space, kind, address, superblock.chunk_k if kind == "B-tree 1" else parameters
             )
-    raise ManifestError("its data layout is not supported")
+    raise ManifestError(f"its data layout is {dataset.layout!r}: expected compact, contiguous, chunked or virtual data")
 
 
 def _make_chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:

@@ -131,7 +131,7 @@ class _Parser:
     def parse(self, depth: int) -> Datatype:
         """Parse the next datatype; the outermost one has ``depth`` 0."""
         if depth > MOST_LEVELS:
-            raise ValueError(f"its datatypes are nested more than {MOST_LEVELS} levels deep")
+            raise ValueError(f"its datatype is nested too deeply: expected at most {MOST_LEVELS} levels")
         head, low, high, size = self._fields.unpack("BBHI")
         version, flags = head >> 4, low | high << 8
         if not 1 <= version <= 5:
@@ -170,9 +170,12 @@ class _Parser:
         """Parse a type that numpy reads as an integer."""
         offset, precision = (0, *self._fields.unpack("H")) if kind == "time" else self._fields.unpack("HH")
         if not precision or offset + precision > size * 8:
-            raise ValueError(f"bits {offset} to {offset + precision} do not fit into {size} bytes of the type {kind!r}")
+            found = f"the datatype {kind!r} has {precision} bits from bit {offset} on"
+            raise ValueError(f"{found}: expected at least 1 bit, within its {size} bytes")
         if size not in (1, 2, 4, 8):
-            return Datatype(size, kind, refusal=f"numpy cannot hold its datatype: {kind} of {size} bytes")
+            return Datatype(
+                size, kind, refusal=f"its datatype {kind!r} has {size} bytes: expected 1, 2, 4 or 8, as in zarr"
+            )
         dtype = np.dtype(f"{'<>'[flags & 1]}{code}{size}")
         bits = None if (offset, precision) == (0, size * 8) else (offset, precision)
         return Datatype(size, kind, dtype, dtype, bits=bits, is_recast=bits is not None)
@@ -182,19 +185,24 @@ class _Parser:
         layout = (precision, flags >> 8 & 0xFF, exponent, exponents, mantissa, mantissas, bias)
         order, normal = flags & 0x41, flags >> 4 & 3
         if order > 1:
-            return Datatype(size, "float", refusal="its datatype is a float in the byte order of a VAX")
+            found = "VAX" if order == 0x41 else f"of the unknown number {order:#x}"
+            refusal = f"its datatype is a float in the byte order {found}: expected little- or big-endian"
+            return Datatype(size, "float", refusal=refusal)
         if layout == _BFLOAT16 and size == 2:
-            return Datatype(size, "float", refusal="its datatype is bfloat16, which numpy and zarr do not support")
+            refusal = "its datatype is bfloat16, which numpy and zarr lack: expected float16, float32 or float64"
+            return Datatype(size, "float", refusal=refusal)
         name = _IEEE.get(layout)
         if name is None or offset or size * 8 != precision or normal != 2:
-            return Datatype(size, "float", refusal=f"its datatype is a float of {precision} bits, not of IEEE 754")
+            found = f"its datatype is a float of {precision} bits in {size} bytes with the layout {layout[2:]}"
+            refusal = f"{found}: expected float16, float32 or float64 of IEEE 754"
+            return Datatype(size, "float", refusal=refusal)
         dtype = np.dtype(f"{'<>'[order]}{name}")
         return Datatype(size, "float", dtype, dtype)
 
     def _parse_opaque(self, size: int, flags: int) -> Datatype:
         tag = self._fields.take(flags & 0xFF).split(b"\0")[0].decode("ascii", "replace")
         if not size:
-            raise ValueError("an opaque datatype has a size of 0 bytes")
+            raise ValueError("an opaque datatype has 0 bytes: expected at least 1")
         match = _NUMPY_TAG.fullmatch(tag)  # h5py writes datetimes as opaque values with this tag
         dtype = np.dtype(f"V{size}")
         if match and not is_divided(match[1]):
@@ -220,14 +228,17 @@ class _Parser:
             if dims:
                 member = _make_array(member, dims)
             if offset + member.size > size:
-                raise ValueError(f"the member {name!r} ends at {offset + member.size}, beyond a compound of {size}")
+                end = offset + member.size
+                raise ValueError(f"the member {name!r} of a compound ends at byte {end}: expected at most {size}")
             fields.append(Field(name, offset, member))
         if not fields:
-            raise ValueError("a compound datatype has no members")
-        if len({field.name for field in fields}) != len(fields):
-            raise ValueError("a compound datatype has two members of the same name")
+            raise ValueError("a compound datatype has no members: expected at least one")
+        names = [field.name for field in fields]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"a compound datatype has two members {twice!r}: expected members of different names")
         if (total := sum(field.datatype.size for field in fields)) > size:
-            raise ValueError(f"the members of a compound of {size} bytes overlap: they take {total} bytes")
+            raise ValueError(f"the members of a compound have {total} bytes: expected at most {size}, its size")
         return _make_compound(size, tuple(fields))
 
     def _parse_enumeration(self, count: int, version: int, depth: int) -> Datatype:
@@ -248,7 +259,8 @@ class _Parser:
         if flags & 15 == 1:
             return Datatype(size, "vlen-string", np.dtype(f"V{size}"), base=base)
         is_plain = base.shown is not None and base.shown.kind in "biufcS" and not base.shape
-        refusal = None if is_plain else f"its datatype is a variable-length sequence of {base.kind} elements"
+        expected = "expected elements of numbers, or of texts of fixed length"
+        refusal = None if is_plain else f"its datatype is a variable-length sequence of {base.kind!r}: {expected}"
         return Datatype(size, "vlen-sequence", np.dtype(f"V{size}"), base=base, refusal=refusal)
 
     def _parse_array(self, size: int, version: int, depth: int) -> Datatype:
@@ -269,7 +281,7 @@ class _Parser:
             found = f"two elements of the kind {base.kind!r} and of {base.size} bytes"
             raise ValueError(f"a complex datatype of {size} bytes has {found}: expected two floats of half its size")
         return _make_complex(base) or Datatype(
-            size, "complex", refusal=f"numpy cannot hold its datatype: a complex number of {size} bytes"
+            size, "complex", refusal=f"its datatype is a complex number of {size} bytes: expected 8 or 16, as in zarr"
         )
 
     def _parse_name(self, *, padded: bool) -> str:
@@ -294,7 +306,7 @@ def _parse_string(size: int, flags: int) -> Datatype:
     if flags & 15 >= len(_PADDINGS):
         raise ValueError(f"the padding of a string is of type {flags & 15}: expected 0, 1 or 2")
     if not size:
-        raise ValueError("a string datatype has a size of 0 bytes")
+        raise ValueError("a string datatype has 0 bytes: expected at least 1")
     dtype = np.dtype(f"S{size}")
     padding = _PADDINGS[flags & 15]
     is_recast = padding == "space-padded" or (padding == "null-terminated" and size > 1)
@@ -308,7 +320,8 @@ def _make_array(base: Datatype, dims: tuple[int, ...]) -> Datatype:
         raise ValueError(f"an array datatype has the shape {dims} of elements of {base.size} bytes: {limits}")
     refusal = base.refusal
     if base.shown is None and not base.is_text:
-        refusal = refusal or f"its datatype is an array of elements of the kind {base.kind!r}, which zarr cannot hold"
+        found = f"its datatype is an array of elements of the kind {base.kind!r}, which zarr cannot hold"
+        refusal = refusal or f"{found}: expected numbers or text"
     innermost = base.base if base.kind == "array" and base.base is not None else base
     size, shape = base.size * count, (*dims, *base.shape)
     return Datatype(size, "array", base.dtype, base.shown, refusal, shape, innermost, is_recast=base.is_recast)
@@ -358,7 +371,7 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
         return elements if datatype.shown is None else elements.astype(datatype.shown, copy=False)
     dtype, shown = datatype.dtype, datatype.shown
     if dtype is None:
-        raise ValueError(datatype.refusal or "its datatype is a compound whose members are separate arrays")
+        raise ValueError(datatype.refusal or "its datatype is a compound that is shown as an array for each member")
     if len(raw) % datatype.size:
         raise ValueError(f"expected a whole number of elements of {datatype.size} bytes, found {len(raw)} bytes")
     elements = np.frombuffer(raw, np.dtype((dtype, datatype.shape)) if datatype.shape else dtype)
@@ -490,13 +503,15 @@ def decode_sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
     for address, index, count in _iter_descriptors(datatype, raw):
         total += count * unit
         if total > MOST_TEXT:
-            raise ValueError(f"its variable-length elements take more than {MOST_TEXT} bytes together")
+            raise ValueError(f"its variable-length elements have {total} bytes or more: expected at most {MOST_TEXT}")
         try:
             data = heap[address, index][: count * unit] if count else b""
         except KeyError:
-            raise ValueError(f"object {index} of the global heap at {address} does not exist") from None
+            found = f"an element refers to object {index} of the global heap at {address}"
+            raise ValueError(f"{found}: expected this object there, found none") from None
         if len(data) != count * unit:
-            raise ValueError(f"object {index} of the global heap at {address} is shorter than {count * unit} bytes")
+            found = f"object {index} of the global heap at {address} has {len(data)} bytes"
+            raise ValueError(f"{found}: expected at least {count * unit}")
         elements.append(data)
     return elements
 
@@ -520,8 +535,8 @@ def decode_objects(
             else:
                 addresses = [heap[key][: size - 4] if key[0] else b"" for key in _iter_regions(datatype, raw)]
             values = [paths.get(int.from_bytes(address, "little"), "") for address in addresses]
-            if sum(map(len, values)) > MOST_TEXT:
-                raise ValueError(f"the paths of its references take more than {MOST_TEXT} characters together")
+            if (total := sum(map(len, values))) > MOST_TEXT:
+                raise ValueError(f"the paths of its references have {total} characters: expected at most {MOST_TEXT}")
             return values
         case "vlen-sequence" if base is not None:
             return [

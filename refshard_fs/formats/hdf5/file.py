@@ -52,7 +52,9 @@ class Sizes(msgspec.Struct, frozen=True):
         try:
             return 9 + struct.calcsize(self.convert_to_struct_format(form))
         except struct.error:
-            raise ValueError("its header says that a structure has 2**63 bytes or more") from None
+            raise ValueError(
+                "a structure in it has 2**63 bytes or more: expected at most the bytes of the file"
+            ) from None
 
     def convert_to_struct_format(self, form: str) -> str:
         """Convert ``form`` to a format of `struct`: P stands for an address, N for a length."""
@@ -95,8 +97,8 @@ class Fields:
         """Return the next ``count`` bytes."""
         end = self.at + count
         if count < 0 or end > len(self.data):
-            reason = f"it has {len(self.data)} bytes, and a field of {count} bytes begins at {self.at}"
-            raise ValueError(f"a structure is cut short: {reason}")
+            expected = f"expected a field of {count} bytes at {self.at}, found {len(self.data)} bytes in all"
+            raise ValueError(f"a structure is cut short: {expected}")
         data = self.data[self.at : end]
         self.at = end
         return data
@@ -131,7 +133,9 @@ class Fields:
         """Return the next text, up to a NUL."""
         end = self.data.find(b"\0", self.at)
         if end < 0:
-            raise ValueError("a name has no NUL at its end")
+            raise ValueError(
+                f"a name at byte {self.at} of a structure of {len(self.data)} bytes: expected a NUL at its end"
+            )
         return self.take(end + 1 - self.at)[:-1].decode("utf-8", "surrogateescape")
 
     def expect(self, signature: bytes, version: int | None = None) -> None:
@@ -200,7 +204,7 @@ class MetadataFile:
             self._count_bytes(length)
             return entry.data
         if length > MOST_METADATA:
-            raise ValueError(f"{label} at {address} has {length} bytes: metadata may have at most {MOST_METADATA}")
+            raise ValueError(f"{label} at {address} has {length} bytes: expected at most {MOST_METADATA}")
         data: bytes = yield Load(entry, Raw())
         return data
 
@@ -238,8 +242,8 @@ class MetadataFile:
     def locate(self, address: int, length: int, label: str) -> Span | Inline:
         """Return the span of ``length`` bytes at ``address``. Raise ValueError if the file is too short."""
         if length > self.count_bytes_after(address):
-            reason = f"ends beyond the end of the file, which has {self.size} bytes"
-            raise ValueError(f"{label} of {length} bytes at {address} {reason}")
+            found = f"{label} has {length} bytes at {address}"
+            raise ValueError(f"{found}: expected it to end within the {self.size} bytes of the file")
         part = self.source.part(self.base + address, length)
         assert isinstance(part, Span | Inline)
         return part
@@ -277,8 +281,9 @@ class MetadataFile:
         """Count bytes of structures. Raise UnreadableFile if there are more than the file can hold."""
         self._structure_bytes += length
         if self._structure_bytes > TIMES_READ * self.size + LEAST_READ:
-            total = f"they have {self._structure_bytes} bytes together, and the file has {self.size}"
-            raise UnreadableFile(f"its structures overlap: {total}")
+            most = TIMES_READ * self.size + LEAST_READ
+            found = f"its structures have {self._structure_bytes} bytes or more, so many overlap"
+            raise UnreadableFile(f"{found}: expected at most {most} in a file of {self.size} bytes")
 
     def drop_pages(self) -> None:
         """Drop the pages of the opened file if they take more than `PAGE_CACHE`: chunk indexes can be read again."""

@@ -166,11 +166,12 @@ def _check_filter(filter_: Filter) -> None:
     """Raise ManifestError if neither this module nor zarr can decode ``filter_``."""
     reason = f"its chunks are encoded with the filter {filter_.name!r} (number {filter_.id})"
     if filter_.id not in _DECODERS:
-        raise ManifestError(f"{reason}, which is not supported")
+        raise ManifestError(f"{reason}, which is not supported: write it with another filter (h5repack -f GZIP=4)")
     if filter_.id in (LZF, SZIP, ZFP, BLOSC2) and importlib.util.find_spec("imagecodecs") is None:
         raise ManifestError(f"{reason}: {_EXTRA}")
     if filter_.id == BLOSC and filter_.values[6:7] == (3,):
-        raise ManifestError(f"{reason}, which compresses with snappy: zarr's blosc codec cannot decode snappy")
+        expected = "expected another compressor, since zarr's blosc codec cannot decode snappy"
+        raise ManifestError(f"{reason}, and with compressor 3 (snappy): {expected}")
     if filter_.id == BITSHUFFLE and _get_value(filter_.values, 4) not in _BITSHUFFLED:
         compressor = _get_value(filter_.values, 4)
         raise ManifestError(f"{reason}, and with compressor {compressor}: expected 0 (none), 2 (lz4) or 3 (zstd)")
@@ -311,7 +312,7 @@ def _decode_zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     most_bits = 2 * 4**ndim * itemsize * 8 + 64
     block_bits = mode + 1 if mode < _ZFP_RATES else (head >> 96 & 0x7FFF) + 1 if mode == _ZFP_EXPERT else 0
     if block_bits > most_bits:
-        raise ValueError(f"zfp blocks have {block_bits} bits: their values need at most {most_bits}")
+        raise ValueError(f"a zfp header has blocks of {block_bits} bits: expected at most {most_bits} for its values")
     bits = 148 if mode == _ZFP_EXPERT else 96
     stream = int.from_bytes(data, "little") << bits | head & (1 << bits) - 1
     room = math.prod(-(-extent // 4) for extent in shape) * most_bits // 8 + 64
@@ -333,7 +334,7 @@ def _decode_szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     options = dict(zip(names, values, strict=False))
     decoded = bytes(decode_by_imagecodecs("szip_decode", data[4:], "hdf5", out=size, **options))
     if len(decoded) != size:
-        raise ValueError(f"an szip chunk is cut short: it decodes to {len(decoded)} of {size} bytes")
+        raise ValueError(f"an szip chunk is cut short: it decodes to {len(decoded)} bytes, expected {size}")
     return decoded
 
 
@@ -434,7 +435,7 @@ def _iter_bits(data: bytes, count: int, width: int) -> Iterator[tuple[slice, npt
     Slices are small, because each unpacked bit takes a byte, and each number takes 64 bytes in `_pack_bits`.
     """
     if len(data) * 8 < count * width:
-        raise ValueError(f"{len(data)} bytes are too few for {count} elements of {width} bits")
+        raise ValueError(f"a packed chunk has {len(data)} bytes: expected {count} elements of {width} bits")
     step = max(_BITS_AT_ONCE // max(width, 64), 512) // 8 * 8  # elements in a slice, which begins at a whole byte
     for start in range(0, count, step):
         length = min(step, count - start)
@@ -463,7 +464,7 @@ def _decode_scale_offset(data: bytes, values: tuple[int, ...], length: int) -> b
         plain = np.frombuffer(data[21:], f"<{code}{size}", count)
         return plain.astype(f"{order}{code}{size}").tobytes()
     if width > size * 8:
-        raise ValueError(f"scale-offset has {width} bits: too many for elements of {size} bytes")
+        raise ValueError(f"scale-offset has packed elements of {width} bits: expected at most {size * 8}")
     packed = np.zeros(count, f"<u{size}")
     for rows, bits in _iter_bits(data[21:], count, width) if width else ():
         packed[rows] = _pack_bits(bits)
@@ -518,20 +519,21 @@ def _collect_numbers(
     kind, size = values[position : position + 2]
     end = position + 2
     if depth > 16:
-        raise ValueError("an nbit element is nested more than 16 levels deep")
+        raise ValueError("an nbit element is nested too deeply: expected at most 16 levels")
     if len(numbers) > _MOST_NUMBERS:
-        raise ValueError(f"an nbit element has more than {_MOST_NUMBERS} numbers")
+        raise ValueError(f"an nbit element has {len(numbers)} numbers or more: expected at most {_MOST_NUMBERS}")
     match kind:
         case 1:  # a number
             is_big, precision, offset = values[end : end + 3]
             if size not in range(1, 9) or not precision or precision + offset > size * 8:
-                raise ValueError(f"an nbit number of {precision} bits at bit {offset} does not fit into {size} bytes")
+                found = f"an nbit number has {precision} bits from bit {offset} on, in {size} bytes"
+                raise ValueError(f"{found}: expected at least 1 bit, within 1 to 8 bytes")
             numbers.append((start, size, is_big, precision, offset))
             return size, end + 3
         case 2:  # an array
             base, end = _collect_numbers(values, end, start, numbers, depth + 1)
             if not base or size % base:
-                raise ValueError(f"an nbit array of {size} bytes is not a whole number of elements of {base} bytes")
+                raise ValueError(f"an nbit array has {size} bytes: expected a whole number of elements of {base} bytes")
             for number_start in range(start + base, start + size, base):
                 _collect_numbers(values, position + 2, number_start, numbers, depth + 1)
         case 3:  # a compound

@@ -73,7 +73,7 @@ class BTree2(msgspec.Struct, frozen=True):
             address, record_count = fields.read_address(), fields.read_uint(count)
             fields.take(total_width)
             if address is None:
-                raise ValueError("a node of a v2 B-tree has a child without an address")
+                raise ValueError("a node of a v2 B-tree has a child without an address: expected one for each child")
             children.append((address, record_count))
         return raw_records, children
 
@@ -210,7 +210,7 @@ def read_dense_objects(
         raise ValueError(f"the records in the B-tree of {kind} have {min(wrong_sizes)} bytes: expected {record_size}")
     shared_flags = [kind == "attributes" and bool(record[8] & _SHARED_RECORD) for record in records]
     if shared is None and any(shared_flags):
-        raise ValueError("attributes are shared, but the file has no heap of shared attributes")
+        raise ValueError("its attributes are shared: expected a heap of shared attributes in the file, found none")
     objects: list[tuple[bytes, bytes]] = []
     for source_heap, is_shared in ((header, False), (shared, True)):
         heap_records = [record for record, flag in zip(records, shared_flags, strict=True) if flag is is_shared]
@@ -251,7 +251,7 @@ def read_heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes
     huge: dict[int, tuple[int, int]] = {}
     if _HUGE in kinds and not have_addresses:
         if heap.huge is None:
-            raise ValueError("a fractal heap has huge objects, but no B-tree that locates them")
+            raise ValueError("a fractal heap has huge objects: expected a B-tree that locates them, found none")
         records = [file.make_fields(record).unpack("PNN") for record in (yield from read_records(file, heap.huge))]
         huge = {key: (address, length) for address, length, key in records if address is not None}
     objects: list[bytes] = [b""] * len(ids)
@@ -268,7 +268,10 @@ def read_heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes
                 key = 0 if have_addresses else fields.read_uint(min(file.sizes.length, len(raw) - 1))
                 address, length = fields.unpack("PN") if have_addresses else huge.get(key, (None, 0))
                 if address is None:
-                    raise ValueError("a huge object of a fractal heap is not in its B-tree")
+                    found = (
+                        "an id without an address" if have_addresses else f"no record of its number {key} in the B-tree"
+                    )
+                    raise ValueError(f"a huge object of a fractal heap: expected its address, found {found}")
                 spans[position] = address, length
             case 2:
                 is_long = heap.id_size > 18
@@ -294,14 +297,15 @@ def _locate_managed(blocks: Sequence[Block], offset: int, length: int) -> tuple[
     position = bisect_right(blocks, offset, key=lambda block: block[0]) - 1
     begin, size, address = blocks[position] if position >= 0 else (0, 0, 0)
     if offset + length > begin + size:
-        raise ValueError(f"an object of a fractal heap, {length} bytes at {offset}, does not lie within one block")
+        found = f"an object of a fractal heap has {length} bytes at {offset}"
+        raise ValueError(f"{found}: expected it within one block, found {size} bytes at {begin}")
     return address + offset - begin, length
 
 
 def _read_direct_blocks(file: MetadataFile, heap: FractalHeap) -> Steps[list[Block]]:
     """Read the indirect blocks of a heap, and return its direct blocks, sorted by their starts."""
     if heap.root is None:
-        raise ValueError("a fractal heap has objects but no blocks")
+        raise ValueError("a fractal heap has objects: expected the address of its blocks, found none")
     direct_blocks: list[Block] = [] if heap.rows else [(0, heap.start_size, heap.root)]
     level = [(0, heap.rows, heap.root)] if heap.rows else []
     total = 0
@@ -370,7 +374,8 @@ def parse_collection(data: bytes, sizes: Sizes) -> Collection:
             break
         position += prefix
         if position + length > end:
-            raise ValueError(f"object {index} of the global heap, of {length} bytes, ends beyond its collection")
+            found = f"object {index} of a collection of the global heap ends at byte {position + length}"
+            raise ValueError(f"{found}: expected at most {end}, the size of the collection")
         objects[index] = data[position : position + length]
         position += length + -length % 8
     return Collection(size, objects)
@@ -409,5 +414,5 @@ def read_local_heap(file: MetadataFile, address: int) -> Steps[bytes]:
     fields.expect(b"HEAP", 0)
     size, _, data_address = fields.unpack(form)
     if data_address is None:
-        raise ValueError("a local heap has no address of its data")
+        raise ValueError(f"the local heap at {address}: expected the address of its data, found none")
     return (yield from file.read(data_address, size, label))

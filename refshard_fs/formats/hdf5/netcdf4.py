@@ -142,8 +142,10 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int, paths: Mapping
             continue
         elif hdf5_object.refusal is not None:
             reports[path] = hdf5_object.refusal
-        elif hdf5_object.shape is None or hdf5_object.datatype is None:
-            reports[path] = "it is a dataset without a shape or without a datatype"
+        elif hdf5_object.shape is None:
+            reports[path] = "it is a dataset without a shape (a null dataspace): expected a shape"
+        elif hdf5_object.datatype is None:
+            reports[path] = "it is a dataset without a datatype: expected a datatype message"
         elif dimensions.is_dimension_only(path):
             continue  # only the dimension's name is shown, in other variables
         else:

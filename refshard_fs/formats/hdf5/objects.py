@@ -122,10 +122,10 @@ def parse_link(file: MetadataFile, data: bytes) -> Link:
         case 64:
             texts = fields.take(fields.read_uint(2))[1:].split(b"\0")
             if len(texts) < 2:
-                raise ValueError(f"the external link {name!r} has no path")
+                raise ValueError(f"the external link {name!r}: expected a file name and a path, found only {texts!r}")
             file_name, target = (text.decode("utf-8", "surrogateescape") for text in texts[:2])
             return Link(name, target=target, order=order, file=file_name)
-    return Link(name, refusal=f"it is a link of the unknown type {kind}, defined by the program that wrote it")
+    return Link(name, refusal=f"it is a link of the unknown type {kind}: expected a hard, soft or external link")
 
 
 def read_table_ahead(file: MetadataFile, table: bytes | None, group_k: int, leaf_k: int) -> Steps[None]:
@@ -143,7 +143,8 @@ def _read_symbol_table(file: MetadataFile, data: bytes, group_k: int, leaf_k: in
     fields = file.make_fields(data)
     tree, heap = fields.unpack("PP")
     if tree is None or heap is None:
-        raise ValueError("a symbol table has no address of its B-tree or its heap")
+        found = "B-tree" if tree is None else "heap"
+        raise ValueError(f"a symbol table has no address of its {found}: expected addresses of a B-tree and a heap")
     reads: list[Steps[Any]] = [_read_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)]
     nodes, segment = yield from run_together(reads)
     return nodes, segment
@@ -166,7 +167,8 @@ def _read_old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: 
             links.append(Link(name, address, target, table=table if kind == _GROUP_ENTRY else None))
             name_length += len(name) + len(target or "")
             if name_length > len(segment):
-                raise ValueError(f"the names in a local heap of {len(segment)} bytes overlap")
+                found = f"the names in a local heap have {name_length} bytes or more, so some overlap"
+                raise ValueError(f"{found}: expected at most {len(segment)}, the size of the heap")
     return links
 
 
@@ -181,7 +183,8 @@ def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: i
         if len(level) * 8 > file.size:
             raise ValueError(f"a group's B-tree has {len(level)} nodes: expected at most {file.size // 8} in the file")
         if len(set(level)) < len(level):
-            raise ValueError("a group's B-tree points to one node twice")
+            twice = next(at for at in level if level.count(at) > 1)
+            raise ValueError(f"a group's B-tree points twice to the node at {twice}: expected different nodes")
         nodes = yield from run_together([file.read_up_to(at, 24, size, "a node of a group's B-tree") for at in level])
         next_level: list[int] = []
         for node in nodes:
@@ -195,7 +198,7 @@ def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: i
                 )
             next_level += [child for _, child in [fields.unpack("NP") for _ in range(count)]]
         if None in next_level:
-            raise ValueError("a group's B-tree has a child without an address")
+            raise ValueError("a group's B-tree has a child without an address: expected one for each child")
         parent_level, level = depth, next_level
     return (yield from run_together([file.read_up_to(at, 8, leaf_size, "a node of a symbol table") for at in level]))
 
@@ -207,7 +210,7 @@ def _read_external_files(file: MetadataFile, data: bytes) -> Steps[tuple[Externa
     if version != 1:
         raise ValueError(f"a message of external files is of version {version}: expected 1")
     if heap is None:
-        raise ValueError("a message of external files has no heap of file names")
+        raise ValueError("a message of external files: expected the address of a heap of file names, found none")
     slots = [fields.unpack("3N") for _ in range(count)]
     names = file.make_fields((yield from read_local_heap(file, heap)))
     return tuple(ExternalPart(names.read_text_at(name), offset, size) for name, offset, size in slots)
@@ -321,7 +324,7 @@ class _Reader:
 
     def _begin_reading(self, link: Link, depth: int, names: Sequence[str] = ()) -> None:
         if depth > MOST_LEVELS:
-            raise UnreadableFile(f"its groups are nested more than {MOST_LEVELS} levels deep")
+            raise UnreadableFile(f"its groups are nested too deeply: expected at most {MOST_LEVELS} levels")
         if link.address is not None and link.address not in self._links:
             self._links[link.address] = {}
             self._reading.append(self._read_and_follow(link.address, depth, names))
@@ -340,7 +343,8 @@ class _Reader:
             hdf5_object = msgspec.structs.replace(self._objects[addresses[-1]], path=path, order=order)
             (aliases if is_alias else objects)[path] = hdf5_object
             if len(objects) + len(aliases) + len(pending) > self._most_paths:
-                raise UnreadableFile(f"its links make more than {self._most_paths} paths")
+                total = len(objects) + len(aliases) + len(pending)
+                raise UnreadableFile(f"its links make {total} paths or more: expected at most {self._most_paths}")
             if addresses[-1] in self._unlisted:
                 reports[path] = f"some of its members cannot be found: {self._unlisted[addresses[-1]]}"
             for link in self._links[addresses[-1]].values():
@@ -348,22 +352,26 @@ class _Reader:
                     continue
                 link_path = join(path, link.name)
                 if len(link_path) > MOST_CHARACTERS:  # the paths below it are longer still
-                    reports[link_path[:MOST_CHARACTERS]] = f"its path has more than {MOST_CHARACTERS} characters"
+                    reason = f"its path has {len(link_path)} characters: expected at most {MOST_CHARACTERS}"
+                    reports[link_path[:MOST_CHARACTERS]] = reason
                     continue
                 address = self._resolve_link(link, addresses[-1], 0)
                 is_soft = link.target is not None
                 if link.name in ("", ".", "..") or "/" in link.name:
-                    reports[link_path] = f"a path cannot contain its name {link.name!r}"
+                    expected = "expected a name that is not '', '.' or '..', and without '/'"
+                    reports[link_path] = f"the name of its link is {link.name!r}: {expected}"
                 elif link.refusal is not None:
                     reports[link_path] = link.refusal
                 elif isinstance(address, ExternalLink):
                     external[link_path] = address
                 elif address is None:
                     target = (link.target or "")[:SHOWN]
-                    missing = f"it is a soft link to {target!r}: no object was found there, or the links form a loop"
-                    reports[link_path] = missing if is_soft else "it is a hard link without an address"
+                    expected = "expected an object there, and no loop of links"
+                    missing = f"it is a soft link to {target!r}: {expected}"
+                    reports[link_path] = missing if is_soft else "it is a hard link without an address: expected one"
                 elif address in addresses:
-                    reports[link_path] = f"it is a {'soft ' * is_soft}link back to a group that contains it"
+                    found = f"it is a {'soft ' * is_soft}link back to a group that contains it"
+                    reports[link_path] = f"{found}: its members are shown once, in that group"
                 else:
                     link_order = *order, (link.order, link.name)
                     pending.append((link_path, (*addresses, address), is_alias or is_soft, link_order))
@@ -382,7 +390,8 @@ class _Reader:
         names = link.target.split("/")
         self._name_lookups += len(names)
         if self._name_lookups > MOST_NAME_LOOKUPS:
-            raise UnreadableFile(f"its soft links need more than {MOST_NAME_LOOKUPS} lookups of names")
+            found = f"its soft links have {self._name_lookups} names or more in their paths"
+            raise UnreadableFile(f"{found}: expected at most {MOST_NAME_LOOKUPS}")
         place: int | ExternalLink | None = self._superblock.root if link.target.startswith("/") else group
         for name in names:
             if isinstance(place, ExternalLink):
@@ -434,7 +443,9 @@ class _Reader:
             self.has_links |= link.address is None
             self._begin_reading(link, depth + 1, names[1:])
         if self._links_read > self._most_paths:  # many groups may have the same links
-            raise UnreadableFile(f"its links make more than {self._most_paths} paths")
+            raise UnreadableFile(
+                f"its groups have {self._links_read} links or more: expected at most {self._most_paths}"
+            )
 
     def _read_object(self, address: int, messages: Sequence[Message]) -> Steps[HDF5Object]:
         contents = yield from self._read_contents(messages)
@@ -476,7 +487,10 @@ class _Reader:
         yield from self._load_collections({layout.address})
         data = self._heap.get((layout.address, layout.index))
         if data is None:
-            raise ValueError(f"the mappings of a virtual dataset are not in the global heap at {layout.address}")
+            found = (
+                f"the mappings of a virtual dataset are object {layout.index} of the global heap at {layout.address}"
+            )
+            raise ValueError(f"{found}: expected this object there, found none")
         try:
             sources = parse_mappings(data, self._file.sizes)
         except ManifestError as e:
@@ -489,7 +503,8 @@ class _Reader:
         if structure.DATATYPE not in messages or structure.DATASPACE not in messages:
             if structure.DATATYPE in messages and not messages.keys() & {structure.DATASPACE, structure.LAYOUT}:
                 return msgspec.structs.replace(hdf5_object, is_type=True)
-            return msgspec.structs.replace(hdf5_object, refusal="it is neither a group nor a dataset")
+            refusal = "it is an object of an unknown kind: expected a group, a dataset or a named datatype"
+            return msgspec.structs.replace(hdf5_object, refusal=refusal)
         space = parse_dataspace(messages[structure.DATASPACE], sizes)
         datatype = parse_datatype(messages[structure.DATATYPE])
         layout = parse_layout(messages[structure.LAYOUT], sizes) if structure.LAYOUT in messages else None
@@ -499,7 +514,7 @@ class _Reader:
                 fill = parse_fill(messages[kind], sizes, kind)
         refusal: str | None = datatype.refusal
         if layout is None and space.shape is not None:
-            refusal = "it has no data layout message"
+            refusal = "it is a dataset without a data layout message: expected one"
         filters = parse_pipeline(messages[structure.FILTERS]) if structure.FILTERS in messages else ()
         if space.shape is None:  # a null dataspace: an empty array shows the attributes
             space, layout = Dataspace((0,), (0,)), Contiguous(None, 0)
@@ -591,7 +606,8 @@ class _Reader:
         if version == 3 and kind == 1:
             heap = self._shared.get(message.type)
             if heap is None:
-                raise ValueError(f"the file has no heap of shared messages of type {message.type:#06x}")
+                found = f"its message of type {message.type:#06x} is shared"
+                raise ValueError(f"{found}: expected a heap of such messages in the file, found none")
             (data,) = yield from read_heap_objects(self._file, heap, [fields.take(heap.id_size)])
             return data
         if version == 1:  # a symbol table entry follows, which begins with the offset of a name
@@ -600,8 +616,9 @@ class _Reader:
             raise ValueError(f"a shared message of version {version} is not supported: expected 1 to 3")
         address = fields.read_address()
         if address is None:
-            raise ValueError("a shared message has no address")
+            raise ValueError("a shared message: expected the address of an object header, found none")
         for owner_message in (yield from read_header(self._file, address)):
             if owner_message.type == message.type and not owner_message.is_shared:
                 return owner_message.data
-        raise ValueError(f"the object at {address} does not have the shared message of type {message.type:#06x}")
+        expected = f"expected the shared message of type {message.type:#06x}, found none"
+        raise ValueError(f"the object header at {address}: {expected}")

@@ -102,7 +102,8 @@ def _open_other_files(names: Sequence[str], probe: Probe, options: OpenOptions) 
     """Open the files ``names``. Return the key space of each, or the reason why it cannot be opened."""
     level = max(options.depth - OTHER_DEPTH + 1, 0)
     if level > MOST_LEVELS:
-        return dict.fromkeys(names, "only the opened file, and files to which it refers, may refer to other files")
+        reason = "it is in the third file of a chain: expected at most the opened file and a file to which it refers"
+        return dict.fromkeys(names, reason)
     if options.open_other is None or probe.is_in_memory:
         return dict.fromkeys(names, NOT_OPENED)
     opened_names = names[: MOST_FILES // 100**level]
@@ -149,7 +150,8 @@ def _make_keyspace(
         other_space = chunks if name == OWN else space.chunks_by_path if isinstance(space, HDF5KeySpace) else {}
         if path.strip("/") not in other_space:
             where = "this file" if name == OWN else repr(name[:SHOWN])
-            raise ManifestError(f"it is a virtual dataset, and its source {path!r} in {where} cannot be shown")
+            found = f"it is a virtual dataset with the source {path!r} in {where}"
+            raise ManifestError(f"{found}: expected a dataset there that can be shown, found none")
         return other_space[path.strip("/")]
 
     # Virtual datasets come last: they need the chunks of other datasets.
@@ -176,8 +178,8 @@ def _make_keyspace(
             paths_here = other_space.linked_paths.find(link, path_here)
             size = sum(map(len, paths_here.values()))
             if not paths_here or size > room:
-                reason = f"the paths of all linked objects together have more than {MOST_TEXT} characters"
-                raise ManifestError(reason if paths_here else "there is no such object")
+                reason = f"the paths of all linked objects have too many characters: expected at most {MOST_TEXT}"
+                raise ManifestError(reason if paths_here else "expected an object there, found none")
             room -= size
             contents.add(other_space, paths_here, dimensions)
         except ManifestError as e:
@@ -220,6 +222,6 @@ def _get_linked_file(link: ExternalLink, other_files: Mapping[str, KeySpace | st
     other_space = other_files.get(link.file, TOO_MANY)
     if not isinstance(other_space, HDF5KeySpace):
         raise ManifestError(
-            other_space if isinstance(other_space, str) else f"{link.file[:SHOWN]!r} is not an HDF5 file"
+            other_space if isinstance(other_space, str) else f"{link.file[:SHOWN]!r}: expected an HDF5 file"
         )
     return other_space

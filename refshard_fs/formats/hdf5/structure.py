@@ -25,6 +25,7 @@ HEADER: Final = 512  # bytes of an object header that are read first: most heade
 SMALL: Final = 1 << 16  # bytes: smaller coordinates are read whole, because xarray would read them in several rounds
 MOST_DIMENSIONS: Final = 32
 MOST_BLOCKS: Final = 1 << 16  # continuation blocks of one object header
+_IN_PARTS: Final = "expected a file in one part (h5repack joins the parts of a file)"
 UNDEFINED: Final = (1 << 32) - 1  # -1, the size of an undefined fill value in old files
 
 # Types of messages in object headers.
@@ -78,7 +79,7 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
     """
     start = find_signature(head)
     if start is None:
-        raise ManifestError(f"no HDF5 signature was found in its first {len(head)} bytes")
+        raise ManifestError(f"expected an HDF5 signature in its first {len(head)} bytes, found none")
     fields = Fields(head, Sizes(), start + len(SIGNATURE))
     version = fields.read_uint(1)
     if version > 3:
@@ -98,9 +99,11 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
         base, extension, end, root = fields.unpack("PPPP")
         verify_checksum(head[start : fields.at + 4], "the superblock")
     if driver is not None:
-        raise ManifestError("it has a driver information block: a file in several parts is not supported")
+        raise ManifestError(f"it has a driver information block: {_IN_PARTS}")
+    addresses = {"base address": base, "end": end, "root group": root}
     if base is None or end is None or root is None:
-        raise ManifestError("its superblock lacks the base address, the end or the root group")
+        missing = ", ".join(name for name, address in addresses.items() if address is None)
+        raise ManifestError(f"its superblock: expected the addresses {', '.join(addresses)}; missing: {missing}")
     file.base = start  # the address in the superblock is wrong if the user block was added later
     file.sizes = fields.sizes
     end += start - base
@@ -122,7 +125,7 @@ def read_extension(file: MetadataFile, superblock: Superblock) -> Steps[Superblo
                 superblock, shared_messages=None if address is None else (address, count)
             )
         elif message.type == DRIVER:
-            raise ManifestError("it has driver information: a file in several parts is not supported")
+            raise ManifestError(f"it has driver information: {_IN_PARTS}")
     return superblock
 
 
@@ -178,7 +181,8 @@ def read_header(
         messages += round_messages
         for continuation, _ in continuations:
             if len(block_addresses) > MOST_BLOCKS:
-                raise ValueError(f"the object header at {address} has more than {MOST_BLOCKS} blocks")
+                found = f"the object header at {address} has {len(block_addresses)} blocks or more"
+                raise ValueError(f"{found}: expected at most {MOST_BLOCKS}")
             if continuation is None or continuation in block_addresses:
                 raise ValueError(f"an object header continues at {continuation}: expected the address of a new block")
             block_addresses.add(continuation)
@@ -186,8 +190,10 @@ def read_header(
             [file.read(continuation, length, label) for continuation, length in continuations]
         )
         if prefix is not _OLD_PREFIX:
-            if not all(body.startswith(b"OCHK") for body in bodies):
-                raise ValueError(f"a continuation of the object header at {address} has no signature OCHK")
+            for body in bodies:
+                if not body.startswith(b"OCHK"):
+                    found = f"a continuation of the object header at {address} begins with {body[:4]!r}"
+                    raise ValueError(f"{found}: expected b'OCHK'")
             bodies = [verify_checksum(body, f"a continuation of the object header at {address}")[4:] for body in bodies]
     return messages
 
@@ -199,9 +205,11 @@ def _split_messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
         kind, size, flags, *order = prefix.unpack_from(block, position)
         position += prefix.size + size
         if position > len(block):
-            raise ValueError(f"a message of type {kind:#06x} ends beyond the block of its object header")
+            found = f"a message of type {kind:#06x} ends at byte {position} of its object header"
+            raise ValueError(f"{found}: expected at most {len(block)}, the size of the block")
         if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
-            raise ManifestError(f"it has a message of the unknown type {kind:#06x}, which readers may not ignore")
+            expected = f"expected a type up to {_LAST_KNOWN:#06x}, since the file forbids to ignore this message"
+            raise ManifestError(f"it has a message of the unknown type {kind:#06x}: {expected}")
         yield Message(kind, block[position - size : position], bool(flags & _IS_SHARED), *order)
 
 
@@ -291,7 +299,7 @@ def parse_attribute(data: bytes) -> UnsharedAttribute:
         fields.append(data[position : position + length])
         position += length + (-length % 8 if version == 1 else 0)
     if position > len(data):
-        raise ValueError(f"an attribute of {len(data)} bytes ends before its value, which begins at {position}")
+        raise ValueError(f"an attribute has {len(data)} bytes: expected at least {position}, where its value begins")
     name = fields[0].split(b"\0")[0].decode("utf-8", "surrogateescape")
     shared = flags if version > 1 else 0
     datatype = Message(DATATYPE, fields[1], bool(shared & 1))
@@ -408,7 +416,8 @@ def parse_layout(data: bytes, sizes: Sizes) -> Layout:
             return _make_chunked(extents, "B-tree 1", address)
         case 3 if version > 3:
             return Virtual(*fields.unpack("PI"))
-    raise ValueError(f"a data layout is of class {kind}, which version {version} of the message does not define")
+    most = 2 if version < 4 else 3
+    raise ValueError(f"a data layout of version {version} is of class {kind}: expected 0 to {most}")
 
 
 def _parse_new_chunked(fields: Fields) -> Chunked:

@@ -150,8 +150,10 @@ def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object,
         sources.append(source_chunks)
         encodings.add((chunk, chunks.dataset.filters))
     if len(encodings) != 1:
-        reason = "its sources differ in chunk shape or filters" if encodings else "it has no sources"
-        raise ManifestError(f"it is a virtual dataset, and {reason}")
+        found = f"{len(encodings)} different ones" if encodings else "no sources"
+        raise ManifestError(
+            f"it is a virtual dataset: expected one chunk shape and filters in all sources, found {found}"
+        )
     ((chunk, filters),) = encodings
     layout = msgspec.structs.replace(dataset.layout, chunk=chunk)
     return msgspec.structs.replace(dataset, layout=layout, filters=filters), sources
@@ -228,13 +230,17 @@ def _number_source_chunks(source: SourceChunks, coords: npt.NDArray[np.int64]) -
 def _check_elements(virtual: HDF5Object, dataset: Dataset, label: str) -> None:
     """Raise ManifestError if the bytes of a source's chunks cannot be chunks of the virtual dataset."""
     if dataset.datatype != virtual.datatype:
-        raise ManifestError(f"it is a virtual dataset whose datatype differs from the datatype of {label}")
+        raise ManifestError(f"it is a virtual dataset: expected its datatype in {label}, too, found another one")
     if dataset.object_codec:
-        raise ManifestError(f"it is a virtual dataset, and its source {label} has elements of variable length")
+        raise ManifestError(
+            f"it is a virtual dataset: expected elements of fixed length in {label}, found variable ones"
+        )
     if isinstance(dataset.layout, Virtual):
-        raise ManifestError(f"it is a virtual dataset, and its source {label} is virtual, too")
+        raise ManifestError(f"it is a virtual dataset: expected stored values in {label}, found a virtual dataset")
     if dataset.filters and not getattr(dataset.layout, "are_edges_filtered", True):
-        raise ManifestError(f"it is a virtual dataset, and its source {label} has chunks at its edge without filters")
+        raise ManifestError(
+            f"it is a virtual dataset: expected filters on all chunks of {label}, found none at its edge"
+        )
 
 
 def _map_chunks(
@@ -246,7 +252,11 @@ def _map_chunks(
     selection = source.selection or tuple((0, extent) for extent in source_shape)
     axes = _match_axes([size for _, size in selection], [size for _, size in box]) if len(box) == len(shape) else None
     if axes is None or len(selection) != len(source_shape):
-        raise ManifestError(f"it is a virtual dataset, and its mapping of {label} is between boxes of different shapes")
+        raise ManifestError(
+            f"it is a virtual dataset: expected boxes of one shape in its mapping of {label}, found "
+            f"{[size for _, size in selection]} in the source (of {len(source_shape)} dimensions) and "
+            f"{[size for _, size in box]} in the dataset (of {len(shape)})"
+        )
     chunk = [1] * len(shape)
     begin: list[int] = []
     is_whole = all(start + size <= extent for (start, size), extent in zip(selection, source_shape, strict=True))
@@ -261,7 +271,7 @@ def _map_chunks(
         end = start + size
         is_whole &= start % extent == 0 and (end == full_extent or (end < full_extent and end % extent == 0))
     if not is_whole:
-        raise ManifestError(f"it is a virtual dataset, and its mapping of {label} does not consist of whole chunks")
+        raise ManifestError(f"it is a virtual dataset: expected whole chunks, of {chunk}, in its mapping of {label}")
     first_chunk = tuple(start // extent for (start, _), extent in zip(box, chunk, strict=True))
     end_chunk = tuple(math.ceil((start + size) / extent) for (start, size), extent in zip(box, chunk, strict=True))
     return SourceChunks(chunks, first_chunk, end_chunk, tuple(begin), tuple(axes)), tuple(chunk)

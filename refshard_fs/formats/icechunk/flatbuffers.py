@@ -16,7 +16,8 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 
 _TIMES: Final = 4  # all vectors of a field together have at most this many times the bytes of the buffer
-_DAMAGED: Final = "it is cut short or damaged: an offset leads out of it"
+_DAMAGED: Final = "it is cut short or damaged: expected offsets to its own bytes, found one beyond its end"
+_REPEATED: Final = "it is damaged: expected each offset to lead to other bytes, found many to the same bytes"
 
 
 class Tables:
@@ -54,14 +55,15 @@ class Tables:
         rows, places = self.locate_field(field)
         numbers[rows] = gather_integers(self.data, places, dtype)
         if dtype == "<u8" and len(numbers) and numbers.min() < 0:
-            raise ValueError("it is damaged: a number has more than 63 bits")
+            raise ValueError(f"it is damaged: field {field} has a number of 64 bits: expected at most 63 bits")
         return numbers
 
     def read_structs(self, field: int, size: int) -> npt.NDArray[np.uint8]:
         """Return a struct of ``size`` bytes for each table, a row each; ValueError if a table lacks the field."""
         rows, places = self.locate_field(field)
         if len(rows) != len(self.at):
-            raise ValueError(f"it is damaged: it lacks an id (field {field}) in {len(self.at) - len(rows)} tables")
+            missing = len(self.at) - len(rows)
+            raise ValueError(f"it is damaged: expected an id (field {field}) in each table, found none in {missing}")
         return gather_integers(self.data, places[:, None] + np.arange(size), "u1").astype(np.uint8)
 
     def locate_vectors(self, field: int, width: int) -> tuple[Int64s, Int64s, Int64s]:
@@ -81,7 +83,7 @@ class Tables:
         """Return the positions of the elements of all vectors of a field, and for each element the row of its table."""
         rows, starts, counts = self.locate_vectors(field, width)
         if counts.sum() * width > _TIMES * len(self.data):
-            raise ValueError("it is damaged: many of its offsets lead to the same bytes")
+            raise ValueError(_REPEATED)
         firsts = starts - width * (counts.cumsum() - counts)
         return np.repeat(firsts, counts) + width * np.arange(counts.sum()), np.repeat(rows, counts)
 
@@ -104,7 +106,8 @@ class Tables:
         firsts, index, codes = np.unique(starts, return_index=True, return_inverse=True)
         sizes = counts[index] * width
         if sizes.sum() > len(self.data):
-            raise ValueError("it is damaged: its texts overlap")
+            found = f"it is damaged: its texts have {sizes.sum()} bytes"
+            raise ValueError(f"{found}: expected at most {len(self.data)}, its size")
         distinct = [self.data[at : at + size] for at, size in zip(firsts.tolist(), sizes.tolist(), strict=True)]
         return rows.tolist(), list(map(distinct.__getitem__, codes.tolist()))
 
@@ -135,7 +138,7 @@ def _decode_text(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as e:
-        raise ValueError(f"it is damaged: the text {text[:100]!r} is not UTF-8") from e
+        raise ValueError(f"it is damaged: expected UTF-8, found the text {text[:100]!r}") from e
 
 
 # FlexBuffers: a buffer ends with its root value, the type of this value, and its width. Only maps and texts are read.
@@ -150,7 +153,7 @@ def parse_flex(data: bytes) -> Any:
     try:
         return _FlexReader(data).read_value(len(data) - 2 - data[-1], data[-1], data[-2])
     except RecursionError as e:
-        raise ValueError("it is damaged: its maps contain themselves") from e
+        raise ValueError("it is damaged: its maps are nested too deeply, or contain themselves") from e
 
 
 class _FlexReader:
@@ -190,6 +193,8 @@ class _FlexReader:
 
     def _read_text(self, start: int, stop: int) -> str:
         self._left -= stop - start + 1
-        if start < 0 or stop < start or self._left < 0:
-            raise ValueError("it is damaged: many of its offsets lead to the same bytes")
+        if start < 0 or stop < start:
+            raise ValueError(_DAMAGED)
+        if self._left < 0:
+            raise ValueError(_REPEATED)
         return _decode_text(self._data[start:stop])

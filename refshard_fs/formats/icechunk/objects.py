@@ -94,7 +94,8 @@ class Repository(msgspec.Struct, frozen=True):
             dict(zip(ref.read_texts(0), ref.read_numbers(1, "<u4").tolist(), strict=True)) for ref in refs
         )
         if max([*parents, *branches.values(), *tags.values()], default=-1) >= len(parents):
-            raise ValueError("it is damaged: it refers to a snapshot that it does not list")
+            wrong = max([*parents, *branches.values(), *tags.values()])
+            raise ValueError(f"it is damaged: it refers to snapshot {wrong}: expected less than {len(parents)}")
         times = snapshots.read_numbers(2, "<u8").tolist()
         containers = _parse_containers(*root.read_bytes(9))  # of the root, the only table
         return cls(format_ids(snapshots.read_structs(0, 12)), parents, times, branches, tags, containers)
@@ -248,13 +249,13 @@ class ManifestIndex(msgspec.Struct, frozen=True):
         rows, starts, ndims = tables.locate_vectors(0, 4)
         ndim = len(self.counts)
         if len(rows) != len(tables.at) or (ndims != ndim).any():
-            raise ValueError(f"it is damaged: a chunk does not have an index with {ndim} dimensions")
+            raise ValueError(f"it is damaged: expected an index of {ndim} numbers for each chunk, found others")
         coords = gather_integers(tables.data, starts[:, None] + 4 * np.arange(ndim), "<u4")
         first, last = np.frombuffer(self.ref.box, "<u4").reshape(ndim, 2).astype(np.int64).T
         is_inside = np.flatnonzero(((coords >= first) & (coords < np.minimum(last, self.counts))).all(axis=1))
         numbers = (coords @ strides_of(self.counts))[is_inside]
         if (np.diff(numbers) <= 0).any():
-            raise ValueError("it is damaged: its chunks are not sorted by index")
+            raise ValueError("it is damaged: expected chunks in ascending order of their index, found another order")
         return _convert_refs(numbers.view(np.uint64), tables.take(is_inside), *root.read_bytes(2))
 
 
@@ -265,7 +266,7 @@ def _convert_refs(numbers: UInt64s, tables: Tables, words: bytes) -> Refs:
     """
     offsets, lengths = (tables.read_numbers(field, "<u8") for field in (2, 3))
     if (offsets + lengths < 0).any():  # the sum has more than 63 bits
-        raise ValueError("it is damaged: a range ends beyond the largest offset")
+        raise ValueError("it is damaged: a range of bytes has an end of 2**63 or more: expected less")
     urls = tables.read_bytes(5)
     for row, text in zip(*tables.read_vectors(8), strict=True):  # a compressed location takes precedence
         urls[row] = text
@@ -274,7 +275,7 @@ def _convert_refs(numbers: UInt64s, tables: Tables, words: bytes) -> Refs:
         urls[row] = f"chunks/{name}".encode()
     inline = {row: data for row, data in zip(*tables.read_vectors(1), strict=True) if not urls[row]}
     if urls.count(b"") > len(inline):
-        raise ValueError("it is damaged: a chunk is neither inline nor native nor virtual")
+        raise ValueError("it is damaged: expected data, an id or a location for each chunk, found a chunk without them")
     codes: dict[tuple[bytes, bytes, int], int] = {}
     targets = [
         codes.setdefault(target, len(codes)) if target[0] else NO_TARGET
@@ -323,5 +324,5 @@ class Locations(Sequence[str]):
         except (ValueError, import_zstd().ZstdError) as e:
             raise ManifestError(f"the location {text[:100]!r} of a chunk is damaged: {e}") from e
         if "://" not in location and not _NATIVE.fullmatch(location):
-            raise ManifestError(f"the location {location[:100]!r} of a chunk is not a URL or chunks/NAME")
+            raise ManifestError(f"a chunk has the location {location[:100]!r}: expected a URL, or chunks/NAME")
         return location

@@ -27,6 +27,7 @@ from refshard_fs.core.keys import ChunkGrid, is_key, is_within, iterate_splits, 
 from refshard_fs.core.keyspace import KeySpace, LookUp, find_chunk
 from refshard_fs.core.model import Entry, Facts, Head, Inline, Load, Pin, Quota, Raw, Span, Stat, Steps, batches
 from refshard_fs.core.parted_keyspace import PartedKeySpace
+from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ManifestError, RefShardError, SourceNotReachable
 from refshard_fs.formats.icechunk import REPO
 from refshard_fs.formats.icechunk.objects import ManifestIndex, Node, Refs, Repository, Snapshot, SnapshotIndex
@@ -89,7 +90,8 @@ class IcechunkKeySpace(PartedKeySpace):
         """Return an array with the needs for its manifests; ManifestError if they do not fit its grid."""
         most, quota = options.max_manifest_bytes, Quota(self.root_url or "", options.cache_size)
         if any(len(ref.box) != 8 * len(grid.counts) for ref in node.manifests):
-            raise ManifestError(f"its manifests have boxes of chunks that do not have {len(grid.counts)} dimensions")
+            found = sorted({len(ref.box) // 8 for ref in node.manifests})
+            raise ManifestError(f"its manifests have chunks of {found} dimensions: expected {len(grid.counts)}")
         bounds = np.frombuffer(b"".join(ref.box for ref in node.manifests), "<u4")
         loads = []
         for ref in node.manifests:
@@ -295,7 +297,8 @@ def _choose_snapshot(repository: Repository, version: Version, url: str) -> str:
     """Return the name of the snapshot that ``version`` chooses."""
     if version.snapshot is not None:
         if version.snapshot not in repository.snapshots:
-            raise SourceNotReachable(f"{url} has no snapshot {version.snapshot!r}: it is unknown, or has expired")
+            count = count_text(len(repository.snapshots), "snapshot")
+            raise SourceNotReachable(f"{url}: expected one of its {count}, got {version.snapshot!r}. Has it expired?")
         return version.snapshot
     kind, name = version.reference
     references = repository.tags if kind == "tag" else repository.branches

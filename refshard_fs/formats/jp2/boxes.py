@@ -46,7 +46,7 @@ def read_boxes(file: FileBytes) -> Steps[Boxes]:
     at = 0
     while at < file.size:
         if len(boxes) == MOST_BOXES:
-            raise ValueError(f"it has more than {MOST_BOXES} boxes: it is damaged")
+            raise ValueError(f"it has {len(boxes)} boxes or more: expected at most {MOST_BOXES}")
         (head,) = yield from file.load([(at, min(_HEAD, file.size - at))])
         try:
             boxes.append(parse_box(head, at, file.size))
@@ -80,8 +80,8 @@ def parse_box(head: bytes, at: int, end: int) -> Box:
         length = min(length, end - at)
     if at + length < start or at + length > end or len(head) < start - at:
         raise ValueError(
-            f"the box {head[4:8]!r} at byte {at} has {length} bytes, but only {end - at} bytes follow: "
-            "it is damaged or cut short"
+            f"the box {head[4:8]!r} at byte {at} has {length} bytes: expected {start - at} to {end - at}. It is "
+            "damaged or cut short"
         )
     return Box(head[4:8], start, at + length)
 
@@ -92,7 +92,7 @@ def iterate_boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     while at < len(data):
         count += 1
         if count > MOST_BOXES:
-            raise ValueError(f"a box contains more than {MOST_BOXES} boxes: it is damaged")
+            raise ValueError(f"a box contains {count} boxes or more: expected at most {MOST_BOXES}")
         box = parse_box(data[at : at + _HEAD], at, len(data))
         yield box.kind, data[box.start : box.stop]
         at = box.stop
@@ -101,7 +101,7 @@ def iterate_boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 def find_texts(data: bytes, depth: int = 0) -> Iterator[str]:
     """Yield the XML texts in ``data``, the contents of an association box, and in association boxes nested in it."""
     if depth == _DEEPEST:
-        raise ValueError(f"its association boxes are nested in more than {_DEEPEST} levels")
+        raise ValueError(f"its association boxes are nested too deeply: expected at most {_DEEPEST} levels")
     for kind, contents in iterate_boxes(data):
         if kind == XML:
             yield contents.decode("utf-8", "replace").strip("\0 \r\n\t\ufeff")

@@ -59,7 +59,8 @@ class Size(NamedTuple):
         for axis in (0, 1):
             if not (first[axis] <= start[axis] < stop[axis] and start[axis] < first[axis] + tile[axis]):
                 raise ValueError(
-                    f"its image from {start} to {stop} does not begin in the tile at {first} of size {tile}"
+                    f"its image lies from {start} to {stop}: expected its start before its end, and in the first tile, "
+                    f"at {first} of size {tile}"
                 )
         if math.prod(size.tiles) > 65535:
             raise ValueError(f"it has {math.prod(size.tiles)} tiles: expected at most 65535")
@@ -248,11 +249,11 @@ class Header(msgspec.Struct, frozen=True):
         """
         first, *others = self.list_codings()
         if any(coding.levels != first.levels for coding in others):
-            return "its components have different numbers of levels"
+            return f"expected {first.levels} levels in all components, found {[coding.levels for coding in others][:4]}"
         if any(marker == POC for marker, _ in self.segments):
-            return "its order of packets changes (POC)"
+            return "expected one order of packets, found changes of the order (POC)"
         if not first.is_by_resolution:
-            return f"its packets have the order {first.order} in {first.layers} layers, not by resolution"
+            return f"expected the order of packets RLCP, RPCL, or LRCP with 1 layer, found {first.order}"
         return ""
 
     def count_levels(self, *, has_skipping_decoder: bool) -> tuple[int, str]:
@@ -282,14 +283,14 @@ class Header(msgspec.Struct, frozen=True):
     def find_obstacle(self, level: int = 0) -> str:
         """Return why tiles cannot be chunks at a resolution level; "" if they can."""
         if any(marker == PPM for marker, _ in self.segments):
-            return "its main header has the headers of all packets (PPM)"
+            return "expected headers of packets in its tiles, found all in the main header (PPM)"
         if self.size.sampling is None:
-            return "its components differ in sampling"
+            return "expected components with the same sampling, found different ones"
         if self.size.choose_chunks(level) is not None:
             return ""
         if not level:
-            return "its first tiles are smaller than the others"
-        return f"the sides of its tiles, {self.size.tile}, cannot be divided by {1 << level}"
+            return "expected first tiles as large as the other tiles, found smaller ones"
+        return f"expected sides of tiles that are multiples of {1 << level}, found {self.size.tile}"
 
     def lower_resolution(self, marker: int, data: bytes, level: int) -> bytes:
         """Return the bytes of a segment in the header of an image at a resolution level: only COD and COC change."""
@@ -319,7 +320,7 @@ def check_cost(tile: Size, codings: list[Coding], most: int) -> None:
         if needed > most:
             raise ValueError(
                 f"decoding a tile takes {needed} bytes ({tile.compute_shape(0)} rows and columns, {blocks} code blocks "
-                f"in {coding.layers} layers): the limit is {most}"
+                f"in {coding.layers} layers): expected at most {most}"
             )
 
 
@@ -356,7 +357,8 @@ def read_header(file: FileBytes, start: int, stop: int) -> Steps[Header]:
         except EOFError:
             if window >= min(stop - start, LONGEST):
                 raise ValueError(
-                    f"its main header does not end within {len(data)} bytes: it is damaged or cut short"
+                    f"expected the end of its main header within {len(data)} bytes, found none: it is damaged or cut "
+                    "short"
                 ) from None
             window *= 4
 

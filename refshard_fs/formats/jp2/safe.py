@@ -46,7 +46,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     files = []
     for url, answer in zip(urls, answers, strict=True):
         if answer is None:
-            group.reports[url] = "the manifest lists this image, but it does not exist"
+            group.reports[url] = "expected this image, which the manifest lists; found no such file"
         else:
             files.append(Probe(url, *answer))
     images = yield from run_together([_read_or_report(file, group) for file in files])
@@ -58,9 +58,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         folder, name = _name_group(image), file.url.rpartition("/")[2]
         path = f"{folder}/{band[1] if (band := _BAND.search(name)) else name[:-4]}"
         if path in group.arrays:
-            group.reports[file.url] = f"another image has the same name, {path!r}"
+            group.reports[file.url] = f"expected different names of images, found two images {path!r}"
         elif places.setdefault(folder, image.place) != image.place:
-            group.reports[file.url] = f"it has another place than the images in {folder!r}"
+            group.reports[file.url] = f"expected the place (CRS and corner) of the images in {folder!r}, found another"
         else:
             image.add_level(group, path, 0, options.zarr_format)
     return group.keyspace(options.zarr_format)

@@ -190,8 +190,8 @@ def _parse_part(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueErro
     part = part._replace(size=part.size or stop - at)
     if part.tile >= tiles or at + part.size > stop:
         return ValueError(
-            f"its tile part at byte {at} belongs to tile {part.tile} of {tiles}, and ends at byte {at + part.size}, "
-            f"but the code stream ends at byte {stop}: it is damaged or cut short"
+            f"its tile part at byte {at} belongs to tile {part.tile} and ends at byte {at + part.size}: expected a "
+            f"tile below {tiles}, and an end up to byte {stop}, the end of the code stream. It is damaged or cut short"
         )
     return part
 

@@ -77,7 +77,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         try:
             segments, end = split_segments(body, 0, SOD)
         except EOFError:
-            raise ValueError("the header of a tile part is cut short") from None
+            raise ValueError(f"expected the end of the header (SOD) in a tile part of {len(data)} bytes") from None
         codings = self.header.parse_codings(self.tile, segments, self.most)
         if lowered:
             levels = self.header.list_codings()[0].levels
@@ -158,7 +158,8 @@ class TileChunks(Chunks):
         tile = row * header.size.tiles[0] + column
         ranges = parts.select_tile(tile)
         if not ranges:
-            raise DamagedIndex("", url, f"tile {tile} has no tile part: the code stream is damaged or cut short")
+            reason = f"expected a tile part of tile {tile}, found none: the code stream is damaged or cut short"
+            raise DamagedIndex("", url, reason)
         chunk_shape = header.size.choose_chunks(self._level)
         assert chunk_shape is not None, "levels whose tiles differ are decoded whole"
         sizes = tuple(size for _, size in ranges)

@@ -48,7 +48,8 @@ class WholeRecipe(msgspec.Struct, frozen=True):
             try:
                 segments, _ = split_segments(raw, at + SOT_SIZE, SOD)
             except EOFError:
-                raise ValueError(f"the header of the tile part at byte {at} of the code stream is cut short") from None
+                expected = "expected the end of the header (SOD)"
+                raise ValueError(f"{expected} of the tile part at byte {at} of the code stream, found none") from None
             self.header.parse_codings(part.tile, segments, self.most)
             at = at + part.size if part.size else len(raw)
 
@@ -58,7 +59,7 @@ def check_decodable_as_one_chunk(header: Header, level: int, most: int) -> None:
     size = header.size
     needed = math.prod(size.compute_shape(level)) * size.bands * size.dtype.itemsize
     if needed > min(most, LARGEST):
-        raise ValueError(f"decoding it whole takes {needed} bytes: the limit is {min(most, LARGEST)}")
+        raise ValueError(f"decoding it whole takes {needed} bytes: expected at most {min(most, LARGEST)}")
     if size.sampling not in (None, (1, 1)):
         raise ValueError(f"its samples are {size.sampling} units of the reference grid apart: expected (1, 1)")
     if size.sampling is None and not size.has_subsampled_colours:

@@ -115,7 +115,7 @@ class Reader:
             self._at += 1
             self._state = "first"
         else:
-            raise self._make_error("it does not begin with {")
+            raise self._make_error(f"expected {{ at its beginning, found {self._text[self._at : self._at + 20]!r}")
 
     def _close_object(self) -> None:
         """Note the end of the object "refs", or of the document."""

@@ -60,9 +60,9 @@ class ThriftReader:
         try:
             fields = self._read_struct(_NESTING)
         except IndexError:
-            raise DamagedParquet("a structure is cut short") from None
+            raise DamagedParquet(f"a structure is cut short: expected its end up to byte {self._stop}") from None
         if self.at > self._stop:
-            raise DamagedParquet("a structure is cut short")
+            raise DamagedParquet(f"a structure ends at byte {self.at}: expected at most {self._stop}")
         return fields
 
     def _read_struct(self, nesting: int) -> dict[tuple[int, int], Any]:
@@ -77,9 +77,9 @@ class ThriftReader:
             kind, step = byte & 15, byte >> 4
             number = number + step if step else self._read_integer(32)
             if not -(1 << 15) <= number < 1 << 15:  # other readers drop the higher bits
-                raise DamagedParquet(f"a field has the number {number}: expected 16 bits")
+                raise DamagedParquet(f"a field has the number {number}: expected -2**15 to 2**15-1")
             if (number, kind) in fields:
-                raise DamagedParquet(f"a structure has the field {number} twice")
+                raise DamagedParquet(f"a structure has the field {number} twice: expected each field once")
             # The type of a boolean field is its value.
             fields[number, kind] = None if kind in (1, 2) else self._read_value(kind, nesting - 1)
         self.at += 1
@@ -101,7 +101,7 @@ class ThriftReader:
                 return self._read_list(nesting)
             case 12:
                 return self._read_struct(nesting)
-        raise DamagedParquet(f"a field is of the unknown type {kind}")
+        raise DamagedParquet(f"a field is of the type {kind}: expected 1 to 10, or 12")
 
     def _read_list(self, nesting: int) -> list[Any]:
         if not nesting:
@@ -129,12 +129,12 @@ class ThriftReader:
 
     def _read_bytes(self, size: int) -> bytes:
         if size > self._stop - self.at:
-            raise DamagedParquet("a text ends beyond its structure")
+            raise DamagedParquet(f"a text has {size} bytes: expected at most {self._stop - self.at}, which are left")
         self.at += size
         return self._data[self.at - size : self.at]
 
     def _read_varint(self, bits: int) -> int:
-        value = self._data[self.at]
+        start, value = self.at, self._data[self.at]
         self.at += 1
         if value < 128:  # most numbers have one byte
             return value
@@ -144,9 +144,9 @@ class ThriftReader:
             value |= (byte & 127) << shift
             if byte < 128:
                 if value >> bits:
-                    raise DamagedParquet(f"a number has more than {bits} bits")
+                    raise DamagedParquet(f"a number has {value.bit_length()} bits: expected at most {bits}")
                 return value
-        raise DamagedParquet("a number is cut short")
+        raise DamagedParquet(f"a number has more than {self.at - start} bytes: expected at most {bits} bits")
 
     def _read_integer(self, bits: int) -> int:
         value = self._read_varint(bits)
@@ -179,7 +179,7 @@ class Footer:
         fields = ThriftReader(data, end - length, end).read_struct()
         self.rows: int = fields.get((3, I64), -1)
         if self.rows < 0:
-            raise DamagedParquet("its footer does not have the number of rows")
+            raise DamagedParquet("expected the number of rows in its footer, found none")
         names = [item.get((4, BINARY), b"") for item in _get_structs(fields, 2) if item.get((1, I32)) == BYTE_ARRAY]
         self.texts = {name.decode(errors="replace") for name in names}
         self.notes = {item.get((1, BINARY)): item.get((2, BINARY), b"") for item in _get_structs(fields, 5)}
@@ -190,7 +190,7 @@ def _get_structs(fields: dict[tuple[int, int], Any], number: int) -> list[dict[t
     """Return the list of structures in field ``number``; an empty list if it is absent."""
     items: list[Any] = fields.get((number, LIST), [])
     if not all(isinstance(item, dict) for item in items):
-        raise DamagedParquet(f"field {number} is a list with other items than structures")
+        raise DamagedParquet(f"field {number} is a list: expected only structures as items, found others")
     return items
 
 
@@ -233,7 +233,7 @@ def parse_page_header(data: bytes, at: int, stop: int) -> Page:
     description = header.get((field, STRUCT), {})
     values = description.get((1, I32), -1)
     if values < 0 or (encoding, I32) not in description:
-        raise DamagedParquet("a page header lacks the number of values or the encoding")
+        raise DamagedParquet("expected a number of values and an encoding in a page header, found only one or none")
     return Page(kind, start, stored_size, decoded_size, values, description[encoding, I32])
 
 

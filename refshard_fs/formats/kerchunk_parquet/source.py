@@ -97,7 +97,7 @@ class Layout:
                 self.record_size = size  # rows of a partition
             case _:
                 raise ManifestError(
-                    f"{where} is not a reference set: it needs 'metadata' (an object) and 'record_size' (an integer)"
+                    f"{where}: expected a reference set, with 'metadata' (an object) and 'record_size' (an integer)"
                 )
         self.renamed = _read_renamed(content, where)
         self.generation = _read_number(extension, "generation")  # the number of the last commit
@@ -153,7 +153,8 @@ def _read_renamed(content: Mapping[str, Any], where: str) -> dict[str, dict[int,
         case {"commit": str()} | {"from": _}:
             return {}
         case _:
-            raise ManifestError(f"{where}: its 'refshard' needs a member 'partitions' (an object), 'commit' or 'from'")
+            expected = "expected a member 'partitions' (an object), 'commit' (a text) or 'from'"
+            raise ManifestError(f"{where}: its 'refshard' is {zarrmeta.shorten(content['refshard'])}: {expected}")
     renamed: dict[str, dict[int, str | None]] = {}
     for array, names in arrays.items():
         by_number = renamed[array] = {}

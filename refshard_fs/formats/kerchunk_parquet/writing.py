@@ -34,9 +34,10 @@ def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int)
     metadata: dict[str, Any] = {}
     for key, value in documents:
         if isinstance(value, list):
-            raise ManifestError(f"{key!r} is a reference but not a chunk of an array: a parquet set cannot hold it")
+            found = f"{key!r} is a reference, and not to a chunk of an array"
+            raise ManifestError(f"{found}: expected references only to chunks. Save the set as JSON")
         if not zarrmeta.is_metadata(key):
-            raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it")
+            raise ManifestError(_make_key_error(key))
         check_name(key)
         document = object_in(value, repr(key))
         # This function makes the root's ``.zmetadata`` anew; zarr refuses such documents in other groups.
@@ -53,6 +54,11 @@ def add_origins(document: bytes, origins: Origins) -> bytes:
     if not origins:
         return document
     return zarrmeta.dumps({**zarrmeta.loads(document), "refshard": {MEMBER: origins.to_json()}})
+
+
+def _make_key_error(key: str) -> str:
+    expected = "expected metadata or a chunk of an array, which are all that a parquet set can hold"
+    return f"{key!r}: {expected}. Save the set as JSON, or leave this key out"
 
 
 def encode_partition(
@@ -82,7 +88,7 @@ def encode_partition(
         key = join(array, grid.tail(numbers.start + int(np.flatnonzero(targets == target)[0])))
         if url is None:
             raise ManifestError(f"{key!r} has no URL, but a parquet set needs one: open the source with target=")
-        raise ManifestError(f"{key!r} has the URL {url!r}: it is not UTF-8, so a parquet set cannot hold it")
+        raise ManifestError(f"{key!r} has the URL {url!r}: expected UTF-8 in a parquet set. Save the set as JSON")
     return b"" if dry else encode_checked_partition(partition, history)
 
 
@@ -162,7 +168,7 @@ def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
             case Inline(data):
                 documents[key] = data
             case Span():
-                raise ManifestError(f"{key!r} is a reference: a parquet set needs the bytes of metadata")
+                raise ManifestError(f"{key!r} is a reference: expected the bytes of metadata in a parquet set")
             case _:
                 documents.pop(key, None)
     urls = [(edit.url, edit.origin) for edit in edits.list_changes().values() if isinstance(edit, Span)]
@@ -181,7 +187,7 @@ def plan_changes(old: Layout, new: Layout, edits: Edits) -> Plan:
             number, row = divmod(at.number, new.record_size)
             rows.setdefault(at.array, {}).setdefault(number, {})[row] = edit
         elif edit is not REMOVED:
-            raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it")
+            raise ManifestError(_make_key_error(key))
     changes: dict[str, Change] = {}
     prefixes = edits.list_prefixes()
     for path, grid in new.grids.items():

@@ -72,8 +72,9 @@ class BlockRecipe(msgspec.Struct, frozen=True):
             )
         count = math.prod(sizes)
         if mode == 1:
-            if int.from_bytes(raw[start : start + 4], "big") != count or len(raw) < start + 4:
-                raise ValueError(f"the header of an N5 chunk of the sizes {sizes} does not state {count} elements")
+            if (stated := int.from_bytes(raw[start : start + 4], "big")) != count or len(raw) < start + 4:
+                found = f"the header of an N5 chunk of the sizes {sizes} has {len(raw)} bytes, and {stated} elements"
+                raise ValueError(f"{found}: expected {count} elements, in at least {start + 4} bytes")
             start += 4
         size = count * self.itemsize
         data = _decompress_chunk(self.codec, raw[start:], size)
@@ -170,9 +171,11 @@ def _describe_dataset(doc: dict[str, Any], path: str, label: str) -> tuple[Array
         raise ManifestError(f"{label}: its dataType is {shorten(kind)}: expected {', '.join(sorted(_TYPES))}")
     dtype = np.dtype(kind).newbyteorder(">")
     if math.prod(chunks) * dtype.itemsize > MOST_DECODED:
-        raise ManifestError(f"{label}: its blockSize makes chunks of more than {MOST_DECODED} bytes")
+        found = f"its blockSize makes chunks of {math.prod(chunks) * dtype.itemsize} bytes"
+        raise ManifestError(f"{label}: {found}: expected at most {MOST_DECODED}")
     if math.prod(shape) * dtype.itemsize >= COUNTABLE:
-        raise ManifestError(f"{label}: its dimensions mean too many bytes: expected less than 2**63")
+        found = f"its dimensions {shorten(list(shape[::-1]))} mean {math.prod(shape) * dtype.itemsize} bytes"
+        raise ManifestError(f"{label}: {found}: expected less than 2**63")
     compression = doc.get("compression", doc.get("compressionType"))
     codec = compression.get("type") if isinstance(compression, dict) else compression
     if codec == "gzip" and isinstance(compression, dict) and compression.get("useZlib") is True:
@@ -210,7 +213,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open an N5 hierarchy, or one dataset."""
     document = probe.documents.get(ATTRIBUTES)
     if document is None:
-        raise ManifestError(f"{probe.url} is not an N5 hierarchy: it has no file {ATTRIBUTES!r}")
+        raise ManifestError(f"{probe.url}: expected an N5 hierarchy with a file {ATTRIBUTES!r}, found no such file")
     group = ArrayGroupBuilder(probe.url)
     datasets: dict[str, dict[str, dict[str, Any]]] = {}  # attributes by group and name
 

@@ -122,9 +122,11 @@ class _Cursor:
         """Return the next ``count`` bytes, and skip their padding to a multiple of four."""
         end = self.at + count + -count % 4
         if end > self.size:
-            raise self.make_error(f"it is cut short: its header continues to byte {end}, the file has {self.size}")
+            raise self.make_error(
+                f"it is cut short: expected a header up to byte {end} or more, found {self.size} bytes"
+            )
         if end > MOST_HEADER:
-            raise self.make_error(f"its header has more than {MOST_HEADER} bytes, which is not supported")
+            raise self.make_error(f"its header has {end} bytes or more: expected at most {MOST_HEADER}")
         if end > len(self.data):
             raise HeaderIncomplete
         data = self.data[self.at : self.at + count]
@@ -147,7 +149,7 @@ class _Cursor:
         try:
             name, _, _ = data.decode().partition("\0")  # as in netCDF-C, because some writers state a larger length
         except UnicodeDecodeError:
-            raise self.make_error(f"a name is not UTF-8: {data[:80]!r}") from None
+            raise self.make_error(f"expected a name in UTF-8, found {data[:80]!r}") from None
         return name
 
     def read_list(self, tag: int, label: str) -> range:
@@ -158,13 +160,19 @@ class _Cursor:
                 f"its list of {label} has the tag {list_tag} and the count {count}: expected the tag {tag}"
             )
         if count * 8 > self.size - self.at:
-            raise self.make_error(f"it is cut short or damaged: {count} {label} do not fit into its {self.size} bytes")
+            most = (self.size - self.at) // 8
+            raise self.make_error(
+                f"it has {count} {label}: expected at most {most} in the rest of its {self.size} bytes"
+            )
         return range(count)
 
     def read_dtype(self) -> np.dtype[Any]:
         number = self.read_uint(4)
         if number not in _TYPES or (number > _CLASSIC_TYPES and self.version != 5):
-            raise self.make_error(f"version {self.version} of the format does not define type {number}")
+            most = max(_TYPES) if self.version == 5 else _CLASSIC_TYPES
+            raise self.make_error(
+                f"it has a type {number}: expected 1 to {most} in version {self.version} of the format"
+            )
         return _TYPES[number]
 
     def read_attributes(self) -> tuple[dict[str, Any], dict[str, str]]:
@@ -176,7 +184,7 @@ class _Cursor:
             dtype = self.read_dtype()
             data = self.take(self.read_count() * dtype.itemsize)
             if name in attributes:
-                raise self.make_error(f"it has two attributes named {name!r}")
+                raise self.make_error(f"it has two attributes {name!r}: expected attributes of different names")
             attributes[name] = _decode_value(name, dtype, data)
             if name in PACKING and isinstance(attributes[name], (int, float)):
                 dtypes[name] = dtype.str
@@ -206,7 +214,7 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
     for _ in cursor.read_list(_VARIABLE, "variables"):
         name = cursor.read_name()
         if name in variables:
-            raise cursor.make_error(f"it has two variables named {name!r}")
+            raise cursor.make_error(f"it has two variables {name!r}: expected variables of different names")
         ids = _read_ids(cursor, name)
         problem = _find_problem(ids, dimensions)
         variable_dimensions = tuple(dimensions[number] for number in ids) if problem is None else ()
@@ -226,7 +234,7 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
             reports[name] = problem
     if hidden := _find_hidden_variable(cursor, dimensions):
         counted = len(variables) + len(reports)
-        reports[hidden] = f"the header counts {counted} variables, and this variable follows them: its count is damaged"
+        reports[hidden] = f"expected {counted} variables, as its header states, found this variable after them"
     if reports:  # an invalid variable may be part of each record: then the places of other parts are unknown
         for name in [name for name, variable in variables.items() if variable.is_record]:
             reports[name] = f"its records lie between records of {next(iter(reports))!r}, whose size is unknown"
@@ -239,7 +247,7 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
         begin = min((variable.begin for variable in record_variables), default=size)
         records = max(size - begin, 0) // record_size if record_variables else 0
     if records >= COUNTABLE:
-        raise ManifestError(f"{label}: its number of records is negative: {records}")
+        raise ManifestError(f"{label}: its number of records is {records - (1 << 64)}: expected at least 0")
     complete = []
     for variable in variables.values():
         description = f"variable {variable.name!r}"
@@ -251,11 +259,13 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
             )
             steps, length = max(records - 1, 0) * record_size, length if records else 0
         if length and variable.begin < cursor.at:
-            reports[variable.name] = f"it begins at byte {variable.begin}, within the header"
+            reports[variable.name] = (
+                f"it begins at byte {variable.begin}: expected at least {cursor.at}, after the header"
+            )
             continue
         end = variable.begin + steps + length
         if length and end > size:
-            raise ManifestError(f"{label} is cut short: {description} ends at byte {end}, the file at byte {size}")
+            raise ManifestError(f"{label} is cut short: expected {description} up to byte {end}, found {size} bytes")
         complete.append(variable)
     return Header(tuple(dimensions), attributes, tuple(complete), record_size, cursor.at, reports)
 
@@ -284,10 +294,13 @@ def _read_dimensions(cursor: _Cursor) -> list[Dimension]:
     for _ in cursor.read_list(_DIMENSION, "dimensions"):
         name, length = cursor.read_name(), cursor.read_count()
         if not length and any(dimension.is_record for dimension in dimensions):
-            raise cursor.make_error(f"dimension {name!r} is a second record dimension: its length is 0")
+            found = f"dimension {name!r} is a second record dimension (its length is 0)"
+            raise cursor.make_error(f"{found}: expected one record dimension")
         dimensions.append(Dimension(name, length, not length))
-    if len({dimension.name for dimension in dimensions}) < len(dimensions):
-        raise cursor.make_error("two dimensions have the same name")
+    names = [dimension.name for dimension in dimensions]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise cursor.make_error(f"it has two dimensions {twice!r}: expected dimensions of different names")
     return dimensions
 
 
@@ -297,7 +310,8 @@ def _read_ids(cursor: _Cursor, name: str) -> tuple[int, ...]:
     width = cursor.width
     if rank * width > cursor.size - cursor.at:
         raise cursor.make_error(
-            f"variable {name!r} has {rank} dimensions, which do not fit into its {cursor.size} bytes"
+            f"variable {name!r} has {rank} dimensions: expected at most {(cursor.size - cursor.at) // width} in the "
+            f"rest of its {cursor.size} bytes"
         )
     return tuple(np.frombuffer(cursor.take(rank * width), f">u{width}").tolist())
 
@@ -307,7 +321,7 @@ def _find_problem(ids: tuple[int, ...], dimensions: list[Dimension]) -> str | No
     if any(number >= len(dimensions) for number in ids):
         return f"its dimensions have the numbers {ids}: expected less than {len(dimensions)}, the number of dimensions"
     if any(dimensions[number].is_record for number in ids[1:]):
-        return "the record dimension is not its first dimension"
+        return f"its dimensions have the numbers {ids}: expected the record dimension only in the first place"
     return None
 
 
@@ -483,7 +497,7 @@ def _read_header(probe: Probe, size: int) -> Steps[tuple[Header, bytes]]:
 def _find_refusal(variable: Variable) -> str | None:
     """Return the reason why a variable cannot be shown; None if it can be shown."""
     if not is_node_name(variable.name):
-        return f"its name {variable.name!r} cannot be part of a key"
+        return f"its name is {variable.name!r}: expected a name that can be part of a key of zarr"
     if len(variable.dimensions) > MOST_DIMENSIONS:
         return f"it has {len(variable.dimensions)} dimensions: expected at most {MOST_DIMENSIONS}"
     return None

@@ -82,7 +82,7 @@ def _decode_image(raw: bytes, encoding: str, shape: tuple[int, ...], dtype: np.d
 def _parse_png_size(raw: bytes) -> tuple[int, int, int]:
     """Return how many pixels, channels, and bits of a sample the image states."""
     if not raw.startswith(b"\x89PNG\r\n\x1a\n") or raw[12:16] != b"IHDR" or len(raw) < 26:
-        raise ValueError("it is not a PNG image")
+        raise ValueError(f"expected a PNG image, found the first bytes {raw[:16]!r} of {len(raw)}")
     pixels = int.from_bytes(raw[16:20], "big") * int.from_bytes(raw[20:24], "big")
     return pixels, _PNG_CHANNELS.get(raw[25], 0), raw[24]
 
@@ -105,7 +105,9 @@ def _parse_jpeg_size(raw: bytes) -> tuple[int, int, int]:
             if marker in _BARE
             else 2 + int.from_bytes(raw[position + 2 : position + 4], "big")
         )
-    raise ValueError("it is not a JPEG image: no frame begins in it")
+    raise ValueError(
+        f"expected a JPEG image with a frame, found the first bytes {raw[:16]!r} of {len(raw)}, without one"
+    )
 
 
 def _decode_segmentation(
@@ -118,13 +120,18 @@ def _decode_segmentation(
     counts = [-(-extent // step) for extent, step in zip(extents, steps, strict=True)]
     size, blocks = math.prod(steps), math.prod(counts)
     if blocks * size > 8 * math.prod(extents) + MOST_IN_BLOCK:
-        raise ValueError(f"its blocks of {list(block)} are much larger than its voxels {extents[::-1]}")
+        found = f"its blocks of {list(block)} have {blocks * size} voxels"
+        most = 8 * math.prod(extents) + MOST_IN_BLOCK
+        raise ValueError(f"{found}: expected at most {most} for a chunk of {extents[::-1]}")
     voxels = np.empty(shape, dtype)
     try:
         for channel, start in enumerate(words[:channels].tolist()):
             channel_words = words[start:]
             if len(words) < channels or len(channel_words) < 2 * blocks:
-                raise ValueError(f"its index is cut short: expected {blocks} blocks")
+                found = f"{max(len(channel_words), 0)} words from word {start} on"
+                raise ValueError(
+                    f"its index is cut short: expected {2 * blocks} words for {blocks} blocks, found {found}"
+                )
             heads = channel_words[: 2 * blocks].reshape(blocks, 2).astype(np.int64)
             values = np.empty((blocks, size), dtype)
             for bits in np.unique(heads[:, 0] >> 24).tolist():
@@ -137,7 +144,7 @@ def _decode_segmentation(
             joined = joined.reshape([count * step for count, step in zip(counts, steps, strict=True)])
             voxels[channel] = joined[tuple(map(slice, extents))]
     except IndexError:
-        raise ValueError("its blocks point beyond its end") from None
+        raise ValueError(f"its blocks refer to words beyond its end: expected at most {len(words)} words") from None
     return voxels
 
 

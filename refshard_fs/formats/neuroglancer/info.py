@@ -135,7 +135,7 @@ def parse_info(data: bytes, label: str) -> Volume:
         raise ManifestError(f"{label}: expected at least one scale, found none")
     if not scales:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in islice(reports.items(), MOST_LISTED))
-        raise ManifestError(f"{label}: none of its scales can be shown ({reasons})")
+        raise ManifestError(f"{label}: expected at least one scale that can be shown, found none ({reasons})")
     attributes: dict[str, Any] = {name: doc[name] for name in ("type", "data_type", "num_channels") if name in doc}
     return Volume(scales, reports, attributes)
 
@@ -152,13 +152,17 @@ def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, label: st
     types, counts = ENCODINGS.get(encoding, ({dtype.name}, [channels]))
     if dtype.name not in types or channels not in counts or math.prod(block) > MOST_IN_BLOCK:
         combination = f"{channels} channels of {dtype.name}, and blocks of {list(block)}"
-        raise ManifestError(f"its chunks are encoded as {encoding!r}, which cannot have {combination}")
+        known = f"{' or '.join(sorted(types))} with {counts[0]} to {counts[-1]} channels"
+        expected = f"expected {known}, and blocks of at most {MOST_IN_BLOCK} voxels"
+        raise ManifestError(f"its chunks are encoded as {encoding!r}, with {combination}: {expected}")
     sharding = _parse_sharding(scale.sharding, label)
     if sharding is not None and len(scale.chunk_sizes) > 1:
-        raise ManifestError(f"{label}: it is sharded, but its 'chunk_sizes' has several items: expected one")
+        found = f"its 'chunk_sizes' have {len(scale.chunk_sizes)} items"
+        raise ManifestError(f"{label}: it is sharded, and {found}: expected one")
     chunks = (*(min(chunk_size, max(length, 1)) for chunk_size, length in zip(step, size, strict=True)), channels)
     if math.prod(chunks) * dtype.itemsize > MOST_DECODED:
-        raise ManifestError(f"its chunks of {list(chunks)} have more than {MOST_DECODED} bytes each")
+        found = f"its chunks of {list(chunks)} have {math.prod(chunks) * dtype.itemsize} bytes each"
+        raise ManifestError(f"{found}: expected at most {MOST_DECODED}")
     if math.prod(size) * channels * dtype.itemsize >= COUNTABLE:
         raise ManifestError(f"{label}: its 'size' {list(size)} means too many bytes: expected less than 2**63")
     if sharding is not None:

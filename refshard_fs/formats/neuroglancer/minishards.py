@@ -180,7 +180,9 @@ class MinishardIndex(msgspec.Struct, frozen=True):
         # A sum that overflows 64 bits is smaller than its terms.
         wrong = (gaps >= BEYOND) | (sizes >= BEYOND) | (starts < previous_stops) | (stops < starts) | (stops >= BEYOND)
         if wrong.any():
-            raise ValueError(f"a minishard's index has chunks that end beyond byte {BEYOND}")
+            row = int(wrong.argmax())
+            found = f"a minishard's index has a chunk of {sizes[row]} bytes, {gaps[row]} after the chunk before it"
+            raise ValueError(f"{found}: expected an end below {BEYOND}")
         wrong = (sizes > 0) & ((stops > np.uint64(self.room)) | ((starts < self.stop) & (stops > self.start)))
         if wrong.any():
             row = int(wrong.argmax())
@@ -189,8 +191,9 @@ class MinishardIndex(msgspec.Struct, frozen=True):
             raise ValueError(f"chunk {ids[row]} lies at {found_range}: {reason}")
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
-        if (ids[1:] == ids[:-1]).any():
-            raise ValueError("a minishard's index lists a chunk twice")
+        is_repeated = ids[1:] == ids[:-1]
+        if is_repeated.any():
+            raise ValueError(f"a minishard's index lists chunk {ids[is_repeated.argmax()]} twice: expected it once")
         return Minishard(ids, starts[order], sizes[order])
 
 

@@ -241,7 +241,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     yield from ()
     document = probe.documents.get(INFO)
     if document is None:
-        raise ManifestError(f"{probe.url} is not a precomputed volume: it has no file {INFO!r}")
+        raise ManifestError(f"{probe.url}: expected a precomputed volume with a file {INFO!r}, found no such file")
     volume = parse_info(document.data, relative_to(probe.url, INFO))
     arrays = {name: scale.description for name, scale in volume.scales.items()}
     grids = {name: array.grid(options.zarr_format) for name, array in arrays.items()}

@@ -131,7 +131,7 @@ def parse(source: TemplateText, names: Container[str], limits: TemplateLimits) -
     text = source.text
     if len(text) > limits.text:
         raise source.make_error(
-            limits.text, f"it has {len(text)} characters: a template may have at most {limits.text}"
+            limits.text, f"it has {len(text)} characters: expected at most {limits.text} in a template"
         )
     parts: list[Part] = []
     position = 0
@@ -192,9 +192,9 @@ class _Parser:
         text = self.source.text
         start = len(text) - len(text[self.position :].lstrip())
         if "}}" not in text[start:]:
-            return self.source.make_error(start, "'{{' is not closed by '}}'")
+            return self.source.make_error(start, "expected '}}' after '{{', found none")
         if text[start] in "'\"":
-            return self.source.make_error(start, "a quoted text is not closed")
+            return self.source.make_error(start, f"expected {text[start]} at the end of a quoted text, found none")
         word = re.match(r"[\w.]+|.", text[start:], re.DOTALL)
         return self.source.make_error(start, f"{word and word.group()!r} is not allowed; expected {ALLOWED}")
 
@@ -236,7 +236,7 @@ class _Parser:
             case "number":
                 digits = lexeme.replace("_", "")
                 if len(digits) > 19 or int(digits) not in INTEGERS:
-                    raise self.source.make_error(position, f"{lexeme[:40]} does not fit into 64 bits")
+                    raise self.source.make_error(position, f"expected at most 2**63-1, found {lexeme[:40]}")
                 self.operations.append(Constant(int(digits), position))
             case "text":
                 text = _ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1])
@@ -259,9 +259,10 @@ class _Parser:
             kind, name, position = self.kind, self.lexeme, self.start
             self._read_token()
             if kind != "name" or self.lexeme != "=":
-                raise self.source.make_error(position, "a template takes keyword arguments: name(argument=value)")
+                reason = f"expected a keyword argument, as in name(argument=value), found {name!r}"
+                raise self.source.make_error(position, reason)
             if name in names:
-                raise self.source.make_error(position, f"the argument {name!r} is given twice")
+                raise self.source.make_error(position, f"expected the argument {name!r} once, found it twice")
             self._read_token()
             self._parse_expression(1, depth)
             names.append(name)
@@ -277,7 +278,8 @@ class _Parser:
 
     def _unescape(self, match: re.Match[str], position: int) -> str:
         if match[1] not in _ESCAPED:
-            raise self.source.make_error(position, f"the escape {match[0]!r} is not allowed in a quoted text")
+            escapes = r"\\ \' \" \n \t"
+            raise self.source.make_error(position, f"expected one of the escapes {escapes}, found {match[0]}")
         return _ESCAPED[match[1]]
 
 
@@ -290,9 +292,9 @@ _PATTERN: Final = re.compile(r"(?:[^%]|%%)*%0?(?:[1-9][0-9]?)?d(?:[^%]|%%)*", re
 def _compute_power(base: int, exponent: int) -> int:
     """Return ``base ** exponent``. Raise ValueError if the result is not an integer or does not fit into 64 bits."""
     if exponent < 0:
-        raise ValueError(f"{base} ** {exponent} is not an integer")
+        raise ValueError(f"expected an exponent of at least 0, got {base} ** {exponent}")
     if exponent > 63 and abs(base) > 1:
-        raise ValueError(f"{base} ** {exponent} does not fit into 64 bits")
+        raise ValueError(f"expected a result from -2**63 to 2**63-1, got {base} ** {exponent}")
     result: int = base**exponent
     return result
 
@@ -321,7 +323,8 @@ class SimpleExpander:
             parts = parse(source, self.definitions, self.limits)
             return _Expansion(self, source, rows, rows.columns, cost, ()).expand_parts(parts)
         except RecursionError:  # the limits prevent it, unless the caller's stack is deep already
-            raise source.make_error(None, "its templates and expressions are nested too deeply") from None
+            reason = "its templates and expressions are nested too deeply: expected fewer levels"
+            raise source.make_error(None, reason) from None
 
     def parse_definition(self, name: str) -> tuple[Part, ...]:
         """Return the parts of a template. A text without ``{{`` is literal, even if it has ``{%`` or ``{#``."""
@@ -355,7 +358,7 @@ class _Expansion(msgspec.Struct):
         texts = texts or [""] * self.rows.count
         longest = max(map(len, texts))
         if longest > self.expander.limits.output:
-            reason = f"the expanded text has more than {self.expander.limits.output} characters, the limit"
+            reason = f"the expanded text has {longest} characters: expected at most {self.expander.limits.output}"
             raise self.source.make_error(position, reason)
         self.cost.characters += longest
         return texts
@@ -367,7 +370,7 @@ class _Expansion(msgspec.Struct):
             self.cost.steps += 1
             if self.cost.steps > self.expander.limits.steps:
                 raise self.source.make_error(
-                    0, f"its expansion takes more than {self.expander.limits.steps} operations"
+                    0, f"its expansion takes too many operations: expected at most {self.expander.limits.steps}"
                 )
             match operation:
                 case Constant(value):
@@ -387,20 +390,21 @@ class _Expansion(msgspec.Struct):
         definitions, active = self.expander.definitions, self.active
         if name in self.variables:
             if arguments is not None:
-                raise self.source.make_error(position, f"{name!r} is a variable, which takes no arguments")
+                raise self.source.make_error(position, f"{name!r} is a variable: expected it without arguments")
             return self.variables[name]
         if name not in definitions:
             if active:
-                advice = f"pass it as an argument: {{{{{active[-1]}({name}=...)}}}}"
+                advice = f"expected a template or an argument of {active[-1]!r}: {{{{{active[-1]}({name}=...)}}}}"
             else:
                 known = ", ".join(sorted({*self.variables, *definitions})[:20])
                 advice = f"expected one of: {known or 'none'}"
             raise self.source.make_error(position, f"there is no template or variable {name!r}; {advice}")
         if name in active:
             cycle = " -> ".join([*active, name])
-            raise self.source.make_error(position, f"the template {name!r} uses itself: {cycle}")
+            raise self.source.make_error(position, f"expected templates without a loop, found {cycle}")
         if len(active) >= self.expander.limits.depth:
-            raise self.source.make_error(position, f"templates nest more than {self.expander.limits.depth} levels deep")
+            reason = f"templates are nested too deeply: expected at most {self.expander.limits.depth} levels"
+            raise self.source.make_error(position, reason)
         variables = dict(zip(arguments or (), values, strict=True))
         inner = _Expansion(self.expander, definitions[name], self.rows, variables, self.cost, (*active, name))
         column = inner.expand_parts(self.expander.parse_definition(name))
@@ -413,18 +417,22 @@ class _Expansion(msgspec.Struct):
             return self._join_columns([left, right], position)
         if sign == "%" and is_text == (True, False):
             if not all(map(_PATTERN.fullmatch, set(left))):
-                raise self.source.make_error(position, "text before '%' may have only one %d, %4d or %04d (and %%)")
+                wrong = next(str(text) for text in left if not _PATTERN.fullmatch(str(text)))
+                reason = f"expected one %d, %4d or %04d (and any %%) in the text before '%', found {clip(wrong)!r}"
+                raise self.source.make_error(position, reason)
             return self._join_columns([list(map(operator.mod, left, right))], position)
         if any(is_text):
             advice = "; '~' joins texts" if sign == "+" else ""
-            raise self.source.make_error(position, f"{sign!r} needs two integers, but an operand is text{advice}")
+            found = next(operand[0] for operand in (left, right) if isinstance(operand[0], str))
+            reason = f"{sign!r}: expected two integers, found the text {clip(found)!r}{advice}"
+            raise self.source.make_error(position, reason)
         values: list[int] = []
         try:
             values.extend(map(_ARITHMETIC[sign], left, right))
             if min(values) in INTEGERS and max(values) in INTEGERS:
                 return values
             row = next(row for row, value in enumerate(values) if value not in INTEGERS)
-            reason = "the result does not fit into 64 bits"
+            reason = f"expected a result from -2**63 to 2**63-1, got {values[row]}"
         except ZeroDivisionError as error:
             where = self.rows.describe_row(len(values))
             raise DivisionByZero(str(self.source.make_error(position, f"{sign!r}: division by zero{where}"))) from error

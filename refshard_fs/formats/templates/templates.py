@@ -81,10 +81,12 @@ class Templates:
         self._cost.characters += len(expanded)
         self._characters += len(text)
         if self._cost.steps > self.limits.expanded_steps:
-            raise ManifestError(f"all its templates together take more than {self.limits.expanded_steps} operations")
+            found = f"all its templates take {self._cost.steps} operations or more"
+            raise ManifestError(f"{found}: expected at most {self.limits.expanded_steps}")
         most = max(self.limits.expanded_text, self.limits.swells * self._characters)
         if self._cost.characters > most:
-            raise ManifestError(f"all its templates together expand to more than {most} characters")
+            found = f"all its templates expand to {self._cost.characters} characters or more"
+            raise ManifestError(f"{found}: expected at most {most}")
         return expanded
 
     def expand_column(self, text: str, rows: Rows, cost: Cost) -> Column:
@@ -133,12 +135,13 @@ class JinjaExpander:
         except ZeroDivisionError as error:
             raise DivisionByZero(str(source.make_error(None, str(error)))) from error
         except RecursionError:
-            raise source.make_error(None, "its templates are nested too deeply, or one of them uses itself") from None
+            reason = "its templates are nested too deeply: expected fewer levels, and no template that uses itself"
+            raise source.make_error(None, reason) from None
         except Exception as error:  # templates raise the errors of Python's operators and methods
             raise source.make_error(None, str(error) or type(error).__name__) from error
         if len(text) > self._limits.output:
             raise source.make_error(
-                None, f"the expanded text has more than {self._limits.output} characters, the limit"
+                None, f"the expanded text has {len(text)} characters: expected at most {self._limits.output}"
             )
         return text
 
@@ -219,7 +222,8 @@ def _check_entry(number: int, member: object, templates: Templates) -> _CheckedE
     }
     for name in dimensions:
         if name in templates:
-            raise ManifestError(f"{where}: {clip(name)!r} is the name of both a dimension and a template")
+            found = f"{clip(name)!r} is the name of a dimension and of a template"
+            raise ManifestError(f"{where}: {found}: expected different names")
     cost = Cost()
     count = math.prod(map(_count_values, dimensions.values()))
     if count:
@@ -282,7 +286,8 @@ def _generate_keys(
             keys, urls, offsets, lengths = _expand_rows(checked.where, checked.entry, rows, templates, Cost())
             characters += sum(map(len, keys)) + (sum(map(len, urls)) if "{{" in checked.entry.url else 0)
             if characters > limits.generated_text:
-                raise ManifestError(f"{checked.where}: gen expands to more than {limits.generated_text} characters")
+                found = f"gen expands to {characters} characters or more"
+                raise ManifestError(f"{checked.where}: {found}: expected at most {limits.generated_text}")
             yield from zip(keys, urls, offsets, lengths, strict=True)
 
 
@@ -313,7 +318,7 @@ def _check_numbers(column: Column, rows: Rows) -> Column:
         column = [_parse_integer(text, rows, row) for row, text in enumerate(column)]
     if min(column) < 0 or max(column) not in INTEGERS:
         row = next(row for row, value in enumerate(column) if value < 0 or value not in INTEGERS)
-        raise ManifestError(f"{column[row]} is not between 0 and 2**63-1{rows.describe_row(row)}")
+        raise ManifestError(f"expected a number from 0 to 2**63-1, got {column[row]}{rows.describe_row(row)}")
     return column
 
 
@@ -322,4 +327,4 @@ def _parse_integer(text: str, rows: Rows, row: int) -> int:
     digits = text.strip()
     if digits.removeprefix("-").isdecimal() and digits.isascii() and len(digits) <= 20:
         return int(digits)
-    raise ManifestError(f"{text[:80]!r} is not an integer{rows.describe_row(row)}")
+    raise ManifestError(f"expected an integer, got {text[:80]!r}{rows.describe_row(row)}")

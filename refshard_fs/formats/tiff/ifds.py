@@ -117,7 +117,7 @@ class Tiff(FileBytes):
         self.is_big = head[2:4] in (b"+\0", b"\0+")
         short = 16 if self.is_big else 8
         if len(head) < short:
-            raise ManifestError(f"{url} is cut short: it has {len(head)} bytes, but the header of a TIFF has {short}")
+            raise ManifestError(f"{url} is cut short: expected a header of {short} bytes, found {len(head)}")
         if self.is_big and (sizes := struct.unpack_from(f"{self.order}HH", head, 4)) != (8, 0):
             raise ManifestError(
                 f"{url}: bytes 4 to 8 of its header are the numbers {sizes}: expected (8, 0), as in any BigTIFF file"
@@ -137,9 +137,11 @@ class Tiff(FileBytes):
         around = AROUND
         while offset:
             if len(ifds) == MOST_IFDS:
-                raise ManifestError(f"{self.url}: its chain has more IFDs than the limit, {MOST_IFDS}: it is damaged")
+                raise ManifestError(
+                    f"{self.url}: its chain has {len(ifds) + 1} IFDs or more: expected at most {MOST_IFDS}"
+                )
             if offset in ifds:
-                reason = f"the chain of IFDs loops at byte {offset}: further pages cannot be found"
+                reason = f"expected a further IFD or the end of the chain, found the IFD at byte {offset} again"
                 return [*ifds.values(), Ifd(0, {}, problem=reason)]
             ahead = range(offset + gap, self.size, gap)[: min(run, AT_ONCE) - 1] if gap > WINDOW else ()
             window = around if 0 < gap <= UNEVEN and not ahead else WINDOW
@@ -152,7 +154,7 @@ class Tiff(FileBytes):
             gap, run = following - offset, run + 1 if following - offset == gap else 1
             offset = following
         if not ifds:
-            raise ManifestError(f"{self.url}: it has no IFD, so no image. Was it written to the end?")
+            raise ManifestError(f"{self.url}: expected an IFD (an image), found none. Was the file written to the end?")
         return list(ifds.values())
 
     def read_ifds(self, offsets: Sequence[int], ahead: Sequence[int] = (), window: int = WINDOW) -> Steps[list[Ifd]]:

@@ -340,7 +340,9 @@ def find_damage(ifd: Ifd) -> str | None:
     lost = next(filter(is_needed_at_opening, ifd.lost), None)
     if ifd.problem is not None or lost is None:
         return ifd.problem
-    return f"the values of its tag {lost} lie beyond the end of the file: it is damaged or cut short"
+    return (
+        f"expected the values of its tag {lost} within the file, found them beyond its end: it is damaged or cut short"
+    )
 
 
 def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
@@ -363,10 +365,12 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
         rows, columns = min(ifd.get_integer(ROWS, height) or height, height), width
     shape = (rows, columns, 1 if is_planar else samples)
     if tiff.order == ">" and compression == LERC and dtype.kind == "f":
-        raise ValueError("its samples are big-endian floats in LERC, which GDAL damages when it writes them")
+        found = "its samples are big-endian floats in LERC, which GDAL damages when it writes them"
+        raise ValueError(f"{found}: expected little-endian floats")
     if tiff.order == ">" and bits == 24:
         raise ValueError(
-            "its samples have 24 bits in a big-endian file, whose byte order readers interpret differently"
+            "its samples have 24 bits in a big-endian file, which readers interpret differently: expected a "
+            "little-endian file (gdal_translate -co ENDIANNESS=LITTLE)"
         )
     if compression == WEBP and shape[2] not in (3, 4):
         raise ValueError(f"its strips or tiles of WebP have {shape[2]} samples for a pixel: expected 3 or 4")
@@ -379,7 +383,8 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     is_whole = bits == dtype.itemsize * 8
     predictor = 1 if compression in IMAGES or compression in FAX or compression == 1 else ifd.get_integer(PREDICTOR, 1)
     if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (predictor > 1 and not is_whole):
-        raise ValueError(f"its Predictor {predictor} is not supported for samples of {bits} bits as {dtype}")
+        expected = "expected 1, 2 for integers or floats of whole bytes, or 3 for floats"
+        raise ValueError(f"its Predictor is {predictor}, and its samples are {dtype} of {bits} bits: {expected}")
     is_reversed = ifd.get_integer(FILL_ORDER, 1) == 2
     ycbcr = parse_ycbcr(ifd) if photometric == 6 and compression in CODECS else None
     is_native = compression in NATIVE and predictor == 1 and is_whole and not is_reversed and ycbcr is None
@@ -391,7 +396,8 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     )
     tables_of_places, subfile = find_tables(ifd), ifd.get_integer(SUBFILE, 0)
     if not tables_of_places or (len(tables_of_places) == 1 and compression != 1):
-        raise ValueError("the tags with the positions or sizes of its strips or tiles are missing")
+        missing = "sizes" if tables_of_places else "positions"
+        raise ValueError(f"expected a tag with the {missing} of its strips or tiles, found none")
     is_mask = bool(subfile & 4) or photometric == 4
     is_reduced = bool(subfile & 1)
     page = Page(height, width, samples, is_planar, is_reduced, is_mask, is_tiled, recipe, tables_of_places, ifd.number)
@@ -452,7 +458,10 @@ def _choose_dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
     if kind == "u" and 0 < bits < 32:  # use the smallest type that holds the bits
         return bits, np.dtype(f"{order}u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
     if bits not in _BITS.get(kind, ()):
-        raise ValueError(f"its samples of {bits} bits with SampleFormat {format_} are not supported")
+        expected = (
+            "1 with 1 to 32 or 64 bits, 2 with 8, 16, 32 or 64, 3 with 16, 32 or 64, 5 with 32 or 64, 6 with 64 or 128"
+        )
+        raise ValueError(f"its samples have {bits} bits and SampleFormat {format_}: expected {expected}")
     return bits, np.dtype(f"{order}{kind}{bits // 8}")
 
 

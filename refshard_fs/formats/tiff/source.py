@@ -75,7 +75,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     yield from tiff.read_values(_list_needed_tags(ifds))
     sub_offsets = [[int(offset) for offset in ifd.get_numbers(SUB_IFDS) if offset] for ifd in ifds]  # 0: not written
     if sum(map(len, sub_offsets)) > MOST_IFDS:
-        raise ManifestError(f"{tiff.url} has more SubIFDs than the limit, {MOST_IFDS}: it is damaged")
+        count = sum(map(len, sub_offsets))
+        raise ManifestError(f"{tiff.url} has {count} SubIFDs: expected at most {MOST_IFDS}")
     sub_ifds = yield from tiff.read_ifds(list(itertools.chain.from_iterable(sub_offsets)))
     yield from tiff.read_values(_list_needed_tags(sub_ifds))
     all_ifds = [*ifds, *sub_ifds]
@@ -272,7 +273,8 @@ class _Group(RasterGroupBuilder):
         for level in levels:
             parsed = {page: parse_page(pages[page][level], self._tiff) for page in set(existing)}
             if len({page.layout for page in parsed.values()}) > 1:
-                raise ValueError(f"the planes of its image {image.name!r} differ in size, type or chunks")
+                found = f"expected planes of one size, type and chunk shape in its image {image.name!r}"
+                raise ValueError(f"{found}, found different ones")
             planes = [None if page is None else parsed[page] for page in image.pages]
             self._add_image(join(group, str(level)), planes, pages[existing[0]][:1], image, None)
         for page in existing:
@@ -409,7 +411,9 @@ def parse_ome_images(text: str, pages: int) -> list[OmeImage]:
     pairs = ((image, image.find("{*}Pixels")) for image in root.iterfind("{*}Image"))
     images = [(image, pixels) for image, pixels in pairs if pixels is not None]
     if not 0 < len(images) <= pages:
-        raise ValueError(f"its OME-XML has {len(images)} images, but the file has {pages} pages")
+        raise ValueError(
+            f"its OME-XML has {len(images)} images: expected 1 to {pages}, the number of pages of the file"
+        )
     parsed: list[OmeImage] = []
     planes_left = MOST_IFDS
     for image, pixels in images:

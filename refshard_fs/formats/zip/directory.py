@@ -65,7 +65,9 @@ def read_end(tail: bytes, size: int | None) -> tuple[End, int]:
     no valid record, or more than one.
     """
     records: list[tuple[End, int]] = []
-    reason = "it has no end record: it is cut short, or not a ZIP"
+    reason = (
+        f"expected an end record in its last {len(tail)} bytes, found none: it is cut short, or another kind of file"
+    )
     at = tail.rfind(END)
     while at >= 0:
         if len(tail) - at >= _END_SIZE:
@@ -86,7 +88,9 @@ def _parse_end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
     *fields, comment = _END_FIELDS.unpack_from(tail, at + 4)
     left = len(tail) - at - _END_SIZE
     if comment != left:
-        raise ValueError(f"its end record states a comment of {comment} bytes, but {left} bytes follow")
+        raise ValueError(
+            f"its end record states a comment of {comment} bytes: expected {left}, up to the end of the file"
+        )
     stop, modulo, record = at, 1 << 16, None
     if at >= _LOCATOR_SIZE and tail.startswith(_LOCATOR, at - _LOCATOR_SIZE):
         stop, record, fields = _parse_end64(tail, at - _LOCATOR_SIZE, fields)
@@ -129,13 +133,13 @@ def _parse_end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int,
     while at >= 0 and at + _END64_HEAD + int.from_bytes(tail[at + 4 : at + _END64_HEAD], "little") != locator:
         at = tail.rfind(_END64, 0, at)
     if at < 0:
-        raise ValueError("its zip64 locator has no zip64 end record before it")
+        raise ValueError("expected a zip64 end record before its zip64 locator, found none")
     if locator - at < _END64_HEAD + _END64_FIELDS.size:
         raise ValueError(f"its zip64 end record has {locator - at} bytes: expected {_END64_HEAD + _END64_FIELDS.size}")
     _, _, *fields = _END64_FIELDS.unpack_from(tail, at + _END64_HEAD)
     limits = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2
     if any(other not in (limit, value) for value, other, limit in zip(fields, short, limits, strict=True)):
-        raise ValueError("its zip64 end record contradicts its end record: it is damaged")
+        raise ValueError(f"its zip64 end record has the numbers {fields}: expected {short}, as in its end record")
     return at, offset, fields
 
 
@@ -338,7 +342,9 @@ def _parse_names(data: bytes) -> tuple[_UInt64s, list[bytes]]:
         entries.append(at)
         at = stop + extra + comment
     if at > len(data):
-        raise ValueError("its directory ends within an entry")
+        raise ValueError(
+            f"the last entry of its directory ends at byte {at}: expected {len(data)}, the directory's end"
+        )
     if b"" in names:
         raise ValueError("a member has an empty name: expected a name")
     return np.array(entries, np.uint64), names
@@ -361,7 +367,9 @@ def _check_utf8(name: bytes) -> None:
     try:
         name.decode()
     except UnicodeDecodeError as e:
-        raise ValueError(f"the name {name[:100]!r} of a member is not UTF-8, although the directory says so") from e
+        raise ValueError(
+            f"a member has the name {name[:100]!r}: expected UTF-8, as its flags in the directory state"
+        ) from e
 
 
 def split_extra(extra: bytes) -> Iterator[tuple[int, bytes]]:
@@ -414,7 +422,11 @@ def _set_limits(members: npt.NDArray[np.void], names: npt.NDArray[np.uint16], en
     least = np.uint64(HEADER) + names.astype(np.uint64) + stored
     is_wrong = (local > end.start) | (stored > end.start) | (least > limit - np.minimum(local, limit))
     if is_wrong.any():
-        raise ValueError(f"member {int(is_wrong.argmax()) + 1} of its directory overlaps the next one or the directory")
+        index = int(is_wrong.argmax())
+        found = f"member {index + 1} of its directory has {stored[index]} bytes and a header at byte {local[index]}"
+        raise ValueError(
+            f"{found}: expected an end up to byte {limit[index]}, where the next member or the directory begins"
+        )
     members["limit"] = limit
     slack: _UInt64s = limit - local - least
     return slack
@@ -429,7 +441,8 @@ def _check_sizes(members: npt.NDArray[np.void]) -> None:
     if is_wrong.any():
         index = int(is_wrong.argmax())
         raise ValueError(
-            f"member {index + 1} of its directory cannot have {size[index]} bytes, stored in {stored[index]} bytes"
+            f"member {index + 1} of its directory has {size[index]} bytes, stored in {stored[index]} bytes: expected "
+            "the same number without compression, and a possible ratio with it"
         )
     has_checksum = (size == 0) & is_plain & (members["crc"] != 0)
     if has_checksum.any():

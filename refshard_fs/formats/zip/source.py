@@ -76,7 +76,8 @@ class LocalHeader(msgspec.Struct, frozen=True):
             is_same = is_same and crc == self.crc
             is_same = is_same and all(number in (0xFFFFFFFF, expected) for number, expected in numbers)
         if not is_same or (end <= len(data) and not _is_valid_extra(data[start:end])):
-            raise ValueError("a local header contradicts the archive's directory: the archive is damaged")
+            expected = "expected the compression, name, sizes and CRC-32 of the directory, found others"
+            raise ValueError(f"a local header: {expected}. The archive is damaged")
         return int(end)
 
 
@@ -102,7 +103,8 @@ class Decompressor(msgspec.Struct, frozen=True):
     def make(self, raw: bytes) -> bytes:
         start = self.header.decode(raw)
         if start + self.header.stored > len(raw):
-            raise ValueError("its local header is so long that the member overlaps the next one: it is damaged")
+            found = f"its local header has {start} bytes, and the member {self.header.stored}"
+            raise ValueError(f"{found}: expected at most {len(raw)} bytes, up to the next member")
         header = self.header
         return decompress_member(header.method, raw[start : start + header.stored], header.size, header.crc)
 
@@ -140,7 +142,9 @@ class ZipKeySpace(KeySpace):
             raise ReferenceNotReachable(key, self.url, "it is encrypted: write the archive without encryption")
         if method != STORED and method not in METHODS:
             name = OTHERS.get(method, "unknown method")
-            raise ReferenceNotReachable(key, self.url, f"its compression is not supported: {name} ({method})")
+            known = ", ".join(map(str, (STORED, *METHODS)))
+            reason = f"its compression is number {method} ({name}): expected one of {known}"
+            raise ReferenceNotReachable(key, self.url, reason)
         if not size:
             return Inline(b"")
         header = make_local_header(key, member)
@@ -156,7 +160,9 @@ class ZipKeySpace(KeySpace):
             head = yield Load(self._source.part(start, header.length), header)
         if start + head + stored > limit:
             raise ReferenceNotReachable(
-                key, self.url, "its local header is so long that it overlaps the next member: it is damaged"
+                key,
+                self.url,
+                f"it ends at byte {start + head + stored}: expected at most {limit}, where the next begins",
             )
         return self._source.part(start + head, stored)
 
