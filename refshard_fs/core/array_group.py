@@ -191,8 +191,8 @@ class FilledChunks(Chunks):
             ]
         if self.grid.size > UNWRITTEN + 16 * len(written):
             raise NotListable(
-                f"{self.where}: {self.grid.size} chunks ({len(written)} written) are too many to list: "
-                "read each by its key"
+                f"{self.where}: {self.grid.size} chunks ({len(written)} written) are too many to list: expected at "
+                f"most {UNWRITTEN + 16 * len(written)}. Read each by its key"
             )
         return None
 
@@ -308,8 +308,8 @@ class ArrayGroup(KeySpace):
         self.reports = dict(reports or {})
         for path in [path for path in (*arrays, *(groups or ())) if not _is_path(path)]:
             self.reports[path[:_SHOWN]] = (
-                "its path cannot be a key: it is too long, or has an empty name, '..', a backslash, '::' or the name "
-                "of a metadata document"
+                f"its path has {len(path)} characters: expected a path that can be a key of zarr, which is not too "
+                "long and has no empty name, '..', backslash, '::' or name of a metadata document"
             )
         arrays = {path: array for path, array in arrays.items() if _is_path(path)}
         groups = {path: attributes for path, attributes in (groups or {}).items() if _is_path(path)}
@@ -431,7 +431,8 @@ class ArrayGroup(KeySpace):
         found = yield from self.chunks_by_path[path].list_existing()
         if found is None and self.grids[path].size > LISTABLE:
             size = self.grids[path].size
-            raise NotListable(f"{join(path, '*')}: {size} chunks are too many to list: read each by its key")
+            found_text = f"{join(path, '*')}: {size} chunks are too many to list"
+            raise NotListable(f"{found_text}: expected at most {LISTABLE}. Read each by its key")
         return found
 
 
@@ -631,7 +632,7 @@ class Contiguous(Chunks):
         if stride is not None and shape:
             if stride < last:
                 raise ManifestError(
-                    f"{where}: its records overlap: they have {last} bytes, and begin every {stride} bytes"
+                    f"{where}: its records begin every {stride} bytes: expected at least {last}, the bytes of a record"
                 )
             if stride > last and chunks[0] != 1:
                 raise ManifestError(

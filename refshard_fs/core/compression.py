@@ -56,7 +56,7 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
     except list_errors() as e:
         raise ValueError(f"its compressed bytes are damaged: {e}") from e
     if not left:
-        raise ValueError(f"its compressed bytes decode to more than {most} bytes: expected at most that many")
+        raise ValueError(f"its compressed bytes decode to too many bytes: expected at most {most}")
     if has_end and not stream.eof:
         raise ValueError(
             f"its compressed bytes are cut short: they decode to {out.tell()} bytes, expected up to {most}"
@@ -115,7 +115,7 @@ class Inflate:
                     )
                 yield out
         if is_last and not self._stream.eof:
-            raise DamagedStream("its last compressed stream has no end: the document is cut short")
+            raise DamagedStream(f"expected the end of its last compressed stream, found the end of {self._taken} bytes")
 
     def _inflate(self, left: bytes, make: Callable[[], Any]) -> Iterator[bytes]:
         while True:
@@ -198,7 +198,7 @@ def decode_by_imagecodecs(function: str, data: bytes | memoryview, extra: str, *
     try:
         return getattr(library, function)(data, **options)
     except Exception as e:  # each decoder has its own errors for damaged bytes
-        raise ValueError(f"its bytes are damaged: {function} fails: {e}") from e
+        raise ValueError(f"its bytes cannot be decoded: imagecodecs.{function}: {e}") from e
 
 
 def unpack_bits(data: bytes | memoryview, bits: int, count: int) -> npt.NDArray[Any]:
@@ -382,7 +382,7 @@ def _parse_zstd_size(data: bytes) -> int | None:
     try:
         size: int | None = import_zstd().get_frame_info(data).decompressed_size
     except import_zstd().ZstdError as e:
-        raise ValueError(f"it is not a zstd frame: {e}") from e
+        raise ValueError(f"expected a zstd frame, found {data[:8]!r}: {e}") from e
     return size
 
 

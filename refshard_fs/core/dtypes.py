@@ -241,7 +241,7 @@ def parse_fill_value(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
         return np.full((), "NaT", dtype)[()] if dtype.kind in "mM" else np.zeros((), dtype)[()]
     try:
         if dtype.kind == "U" and fill and not isinstance(fill, str):
-            raise TypeError("it is not text")
+            raise TypeError("it is a number")
         if dtype.kind in "SU":
             return np.array(fill if dtype.kind == "U" else base64.b64decode(fill), dtype)[()] if fill else dtype.type()
         if dtype.kind == "c" and isinstance(fill, list):
@@ -249,11 +249,11 @@ def parse_fill_value(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
             return np.array(complex(real, imaginary), dtype)[()]
         number = _parse_number(fill)
         if dtype.kind in "iumM" and number != int(number):
-            raise ValueError("it is not an integer")
+            raise ValueError("it has a fraction")
         if dtype.kind in "mM":
             return np.array(int(number), "<i8").view(dtype.newbyteorder("<"))[()]
         if dtype.kind in "iu" and not np.iinfo(dtype).min <= number <= np.iinfo(dtype).max:
-            raise OverflowError("it does not fit")  # numpy 1 would wrap the number around
+            raise OverflowError("it is out of range")  # numpy 1 would wrap the number around
         return np.array(number, dtype)[()]
     except (TypeError, ValueError, OverflowError) as e:
         raise ValueError(f"its fill_value is {fill!r}: expected a value of {dtype}: {e}") from e

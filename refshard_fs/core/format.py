@@ -133,7 +133,9 @@ class FileBytes:
     def part(self, start: int, size: int) -> Entry:
         """Return the entry of ``size`` bytes at ``start``; DamagedIndex if they end beyond the end of the file."""
         if start + size > self.size:
-            reason = f"it is cut short or damaged: it refers to byte {start + size}, but has {self.size} bytes"
+            reason = (
+                f"it is cut short or damaged: expected {size} bytes at byte {start}, found {self.size} bytes in all"
+            )
             raise DamagedIndex("", self.url, reason)
         return self.source.part(start, size)
 

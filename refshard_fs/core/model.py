@@ -114,7 +114,7 @@ class Span(msgspec.Struct, frozen=True):
         if self.stop is None and not self.start and first < 0 and end is None:
             return self.suffix(-first)
         if self.stop is not None or self.start < 0 or first < 0 or (end is not None and end < 0):
-            raise ValueError(f"cannot take [{start}:{end}] of {self.url}: its size is unknown")
+            raise ValueError(f"cannot take [{start}:{end}] of {self.url}: expected a known size, found none")
         if end is None:
             return self._make_range(self.start + first, None, exact=False)
         return self._make_range(self.start + first, self.start + end, exact=False) if end > first else Inline(b"")

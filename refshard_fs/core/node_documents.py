@@ -75,7 +75,7 @@ def _walk_groups(base: Readable, prefix: str) -> Steps[dict[str, bytes]]:
         ]
         if not level:
             return found
-    raise ManifestError(f"{level[0]!r} is nested in more than {DEEPEST} groups: open a group deeper down")
+    raise ManifestError(f"{level[0]!r}: expected a path of at most {DEEPEST} groups: open a group deeper down")
 
 
 def _is_array(path: str, documents: dict[str, bytes]) -> bool:

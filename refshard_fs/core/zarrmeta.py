@@ -45,7 +45,7 @@ def loads(data: bytes | str) -> Any:
     try:
         return json.loads(text.removeprefix("\ufeff"), strict=False)
     except RecursionError:
-        raise ValueError("its JSON is nested too deeply") from None
+        raise ValueError("its JSON is nested too deeply: expected fewer levels of objects and lists") from None
 
 
 def object_in(data: bytes | str, where: str) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def _count_unequal_chunks(edges: object, extent: int, where: str) -> int:
                 chunks += min(times, max(0, -((covered - extent) // size)))
                 covered += size * times
             if covered < extent:
-                raise ManifestError(f"{where}: its chunk_shapes cover only {covered} of {extent} elements")
+                raise ManifestError(f"{where}: its chunk_shapes cover {covered} elements: expected at least {extent}")
             return chunks
     return _count_equal_chunks(extent, _parse_chunks([edges], "chunk_shapes", (extent,), where)[0])
 

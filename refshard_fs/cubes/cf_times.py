@@ -78,7 +78,7 @@ class TimeUnits(NamedTuple):
         NaN.
         """
         if self.calendar != to.calendar:
-            raise ValueError(f"its calendar is {self.calendar!r}, not {to.calendar!r}")
+            raise ValueError(f"its calendar is {self.calendar!r}: expected {to.calendar!r}")
         if values.dtype.kind not in "iuf":
             raise ValueError(f"expected numbers, got values of type {values.dtype}")
         distinct, where = np.unique(values, return_inverse=True)
@@ -86,7 +86,7 @@ class TimeUnits(NamedTuple):
         try:
             out = np.array(found, np.float64 if rounded or values.dtype.kind == "f" else np.int64)
         except OverflowError as e:
-            raise ValueError("in the other units, its values do not fit into 64 bits") from e
+            raise ValueError("expected values that fit into 64 bits in the other units, found larger ones") from e
         return out[where].reshape(values.shape)
 
     def _convert_number(self, value: Any, to: TimeUnits, *, rounded: bool) -> int | float:
@@ -94,7 +94,7 @@ class TimeUnits(NamedTuple):
         if isinstance(value, np.integer):
             wanted = Fraction(int(value) * self.length + shift, to.length)
             if wanted.denominator != 1 and not rounded:
-                raise ValueError(f"{value} would not be a whole number in the other units")
+                raise ValueError(f"expected whole numbers in the other units, got the fraction {wanted} for {value}")
             return float(wanted) if rounded else int(wanted)
         if not np.isfinite(value):
             return float(value)
@@ -213,18 +213,20 @@ def _parse_fields(text: str) -> tuple[int, ...]:
 def _count_seconds(text: str, calendar: str) -> int:
     """Return the seconds from day 0 of the calendar's family to a time; ValueError if it is not in the calendar."""
     if calendar not in CALENDARS:
-        raise ValueError(f"the calendar {calendar!r} is not known")
+        raise ValueError(f"unknown calendar {calendar!r}: expected one of {', '.join(sorted(CALENDARS))}")
     year, month, day, hour, minute, second = _parse_fields(text)
     date, shift, rule = (year, month, day), 0, calendar
     if calendar == "standard":
         # Count all days from the Gregorian 0001-01-01: the Julian 0001-01-01 is two days earlier.
         shift, rule = (-2, "julian") if date < CHANGE else (0, "proleptic_gregorian")
     if not (year >= 1 and 1 <= month <= 12 and 1 <= day <= _count_days(year, month, rule)):
-        raise ValueError(f"{text!r} is not a date of the calendar {calendar!r}")
+        raise ValueError(f"expected a date of the calendar {calendar!r}, got {text!r}")
     if hour > 23 or minute > 59 or second > 59:
         raise ValueError(f"{text!r} is not a time of day: expected at most 23 hours, 59 minutes and 59 seconds")
     if calendar == "standard" and (1582, 10, 4) < date < CHANGE:
-        raise ValueError(f"{text!r} is not a date of the calendar {calendar!r}, which skips ten days there")
+        raise ValueError(
+            f"expected a date of the calendar {calendar!r}, which skips 5 to 14 October 1582, got {text!r}"
+        )
     before = (360 if rule == "360_day" else 365) * (year - 1) + _count_leap_days(year - 1, rule)
     days = before + sum(_count_days(year, earlier, rule) for earlier in range(1, month)) + day + shift
     return days * 86400 + hour * 3600 + minute * 60 + second

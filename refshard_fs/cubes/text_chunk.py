@@ -41,7 +41,7 @@ def split_texts(data: bytes, start: int, count: int) -> tuple[list[bytes], int]:
             at += _UINT32.size + length
             texts.append(data[at - length : at])
     except struct.error as e:
-        raise ValueError("a chunk of texts is cut short") from e
+        raise ValueError(f"a chunk of texts is cut short: expected {count:,} texts in its {len(data)} bytes") from e
     if at > len(data):
-        raise ValueError("a chunk of texts is cut short")
+        raise ValueError(f"a chunk of texts is cut short: expected {at} bytes, found {len(data)}")
     return texts, at

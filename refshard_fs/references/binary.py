@@ -268,8 +268,10 @@ def _unpack_column(parts: Sequence[bytes | memoryview], dtype: np.dtype[Any], is
     from numcodecs import blosc
 
     for part in parts:
-        if part[: _CHECK.size] != _CHECK.pack(zlib.crc32(memoryview(part)[_CHECK.size :])):
-            raise ValueError("a column does not have its checksum")
+        computed = _CHECK.pack(zlib.crc32(memoryview(part)[_CHECK.size :]))
+        if part[: _CHECK.size] != computed:
+            stored = bytes(part[: _CHECK.size]).hex()
+            raise ValueError(f"a column is damaged: expected the checksum {stored}, found {computed.hex()}")
     sizes = [_read_size(part) for part in parts]
     out = np.empty(sum(sizes), np.uint8)
     for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):

@@ -132,11 +132,11 @@ class KeyTable(Mapping[str, Value]):
         fits = fits and len(self.joined_keys) - others == count + len(PAD)
         if not fits or ((text.offsets > size) | (text.lengths > size - text.offsets)).any():
             raise ValueError(
-                "the columns of a key table contradict each other: lengths differ, ends do not ascend, keys contain "
-                "NULs, or texts lie outside of the data"
+                "the columns of a key table contradict each other: expected equal lengths, ascending ends, keys "
+                "without NUL, and texts within the data"
             )
-        if count and int((self.index & np.uint64(_LOW)).max()) >= count:
-            raise ValueError("the index of a key table names rows that do not exist")
+        if count and (last := int((self.index & np.uint64(_LOW)).max())) >= count:
+            raise ValueError(f"the index of a key table has row {last}: expected less than {count}")
 
     def __len__(self) -> int:
         return len(self.ends)

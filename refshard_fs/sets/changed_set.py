@@ -34,7 +34,8 @@ def make_grid(doc: Mapping[str, Any], where: str) -> ChunkGrid:
     """Return the chunk grid of an array with the metadata ``doc``; ManifestError, which names ``where``, if unknown."""
     meta = zarrmeta.array_meta(doc, where)
     if meta is None or meta.grid is None:
-        raise ManifestError(f"{where} has no chunk grid, or one of an unknown kind")
+        found = " and ".join(zarrmeta.shorten(doc.get(name)) for name in ("chunk_grid", "chunk_key_encoding"))
+        raise ManifestError(f"{where}: expected a known chunk_grid and chunk_key_encoding, found {found}")
     return meta.grid
 
 

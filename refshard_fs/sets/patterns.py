@@ -115,5 +115,5 @@ def _parse_place(dim: str, kind: str, groups: Mapping[str, str]) -> Place:
         return datetime(year, parts.get("m", 1), parts.get("d", 1), hour, minute, second, tzinfo=UTC)
     day = datetime(year, 1, 1, hour, minute, second, tzinfo=UTC) + timedelta(days=parts["j"] - 1)
     if day.year != year:
-        raise ValueError("the year has no such day")
+        raise ValueError(f"expected a day of the year {year}, got {parts['j']}")
     return day

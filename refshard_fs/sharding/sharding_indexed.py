@@ -38,7 +38,8 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     if transformed is not None:
         return Unsharded(None, doc, transformed)
     if meta is None or meta.grid is None:
-        return Unsharded(None, doc, "its chunk grid or its chunk key encoding is not known")
+        found = " and ".join(zarrmeta.shorten(doc.get(name)) for name in ("chunk_grid", "chunk_key_encoding"))
+        return Unsharded(None, doc, f"expected a known chunk_grid and chunk_key_encoding, found {found}")
     levels, innermost, reason = _parse_levels(codecs, len(meta.shape))
     if not levels:
         return Unsharded(None, doc, reason)
@@ -142,7 +143,7 @@ def _permute_axes(before: Sequence[Any], axes: Coords) -> Coords:
     """Permute ``axes``, the array's dimensions in the shard's order, by the codecs ``before`` sharding."""
     for codec in map(_parse_codec, before):
         if codec.name != "transpose":
-            raise _OpaqueShard(f"codec {codec.name!r} before sharding changes the content of shards")
+            raise _OpaqueShard(f"expected only the codec 'transpose' before sharding, found {codec.name!r}")
         match codec.configuration.get("order"):
             case "C":
                 pass
@@ -159,7 +160,7 @@ def _find_trailer(after: Sequence[Any]) -> int:
     """Return the number of bytes that the codecs ``after`` sharding append to a shard."""
     for codec in map(_parse_codec, after):
         if codec.name != "crc32c":
-            raise _OpaqueShard(f"codec {codec.name!r} after sharding makes shards unreadable in ranges")
+            raise _OpaqueShard(f"expected only the codec 'crc32c' after sharding, found {codec.name!r}")
     return crc32c.LENGTH * len(after)
 
 

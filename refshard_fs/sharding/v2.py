@@ -89,7 +89,8 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     shown = {k: v for k, v in doc.items() if k not in ("shards", "shard_format", "storage_transformers")}
     meta = zarrmeta.array_meta(shown, "its metadata")
     if meta is None or meta.grid is None or meta.chunks is None:
-        return Unsharded(None, doc, "its chunk grid or its chunk key encoding is not known")
+        found = " and ".join(zarrmeta.shorten(doc.get(name)) for name in ("chunk_grid", "chunk_key_encoding"))
+        return Unsharded(None, doc, f"expected a known chunk_grid and chunk_key_encoding, found {found}")
     if not isinstance(kind, str) or kind not in ("indexed", "morton_order"):
         return Unsharded(None, doc, f"its shard_format is {str(kind)[:100]!r}: expected 'indexed' or 'morton_order'")
     lengths = _parse_lengths(shards, len(meta.shape), pad=meta.zarr_format == 3)
@@ -97,7 +98,8 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     level: Level
     if kind == "morton_order":
         if doc.get("compressor") is not None or doc.get("filters"):
-            return Unsharded(None, doc, "its slots have one size, but its chunks are compressed")
+            expected = "expected chunks without a compressor and filters in slots of one size"
+            return Unsharded(None, doc, f"its chunks are compressed: {expected}")
         slot = math.prod(meta.chunks) * _find_itemsize(meta.dtype)
         if slot * math.prod(lengths) >= zarrmeta.COUNTABLE:
             raise ValueError(f"expected a shard of fewer than 2**63 bytes: its slots of {slot} bytes take more")
@@ -132,9 +134,9 @@ def _find_itemsize(spelled: str) -> int:
     try:
         dtype = np.dtype(spelled)
     except (TypeError, ValueError, SyntaxError) as e:  # SyntaxError: numpy parses some texts as fields
-        raise ValueError(f"its slots have one size, but the size of dtype {spelled[:100]!r} is unknown") from e
+        raise ValueError(f"its dtype is {spelled[:100]!r}: expected a dtype of known size for slots of one size") from e
     if dtype.hasobject:
-        raise ValueError("its slots have one size, but its elements are objects of various sizes")
+        raise ValueError(f"its dtype is {spelled[:100]!r}: expected elements of one size for slots of one size")
     return dtype.itemsize
 
 

@@ -222,7 +222,8 @@ class ZipTarget(Target):
         except ValueError as e:
             raise self._make_damage_error(f"{name!r}: {e}") from e
         if begin != member.head:
-            raise self._make_damage_error(f"the local header of {name!r} is longer than the directory permits")
+            found = f"the local header of {name!r} has {begin} bytes"
+            raise self._make_damage_error(f"{found}: expected {member.head}, as the directory permits")
         self._check_sum(name, member, raw[begin:])
         return raw[begin:]
 

@@ -185,7 +185,7 @@ def _check_document(name: str, document: Mapping[str, Any], found: Findings) -> 
         if problem is not None:
             found.add("error", "metadata", name, text=problem)
     elif kind == ".zarray" or (version == 3 and document.get("node_type") != "group"):
-        raise ManifestError(f"{name!r} describes neither an array nor a group")
+        raise ManifestError(f"{name!r}: expected the metadata of an array or a group, found other members")
 
 
 def _compare_consolidated(

@@ -66,7 +66,7 @@ def make_array_map(source: str, extents: Extents, urls: Sequence[str], selection
     """Return the content of a picture of one array; ValueError if its chunks form no grid."""
     grid, chunks = extents.meta.grid, extents.chunks
     if grid is None:
-        raise ValueError(f"the chunks of {extents.path!r} do not form a known grid: they cannot be drawn")
+        raise ValueError(f"{extents.path!r}: expected a known grid of chunks for a picture, found another kind of grid")
     if len(grid.counts) > MOST_DIMENSIONS:
         raise ManifestError(
             f"{extents.path!r} has {len(grid.counts)} dimensions: expected at most {MOST_DIMENSIONS} in a picture"
@@ -90,7 +90,9 @@ def _make_selection(fs: SurveyedFileSystem, extents: Extents, select: Any, text:
     """Return the chunks of a selection, and the requests that reading them would send."""
     meta = extents.meta
     if meta.chunks is None or meta.grid is None:
-        raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection cannot be shown")
+        raise ValueError(
+            f"{extents.path!r}: expected a regular grid of chunks for a selection, found another kind of grid"
+        )
     numbers = select_chunk_numbers(select, meta.shape, meta.chunks)
     rows = np.flatnonzero(np.isin(extents.chunks.numbers, numbers.astype(np.uint64)))
     keys = extents.keys(rows.tolist())

@@ -425,7 +425,13 @@ class _SurveyBuilder:
                 if meta is not None:
                     metas[path] = meta
                 elif name == ".zarray":
-                    raise ManifestError(f"{key!r} lacks an array's zarr_format, shape or chunks")
+                    missing = [name for name in ("zarr_format", "shape", "chunks") if name not in document]
+                    found = (
+                        f"missing {', '.join(missing)}" if missing else f"zarr_format {document['zarr_format']!r:.80}"
+                    )
+                    raise ManifestError(
+                        f"{key!r}: expected an array of zarr_format 2 with shape and chunks, found {found}"
+                    )
                 elif document.get("node_type") == "group":
                     groups.add(path)
             except ManifestError:

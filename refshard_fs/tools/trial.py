@@ -51,7 +51,7 @@ class Trial:
         if harm is not None:
             raise ValueError(harm)
         if meta.chunks is None or meta.grid is None:
-            raise ValueError("its chunks have several or unknown shapes")
+            raise ValueError("expected chunks of one known shape, found another chunk grid")
         if meta.zarr_format == 2 and "shards" in meta.raw:
             raise ValueError("no version of zarr reads the shards of the version 2 prototype")
         self._meta, self._chunks, self._grid = meta, meta.chunks, meta.grid
