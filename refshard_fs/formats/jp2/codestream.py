@@ -249,11 +249,11 @@ class Header(msgspec.Struct, frozen=True):
         """
         first, *others = self.list_codings()
         if any(coding.levels != first.levels for coding in others):
-            return f"expected {first.levels} levels in all components, found {[coding.levels for coding in others][:4]}"
+            return "its components have different numbers of levels"
         if any(marker == POC for marker, _ in self.segments):
-            return "expected one order of packets, found changes of the order (POC)"
+            return "its order of packets changes (POC)"
         if not first.is_by_resolution:
-            return f"expected the order of packets RLCP, RPCL, or LRCP with 1 layer, found {first.order}"
+            return f"its packets have the order {first.order} in {first.layers} layers, not by resolution"
         return ""
 
     def count_levels(self, *, has_skipping_decoder: bool) -> tuple[int, str]:
@@ -283,14 +283,14 @@ class Header(msgspec.Struct, frozen=True):
     def find_obstacle(self, level: int = 0) -> str:
         """Return why tiles cannot be chunks at a resolution level; "" if they can."""
         if any(marker == PPM for marker, _ in self.segments):
-            return "expected headers of packets in its tiles, found all in the main header (PPM)"
+            return "its main header has the headers of all packets (PPM)"
         if self.size.sampling is None:
-            return "expected components with the same sampling, found different ones"
+            return "its components differ in sampling"
         if self.size.choose_chunks(level) is not None:
             return ""
         if not level:
-            return "expected first tiles as large as the other tiles, found smaller ones"
-        return f"expected sides of tiles that are multiples of {1 << level}, found {self.size.tile}"
+            return "its first tiles are smaller than the others"
+        return f"the sides of its tiles, {self.size.tile}, cannot be divided by {1 << level}"
 
     def lower_resolution(self, marker: int, data: bytes, level: int) -> bytes:
         """Return the bytes of a segment in the header of an image at a resolution level: only COD and COC change."""

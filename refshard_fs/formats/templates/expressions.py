@@ -236,7 +236,7 @@ class _Parser:
             case "number":
                 digits = lexeme.replace("_", "")
                 if len(digits) > 19 or int(digits) not in INTEGERS:
-                    raise self.source.make_error(position, f"expected at most 2**63-1, found {lexeme[:40]}")
+                    raise self.source.make_error(position, f"expected at most 2**63-1 (64 bits), found {lexeme[:40]}")
                 self.operations.append(Constant(int(digits), position))
             case "text":
                 text = _ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1])
@@ -294,7 +294,7 @@ def _compute_power(base: int, exponent: int) -> int:
     if exponent < 0:
         raise ValueError(f"expected an exponent of at least 0, got {base} ** {exponent}")
     if exponent > 63 and abs(base) > 1:
-        raise ValueError(f"expected a result from -2**63 to 2**63-1, got {base} ** {exponent}")
+        raise ValueError(f"expected a result of 64 bits, from -2**63 to 2**63-1, got {base} ** {exponent}")
     result: int = base**exponent
     return result
 
@@ -432,7 +432,7 @@ class _Expansion(msgspec.Struct):
             if min(values) in INTEGERS and max(values) in INTEGERS:
                 return values
             row = next(row for row, value in enumerate(values) if value not in INTEGERS)
-            reason = f"expected a result from -2**63 to 2**63-1, got {values[row]}"
+            reason = f"expected a result of 64 bits, from -2**63 to 2**63-1, got {values[row]}"
         except ZeroDivisionError as error:
             where = self.rows.describe_row(len(values))
             raise DivisionByZero(str(self.source.make_error(position, f"{sign!r}: division by zero{where}"))) from error

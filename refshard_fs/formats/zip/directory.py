@@ -432,6 +432,12 @@ def _set_limits(members: npt.NDArray[np.void], names: npt.NDArray[np.uint16], en
     return slack
 
 
+def _describe_sizes(method: int, stored: int) -> str:
+    """Return the possible sizes of a member that has ``stored`` bytes in the archive."""
+    known = METHODS.get(method)
+    return f"{stored} bytes" if known is None else f"less than {(stored + 1) * known.most} bytes after {known.name}"
+
+
 def _check_sizes(members: npt.NDArray[np.void]) -> None:
     """Raise ValueError if a member cannot have its size after decompression, or is empty and has a checksum."""
     method, stored, size, is_plain = members["method"], members["stored"], members["size"], ~members["encrypted"]
@@ -442,7 +448,7 @@ def _check_sizes(members: npt.NDArray[np.void]) -> None:
         index = int(is_wrong.argmax())
         raise ValueError(
             f"member {index + 1} of its directory has {size[index]} bytes, stored in {stored[index]} bytes: expected "
-            "the same number without compression, and a possible ratio with it"
+            f"{_describe_sizes(int(method[index]), int(stored[index]))}"
         )
     has_checksum = (size == 0) & is_plain & (members["crc"] != 0)
     if has_checksum.any():

@@ -168,7 +168,7 @@ def test_fields_of_arrays_are_split_in_version_3(
 
 
 def test_metadata_of_another_array_are_refused() -> None:
-    with pytest.raises(ManifestError, match=r"stale.*\[900\].*20000"):
+    with pytest.raises(ManifestError, match=r"\[900\].*expected 20000"):
         RefShardFileSystem(fo=str(read_sample("app_nd.blp").path)).ls("")
     assert [s.name for s in EVERY if s.is_refused] == ["bloscpack-0.16.0/app_nd.blp"]
 
@@ -238,7 +238,7 @@ def test_table_of_offsets_is_read_in_parts() -> None:
 @pytest.mark.parametrize("offset", [-1, 0, TABLE + 48, len(PLAIN) - 15, len(PLAIN), 2**62, -(2**63)])
 def test_forged_offset_is_refused(offset: int) -> None:
     files = Files({ROOT: put(TABLE + 8, struct.pack("<q", offset))})
-    with pytest.raises(DamagedIndex, match=f"offset {offset} of chunk 1"):
+    with pytest.raises(DamagedIndex, match=f"chunk 1 has offset {offset}"):
         files.read(files.open(), "data/1")
 
 
@@ -292,5 +292,5 @@ def test_additional_metadata_become_attributes() -> None:
 
 def test_large_header_numbers_allocate_nothing() -> None:
     header = struct.pack("<4sBBBBiiqq", b"blpk", 3, 0, 0, 8, 2**31 - 17, 8, 2, 0)
-    with pytest.raises(ManifestError, match="chunk_size"):
+    with pytest.raises(ManifestError, match="its 2 chunks decode to"):
         Files({ROOT: header + bytes(100)}).open()

@@ -125,7 +125,7 @@ def test_scaled_complex_numbers_are_reported(tmp_path: Path, card: str) -> None:
     table.header[card] = 0.5
     left = RefShardFileSystem(str(write(tmp_path / "a.fits", table))).left_whole
     assert list(left) == ["T/z"]
-    assert "complex numbers are scaled" in left["T/z"]
+    assert "complex numbers have TSCAL" in left["T/z"]
 
 
 def test_wide_column_is_read_without_the_rest_of_its_rows(http_server: RangeServer, tmp_path: Path) -> None:

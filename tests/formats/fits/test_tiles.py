@@ -100,7 +100,7 @@ def test_tiles_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
     begin = data.index(b"END " + b" " * 76, 2880)
     begin += -begin % 2880
     files = Files({ROOT: data[:begin] + b"\x7f" + data[begin + 1 :]})
-    with pytest.raises(RefShardError, match=r"HDU 1.*tile 0 is at bytes .* outside its heap"):
+    with pytest.raises(RefShardError, match=r"HDU 1.*tile 0 has .* bytes at byte .* expected a range within"):
         files.read(files.open(), "TILES/0.0")
 
 
@@ -109,5 +109,5 @@ def test_tile_that_decompresses_to_too_many_bytes_is_refused(tmp_path: Path) -> 
     path = write(tmp_path / "a.fits", make_compressed("GZIP_1", "i2", (90, 70)))
     files = Files({ROOT: path.read_bytes()})
     entry = files.run(files.open().lookup("TILES/0.0"))
-    with pytest.raises(ValueError, match="decompresses to more than"):
+    with pytest.raises(ValueError, match="decompresses to too many bytes"):
         entry.recipe.make(gzip.compress(bytes(1 << 20)).ljust(entry.recipe.sizes[0], b"\0"))  # type: ignore[union-attr]

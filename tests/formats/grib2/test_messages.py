@@ -231,9 +231,9 @@ def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest
     data = make_many_messages()
     for text, reason in (
         (b"1:0:d\n2:5:d\n", "expected a message at byte 5"),
-        (b"1:0:d\nnonsense", "has no offset of a message"),
-        (b"1:99999999:d\n", "message at byte 99999999 of"),
-        (b'{"_offset": [1]}', "has no offset of a message"),
+        (b"1:0:d\nnonsense", "expected the offset of a message"),
+        (b"1:99999999:d\n", "message at byte 99999999: expected 0 to"),
+        (b'{"_offset": [1]}', "expected the offset of a message"),
     ):
         files = Files({ROOT: data, ROOT + ".idx": text})
         with pytest.raises((RefShardError, ValueError), match=reason):
@@ -260,7 +260,7 @@ def test_subset_with_the_first_byte_of_a_message_is_read(is_small: bool, monkeyp
 )
 def test_file_that_ends_within_a_message_header_is_an_error(before: bytes, left: int) -> None:
     whole = make_message_on_level(500, shortName="t")
-    with pytest.raises(ManifestError, match=f"byte {len(whole + before)} has only {left} bytes: the file is cut short"):
+    with pytest.raises(ManifestError, match=rf"byte {len(whole + before)}\b.*{left} bytes.* file is cut short"):
         Files({ROOT: whole + before + whole[:left]}).open()
 
 

@@ -74,7 +74,7 @@ def test_unsupported_tables_are_reported() -> None:
     }
     reports = Files({ROOT: make_hdf4_file(elements)}).open().reports
     assert sorted(reports) == ["lost", "outside", "unknown"]
-    assert "one of its fields has an unknown type" in reports["unknown"]
+    assert "a field of an unknown type" in reports["unknown"]
     assert "external" in reports["outside"]
     assert "the element (1963, 4)" in reports["lost"]
 

@@ -67,7 +67,7 @@ def test_enums_have_member_names() -> None:
 @pytest.mark.parametrize(
     ("dtype", "reason"),
     [
-        (h5py.vlen_dtype(h5py.string_dtype()), "variable-length sequence of vlen-string elements"),
+        (h5py.vlen_dtype(h5py.string_dtype()), "variable-length sequence of 'vlen-string'"),
         (np.dtype((h5py.vlen_dtype(np.int32), (2,))), "an array of elements of the kind 'vlen-sequence'"),
         (np.dtype("g"), "float of"),
     ],
@@ -153,16 +153,16 @@ def test_attribute_values_equal_h5netcdf() -> None:
     raw = b"\2\0\0\0" + (96).to_bytes(8, "little") + b"\1\0\0\0" + bytes(16)
     assert datatypes.list_heap_ids(vlen, raw) == [(96, 1, 2)]
     assert datatypes.decode_attribute(vlen, (2,), raw, {(96, 1): "é".encode()}, {}) == ["é", ""]
-    with pytest.raises(ValueError, match="object 1 of the global heap at 96 does not exist"):
+    with pytest.raises(ValueError, match="object 1 of the global heap at 96: expected this object"):
         datatypes.decode_attribute(vlen, (2,), raw, {}, {})
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="has 1 bytes: expected at least 2"):
         datatypes.decode_attribute(vlen, (2,), raw, {(96, 1): b"a"}, {})
 
 
 def test_repeated_long_text_is_refused() -> None:
     text = b"x" * (1 << 20)
     raw = (len(text).to_bytes(4, "little") + (96).to_bytes(8, "little") + b"\1\0\0\0") * 300
-    with pytest.raises(ValueError, match="more than"):
+    with pytest.raises(ValueError, match="bytes or more"):
         datatypes.decode_objects(parse(h5py.string_dtype()), raw, {(96, 1): text}, {})
 
 
@@ -180,7 +180,7 @@ def test_damaged_messages_raise_only_value_errors() -> None:
     for sample in samples:
         whole = make_message(h5py.h5t.py_create(np.dtype(sample), logical=True), "latest")
         for end in range(len(whole)):
-            with pytest.raises(ValueError, match=r"cut short|no NUL|whole number"):
+            with pytest.raises(ValueError, match=r"cut short|a NUL at its end|whole number"):
                 parse_datatype(whole[:end])
         for _ in range(200):
             changed = bytearray(whole)
@@ -197,11 +197,11 @@ def test_overlapping_members_of_a_compound_are_refused() -> None:
     members = [name % number + bytes(3) + opaque for number in range(1500)]
     compound = bytes([0x36, *len(members).to_bytes(3, "little"), 0, 0, 16, 0])
     assert parse_datatype(compound[:1] + bytes([1, 0, 0]) + compound[4:] + members[0]).shown is not None
-    with pytest.raises(ValueError, match="they take 1572864000"):
+    with pytest.raises(ValueError, match="have 1572864000 bytes"):
         parse_datatype(compound + b"".join(members))
 
 
 def test_deeply_nested_types_are_refused() -> None:
     array = bytes([0x3A, 0, 0, 0, 4, 0, 0, 0, 1, 1, 0, 0, 0])
-    with pytest.raises(ValueError, match="nested more than 16 levels deep"):
+    with pytest.raises(ValueError, match="nested too deeply: expected at most 16"):
         parse_datatype(array * 100)

@@ -112,9 +112,9 @@ def test_sources_that_are_unaligned_or_outside_are_reported(tmp_path: Path) -> N
         write_virtual("circle", (6, 8), slice(None), make_source("refused.h5", "typed"))
     fs = RefShardFileSystem(str(path))
     reasons = {
-        "shifted": "of whole chunks", "strided": "stride of 2", "typed": "datatype", "missing": "'nowhere.h5'",
-        "nameless": "cannot be shown", "above": "directory", "absolute": "directory", "remote": "directory",
-        "circle": "cannot be shown",
+        "shifted": "expected whole chunks", "strided": "stride of 2", "typed": "datatype", "missing": "'nowhere.h5'",
+        "nameless": "that can be shown", "above": "directory", "absolute": "directory", "remote": "directory",
+        "circle": "that can be shown",
     }  # fmt: skip
     for name, reason in reasons.items():
         assert reason in fs.left_whole[name], name

@@ -57,7 +57,7 @@ def test_wrong_header_of_an_object_is_refused() -> None:
         (data[:20], "cut short"),
         (data[:36] + b"\3" + data[37:], "version 3"),
         (data[:37] + b"\1" + data[38:], "type 1: expected 6"),
-        (data[:60], "has no end"),
+        (data[:60], "expected the end of"),
     ):
         with pytest.raises(ValueError, match=why):
             Repository.decode(damaged, 1 << 20)

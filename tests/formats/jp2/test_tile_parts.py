@@ -55,7 +55,7 @@ def test_short_tile_parts_are_read_together() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (MARK + b"\0\2", MARK + b"\0\7", "tile 7 of 4"),
+        (MARK + b"\0\2", MARK + b"\0\7", "tile 7 .*a tile below 4"),
         (MARK + b"\0\2", b"\0" * 6, "expected the header of a tile part"),
         (MARK + b"\0\2" + struct.pack(">I", 40), MARK + b"\0\2" + struct.pack(">I", 13), "13 bytes"),
         (MARK + b"\0\2" + struct.pack(">I", 40), MARK + b"\0\2" + struct.pack(">I", 400), "cut short"),

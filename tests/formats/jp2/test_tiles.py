@@ -44,7 +44,7 @@ def test_tile_without_a_tile_part_is_an_error() -> None:
     files = Files({ROOT: make_jp2_file(data[:at] + b"\xff\xd9")})
     keyspace = files.open()
     assert files.read(keyspace, "0/1.1")
-    with pytest.raises(DamagedIndex, match="tile 5 has no tile part"):
+    with pytest.raises(DamagedIndex, match="expected a tile part of tile 5"):
         files.read(keyspace, "0/1.2")
 
 
@@ -56,7 +56,7 @@ def test_tile_whose_coding_takes_too_much_memory_is_refused() -> None:
     (size,) = struct.unpack_from(">I", data, at + 6)
     changed = data[: at + 6] + struct.pack(">I", size + len(style)) + data[at + 10 : at + 12] + style + data[at + 12 :]
     files = Files({ROOT: changed})
-    with pytest.raises((DamagedIndex, ValueError), match="the limit is"):
+    with pytest.raises((DamagedIndex, ValueError), match="expected at most"):
         files.read(files.open(), "0/0.0")
 
 

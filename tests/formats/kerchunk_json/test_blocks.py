@@ -239,7 +239,7 @@ def test_invalid_json_is_refused(text: str | bytes, many: int) -> None:
 def test_byte_order_mark_is_accepted_only_at_the_start(before: str, piece: int) -> None:
     text = json.dumps(make_references())
     assert read_entries(read("\ufeff" + text, piece)) == make_references()
-    with pytest.raises(ManifestError, match="does not begin"):
+    with pytest.raises(ManifestError, match="at its beginning"):
         read(before + text, piece)
 
 

@@ -213,17 +213,17 @@ def test_thrift_structures_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "is cut short|ends beyond"),
-        (b"\x15", "is cut short|ends beyond"),
+        (b"", "expected (its end|at most)"),
+        (b"\x15", "expected (its end|at most)"),
         (b"\x15\x02\x05\x02\x02\0", "twice"),
-        (b"\x15" + b"\xff" * 4 + b"\x7f\0", "more than 32 bits"),
-        (b"\x15" + b"\xff" * 5 + b"\0", "is cut short|ends beyond"),
+        (b"\x15" + b"\xff" * 4 + b"\x7f\0", "expected at most 32"),
+        (b"\x15" + b"\xff" * 5 + b"\0", "expected (its end|at most)"),
         (b"\x05" + encode_varint(2 * 65537) + b"\x02\0", "the number 65537"),
-        (b"\x28\xff\x01x\0", "is cut short|ends beyond"),
+        (b"\x28\xff\x01x\0", "expected (its end|at most)"),
         (b"\x29\xfc\xff\xff\xff\x0f", "expected at most 0, the bytes"),
         (b"\x3c" * 100, "nested too deeply"),
         (b"\x39\x19" * 100, "nested too deeply"),
-        (b"\x3b\x01\x55\x02\x02\0", "unknown type"),
+        (b"\x3b\x01\x55\x02\x02\0", "of the type 11"),
         (b"\x29\xfc" + encode_varint(200_000) + bytes(200_001), "at most 100000 structures"),
     ],
 )

@@ -279,16 +279,16 @@ def test_minimal_file_is_read() -> None:
     ("position", "words", "reason"),
     [
         (1, (12,), "list of dimensions has the tag 12"),
-        (2, (0x7FFFFFFF,), "dimensions do not fit"),
+        (2, (0x7FFFFFFF,), "dimensions: expected at most 9"),
         (3, (0x7FFFFFFF,), "cut short"),
-        (5, (0x7FFFFFFF,), "cut short: variable 'v' ends"),
-        (9, (7000,), "variables do not fit"),
+        (5, (0x7FFFFFFF,), "cut short: expected variable 'v' up to"),
+        (9, (7000,), "variables: expected at most 5"),
         (12, (9,), "9 dimensions"),
-        (16, (7,), "version 1 of the format does not define type 7"),
-        (18, (84,), "ends at byte 92, the file at byte 88"),
+        (16, (7,), "type 7: expected 1 to 6 in version 1 of the format"),
+        (18, (84,), "up to byte 92, found 88 bytes"),
         (5, (0, 0, 0, 11, 1, 1, 0x76000000, 1, 0, 0, 0, 4, 4, 80), None),
-        (0, (3, 10, 1, 1, 0x78000000, 0), "ends at byte 92"),
-        (11, (0xFF000000,), "not UTF-8"),
+        (0, (3, 10, 1, 1, 0x78000000, 0), "up to byte 92"),
+        (11, (0xFF000000,), "a name in UTF-8"),
     ],
 )
 def test_error_of_an_impossible_header_names_the_field(
@@ -316,10 +316,10 @@ def test_contradictory_variables_are_reported() -> None:
     x, time = [1, 0x78000000, 2], [1, 0x74000000, 0]
     for wrong_ids, reason in (
         ([7], "expected less than 2, the number of dimensions"),
-        ([0, 1], "is not its first dimension"),
-        ([0], "within the header"),
+        ([0, 1], "only in the first place"),
+        ([0], "after the header"),
     ):
-        begin = 8 if reason == "within the header" else 300
+        begin = 8 if reason == "after the header" else 300
         parts = [make_variable(b"v", [0], 300), make_variable(b"bad", wrong_ids, begin), make_variable(b"r", [1], 308)]
         fields = [1, 10, 2, *x, *time, 0, 0, 11, len(parts), *(word for part in parts for word in part)]
         data = (b"CDF\1" + struct.pack(f">{len(fields)}I", *fields)).ljust(300, b"\0") + struct.pack(">3i", 5, 6, 7)

@@ -53,9 +53,9 @@ def make_recipe(encoding: str, dtype: str, block: tuple[int, int, int] = (1, 1, 
     ("encoding", "data", "reason"),
     [
         ("jpeg", b"\xff\xd8\xff\xc0\0\x0b\x08\xff\xff\xff\xff\1", "pixels, channels, bits. .4294836225"),
-        ("jpeg", b"\xff\xd8" + bytes(20), "no frame begins"),
+        ("jpeg", b"\xff\xd8" + bytes(20), "a JPEG image with a frame"),
         ("png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\0\0\0\0", "pixels, channels, bits. .4294967296"),
-        ("png", b"GIF8", "not a PNG"),
+        ("png", b"GIF8", "expected a PNG"),
         ("compressed_segmentation", np.array([1, 0, 0], "<u4").tobytes(), "cut short"),
         ("compressed_segmentation", np.array([1, 1 << 24 | 9, 9, 0, 0], "<u4").tobytes(), "beyond its end"),
         ("compressed_segmentation", np.array([1, 3 << 24, 0, 0, 0], "<u4").tobytes(), "numbers of 3 bits"),
@@ -67,5 +67,5 @@ def test_damaged_chunks_are_errors(encoding: str, data: bytes, reason: str) -> N
 
 
 def test_blocks_much_larger_than_a_chunk_are_refused() -> None:
-    with pytest.raises(ValueError, match="much larger"):
+    with pytest.raises(ValueError, match="voxels: expected at most"):
         make_recipe("compressed_segmentation", "uint64", (1 << 11, 1 << 11, 1)).make(bytes(64))

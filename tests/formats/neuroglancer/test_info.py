@@ -49,7 +49,7 @@ def test_volume_is_saved_in_every_format(format: str, tmp_path: Path) -> None:
 
 def test_error_of_volume_without_readable_scales_says_why() -> None:
     for encoding in ("jxl", "compresso", "compressed_segmentation"):  # compressed_segmentation does not support uint8
-        with pytest.raises(ManifestError, match=f"none of its scales can be shown.*'{encoding}'"):
+        with pytest.raises(ManifestError, match=f"one scale that can be shown, found none.*'{encoding}'"):
             parse_volume(make_info(encoding=encoding))
 
 
@@ -67,7 +67,7 @@ def test_scale_with_too_many_chunks_is_reported() -> None:
 def test_error_about_many_scales_is_short() -> None:
     doc = make_info()
     doc["scales"] = [doc["scales"][0] | {"encoding": "jxl"}] * 2000
-    with pytest.raises(ManifestError, match="none of its scales can be shown") as caught:
+    with pytest.raises(ManifestError, match="one scale that can be shown, found none") as caught:
         parse_volume(doc)
     assert len(str(caught.value)) < 2000
 
@@ -98,7 +98,7 @@ def test_invalid_scale_is_refused(changes: dict[str, Any]) -> None:
 
 
 def test_giant_chunks_are_refused() -> None:
-    with pytest.raises(ManifestError, match="more than .* bytes each"):
+    with pytest.raises(ManifestError, match="bytes each: expected at most"):
         parse_volume(make_info(size=[2**20, 2**20, 2**20], chunk_sizes=[[2**20, 2**20, 2**20]]))
     volume = parse_volume(make_info(chunk_sizes=[[2**20, 2**20, 2**20]]))
     assert volume.scales[KEY].chunks == (8, 8, 8, 1)

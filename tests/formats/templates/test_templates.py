@@ -55,14 +55,14 @@ def test_text_without_placeholders_is_not_copied(templates: Templates) -> None:
 def test_characters_of_all_expanded_texts_are_limited(simple: bool) -> None:
     templates = Templates({"u": "x" * 1000}, simple=simple, limits=TemplateLimits(expanded_text=10_000))
     assert [len(templates.expand("{{u}}" + str(number))) for number in range(9)] == [1001] * 9
-    with pytest.raises(ManifestError, match="all its templates together expand to more than 10000 characters"):
+    with pytest.raises(ManifestError, match="all its templates expand to .* expected at most 10000"):
         templates.expand("{{u}}9")
 
 
 def test_operations_of_all_texts_are_limited() -> None:
     templates = Templates({"u": "x"}, limits=TemplateLimits(expanded_steps=1000))
     texts = ("{{u}}" * 50 + str(number) for number in range(100))
-    with pytest.raises(ManifestError, match="take more than 1000 operations"):
+    with pytest.raises(ManifestError, match="operations or more: expected at most 1000"):
         list(map(templates.expand, texts))
 
 
@@ -75,7 +75,8 @@ def test_template_has_only_its_arguments_and_other_templates() -> None:
     templates = Templates({"t": "{{i}}"})
     assert expand_key(templates, "{{t(i=i)}}", i=3) == "3"
     with pytest.raises(
-        ManifestError, match=r"no template or variable 'i'.*pass it as an argument: \{\{t\(i=\.\.\.\)\}\}"
+        ManifestError,
+        match=r"no template or variable 'i'.*expected a template or an argument of 't': \{\{t\(i=\.\.\.\)\}\}",
     ):
         expand_key(templates, "{{t}}", i=3)
 
@@ -83,7 +84,7 @@ def test_template_has_only_its_arguments_and_other_templates() -> None:
 def test_template_that_uses_itself_is_refused(simple: bool) -> None:
     templates = Templates({"a": "{{b(x=1)}}", "b": "{{a(x=x)}}", "c": "{{ c(x=x) }}"}, simple=simple)
     for text in ("{{a(x=1)}}", "{{c(x=1)}}"):
-        with pytest.raises(ManifestError, match="uses itself"):
+        with pytest.raises(ManifestError, match=r"without a loop, found|uses itself"):
             templates.expand(text)
 
 
@@ -91,7 +92,10 @@ def test_template_that_uses_itself_is_refused(simple: bool) -> None:
 def test_templates_that_double_each_other_are_refused(seed: str) -> None:
     definitions = {"t0": seed} | {f"t{n}": put_in_braces(f"t{n - 1}()") * 2 for n in range(1, 30)}
     definitions["t1"] = "{{t0}}{{t0}}"
-    with check_peak(32 << 20), pytest.raises(ManifestError, match=r"more than 10000 operations|65536 characters"):
+    with (
+        check_peak(32 << 20),
+        pytest.raises(ManifestError, match=r"operations: expected at most 10000|expected at most 65536"),
+    ):
         Templates(definitions).expand("{{t29()}}")
 
 
@@ -100,7 +104,7 @@ def test_templates_that_double_in_gen_are_refused() -> None:
         f"t{n}": put_in_braces(f"t{n - 1}(x=x*2)") + put_in_braces(f"t{n - 1}(x=x)") for n in range(1, 30)
     }
     entry = {"key": "{{t29(x=i)}}", "url": "u", "dimensions": {"i": [1]}}
-    with pytest.raises(ManifestError, match=r"gen\[0\].*(10000 operations|65536 characters)"):
+    with pytest.raises(ManifestError, match=r"gen\[0\].*(operations: expected at most 10000|expected at most 65536)"):
         expand_gen([entry], Templates(definitions))
 
 
@@ -109,7 +113,7 @@ def test_templates_that_nest_too_deep_are_refused() -> None:
     templates = Templates(definitions)
     assert len(templates.expand("{{t10(x=1)}}")) == 491
     for text in ("{{t39(x=1)}}", "{{t39(x=i)}}"):
-        with pytest.raises(ManifestError, match="more than 32 levels"):
+        with pytest.raises(ManifestError, match="expected at most 32 levels"):
             expand_gen([{"key": text, "url": "", "dimensions": {"i": [1]}}], templates)
 
 
@@ -212,7 +216,7 @@ BAD_ENTRIES = [
     ({"key": "k", "url": "u", "dimensions": {"i": {"stop": 5, "step": 0}}}, "dimension 'i': its step is 0"),
     ({"key": "k", "url": "u", "dimensions": {"i": {"stop": 2**70}}}, "64 bits"),
     ({"key": "k", "url": "u", "dimensions": {"i": [10**5000]}}, "64 bits"),
-    ({"key": "k", "url": "u", "dimensions": {"u": [1]}}, "both a dimension and a template"),
+    ({"key": "k", "url": "u", "dimensions": {"u": [1]}}, "of a dimension and of a template"),
     ({"key": "k{{j}}", "url": "u", "dimensions": {"i": [1]}}, "key: .*'j'"),
     ({"key": "k", "url": "{{i.x}}", "dimensions": {"i": [1]}}, "url: .*not allowed"),
     ({"key": "{% if i %}", "url": "u", "dimensions": {"i": [1]}}, "simple_templates=False"),
@@ -221,18 +225,18 @@ BAD_ENTRIES = [
     ({"key": "k", "url": "u", "offset": 1.5, "length": 1, "dimensions": {}}, "in offset"),
 ]
 BAD_VALUES = [
-    ({"offset": -1, "length": 1}, "offset: -1 is not between"),
-    ({"offset": 1, "length": -1}, "length: -1 is not between"),
-    ({"offset": "{{3 - i}}", "length": 1}, "offset: -1 is not between .* at i=4"),
-    ({"offset": "{{ 9223372036854775807 + i }}", "length": 1}, "64 bits at i=1"),
+    ({"offset": -1, "length": 1}, "offset: expected a number from 0 .*, got -1"),
+    ({"offset": 1, "length": -1}, "length: expected a number from 0 .*, got -1"),
+    ({"offset": "{{3 - i}}", "length": 1}, "offset: expected a number from 0 .*, got -1 at i=4"),
+    ({"offset": "{{ 9223372036854775807 + i }}", "length": 1}, "64 bits.* at i=1"),
     ({"offset": "{{ 10 // (2 - i) }}", "length": 1}, "division by zero at i=2"),
-    ({"offset": "{{ 2 ** (i * 40) }}", "length": 1}, r"2 \*\* 80 does not fit into 64 bits"),
-    ({"offset": "{{ 2 ** (2 - i) }}", "length": 1}, "not an integer at i=3"),
-    ({"offset": "{{i}}.5", "length": 1}, "offset: '0.5' is not an integer at i=0"),
-    ({"offset": "0x10", "length": 1}, "'0x10' is not an integer"),
-    ({"offset": "1_0", "length": 1}, "'1_0' is not an integer"),
-    ({"offset": "", "length": 1}, "'' is not an integer"),
-    ({"offset": "9" * 30, "length": 1}, "is not an integer"),
+    ({"offset": "{{ 2 ** (i * 40) }}", "length": 1}, r"expected a result of 64 bits.*, got 2 \*\* 80"),
+    ({"offset": "{{ 2 ** (2 - i) }}", "length": 1}, "an exponent of at least 0.* at i=3"),
+    ({"offset": "{{i}}.5", "length": 1}, "offset: expected an integer, got '0.5' at i=0"),
+    ({"offset": "0x10", "length": 1}, "expected an integer, got '0x10'"),
+    ({"offset": "1_0", "length": 1}, "expected an integer, got '1_0'"),
+    ({"offset": "", "length": 1}, "expected an integer, got ''"),
+    ({"offset": "9" * 30, "length": 1}, "expected an integer, got '999"),
     ({"offset": 2**63, "length": 1}, "offset: it does not fit into 64 bits"),
     ({"offset": 0, "length": 10**5000}, "length: it does not fit into 64 bits"),
 ]

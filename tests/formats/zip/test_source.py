@@ -170,7 +170,7 @@ def test_error_of_an_unreadable_member_has_the_reason() -> None:
         encrypted[at] |= 1
     for at in (8, entry + 10):
         packed[at] = 98
-    for damaged, reason in ((encrypted, "encrypted"), (packed, r"PPMd \(98\)")):
+    for damaged, reason in ((encrypted, "encrypted"), (packed, r"98 \(PPMd\)")):
         fs = open_archive(bytes(damaged))
         assert fs.find("") == ["a", "b"]
         assert fs.cat_file("b") == b"bcd"
@@ -194,9 +194,9 @@ def test_member_with_a_false_size_is_refused() -> None:
     data = make_zip({"a": bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
     size, crc = struct.pack("<L", 50_000_000), struct.pack("<L", zlib.crc32(bytes(50_000_000)))
     small = data.replace(size, struct.pack("<L", 10)).replace(crc, struct.pack("<L", zlib.crc32(bytes(10))))
-    with pytest.raises(ReferenceNotReachable, match="decode to more than 10"):
+    with pytest.raises(ReferenceNotReachable, match="expected at most 10"):
         open_archive(small).cat_file("a")
-    with pytest.raises(ManifestError, match="cannot have"):
+    with pytest.raises(ManifestError, match="expected less than"):
         open_archive(data.replace(size, struct.pack("<L", 4_000_000_000))).ls("")
 
 
@@ -212,7 +212,7 @@ def test_damaged_directory_is_an_error_each_time_without_leak() -> None:
     try:
         with check_peak(6 << 20):  # one attempt takes 1 MiB, and the bytes of the archive 0.3 MiB
             for _ in range(10):
-                with pytest.raises(ManifestError, match="overlaps the next one"):
+                with pytest.raises(ManifestError, match="expected an end up to byte"):
                     fs.cat_file("a")
     finally:
         gc.enable()
@@ -355,7 +355,7 @@ def test_member_decompresses_at_most_to_its_stated_size(number: int) -> None:
     data = bytearray(make_archive(number, TEXT))
     for at in (22, data.index(b"PK\1\2") + 24):
         struct.pack_into("<L", data, at, 1000)
-    with pytest.raises(ReferenceNotReachable, match="decode to more than 1000"):
+    with pytest.raises(ReferenceNotReachable, match="expected at most 1000"):
         open_archive(bytes(data)).cat_file("a")
 
 
