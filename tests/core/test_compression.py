@@ -50,7 +50,7 @@ CODECS = ["gzip", "zlib", "bz2", "lzma", "zstd", "lz4", "blosc"]
 def test_chunk_that_decodes_to_more_than_declared_is_refused(name: str) -> None:
     meta, codec = meta_of({"id": name}), numcodecs.get_codec({"id": name})
     check_chunk(meta, bytes(codec.encode(DATA)))
-    with pytest.raises(ValueError, match=r"expected at most that many|its header states"):
+    with pytest.raises(ValueError, match=r"decode to too many bytes: expected at most|its header states"):
         check_chunk(meta, bytes(codec.encode(ZEROS)))
 
 
@@ -64,9 +64,9 @@ def test_chunk_that_decodes_to_more_than_declared_is_refused(name: str) -> None:
 )
 def test_v3_chunk_that_decodes_to_more_than_declared_is_refused(name: str, data: bytes) -> None:
     little = {"name": "bytes", "configuration": {"endian": "little"}}
-    with pytest.raises(ValueError, match=r"expected at most that many|its header states"):
+    with pytest.raises(ValueError, match=r"decode to too many bytes: expected at most|its header states"):
         check_chunk(v3_of([little, {"name": name, "configuration": {}}]), data)
-    with pytest.raises(ValueError, match=r"expected at most that many|its header states"):
+    with pytest.raises(ValueError, match=r"decode to too many bytes: expected at most|its header states"):
         check_chunk(v3_of([little, {"name": name}, "crc32c"]), data + bytes(4))
 
 
@@ -111,7 +111,7 @@ def test_check_and_concat_refuse_chunk_that_decodes_to_more() -> None:
     encoded = "base64:" + base64.b64encode(data).decode()
     report = refshard_fs.check(refshard_fs.RefShardFileSystem({**refs, "t/0": encoded}), "full")
     assert [finding.kind for finding in report.findings] == ["undecodable"]
-    with pytest.raises(ValueError, match="expected at most that many"):
+    with pytest.raises(ValueError, match="decode to too many bytes: expected at most"):
         refshard_fs.concat([{**refs, "t/0": encoded}] * 2, dim="t")
 
 
@@ -124,7 +124,7 @@ def test_check_reports_chunks_too_large_to_decode() -> None:
 
 def test_bzip2_and_xz_chunks_that_decode_to_more_are_refused() -> None:
     for name, data in (("bz2", bz2.compress(ZEROS)), ("lzma", lzma.compress(ZEROS))):
-        with pytest.raises(ValueError, match="expected at most that many"):
+        with pytest.raises(ValueError, match="decode to too many bytes: expected at most"):
             check_chunk(meta_of({"id": name}), data)
 
 
@@ -141,7 +141,7 @@ def test_all_streams_of_a_chunk_are_counted(name: str, compress: Any) -> None:
         first, rest = packer.compress(b"12345678") + packer.flush(), bytes(compress(ZEROS))
     else:
         first, rest = compress(b"12345678"), compress(ZEROS)
-    with pytest.raises(ValueError, match="expected at most that many"):
+    with pytest.raises(ValueError, match="decode to too many bytes: expected at most"):
         check_chunk(meta_of(codec), first + rest)
     with pytest.raises(ValueError, match="at most 64 compressed streams"):
         check_chunk(meta_of(codec), first * 65)

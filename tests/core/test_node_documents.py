@@ -74,5 +74,5 @@ def test_groups_nested_too_deeply_are_an_error(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     source = RefShardFileSystem(str(tmp_path)).source
-    with pytest.raises(RefShardError, match=f"nested in more than {DEEPEST} groups"):
+    with pytest.raises(RefShardError, match=f"at most {DEEPEST} groups"):
         source.run("", source.open().documents)

@@ -376,7 +376,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (V3, _regular([4, 0]), "its chunk_shape is 0"),
     (V3, _regular(4), "its chunk_shape is 4: expected a list"),
     (V3, _rectilinear([4, 6]), "its chunk_shapes have 1 dimensions"),
-    (V3, _rectilinear([4, 4], 5), "its chunk_shapes cover only 8 of 10"),
+    (V3, _rectilinear([4, 4], 5), "its chunk_shapes cover 8 elements: expected at least 10"),
     (V3, _rectilinear([], 5), r"its chunk_shapes contains \[\]"),
     (V3, _rectilinear(0, 5), "its chunk_shapes is 0"),
     (V3, _rectilinear([0, 10], 5), "expected positive numbers"),

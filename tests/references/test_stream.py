@@ -24,10 +24,10 @@ def target(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("a/9", ["u", 1, 2], "'a/9' is a reference but not a chunk"),
-        ("b/0.0", ["u", 1, 2], "'b/0.0' is a reference but not a chunk"),
+        ("a/9", ["u", 1, 2], "'a/9' is a reference, and not to a chunk"),
+        ("b/0.0", ["u", 1, 2], "'b/0.0' is a reference, and not to a chunk"),
         ("readme", "text", "'readme' is neither metadata nor a chunk"),
-        ("b/.zattrs", ["u"], "'b/.zattrs' is a reference but not a chunk"),
+        ("b/.zattrs", ["u"], "'b/.zattrs' is a reference, and not to a chunk"),
         ("b/.zattrs", "no JSON", "'b/.zattrs' is not JSON"),
         ("b/.zattrs", "[1]", "'b/.zattrs': expected a JSON object"),
         ("a/1", [None, 1, 2], "'a/1' has no URL"),

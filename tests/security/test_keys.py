@@ -176,7 +176,7 @@ def test_templates_expand_to_a_bounded_size() -> None:
         "templates": {"t": "y" * 5000},
         "refs": {f"k{i}": ["{{t}}" * 10 + str(i)] for i in range(6000)},
     }
-    with pytest.raises(ManifestError, match="expand to more than"):
+    with pytest.raises(ManifestError, match="expand to .* expected at most"):
         RefShardFileSystem(json.dumps(document).encode()).find("")
 
 
