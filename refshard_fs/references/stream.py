@@ -264,6 +264,6 @@ def convert_documents(
             path = parent(path)[0]
             outer = found.setdefault(path, convert_group({}))
             if outer.get("node_type") == doc.get("node_type") == "array":
-                found = f"{join(inner, 'zarr.json')!r} lies within the array {path or '/'!r}"
-                raise ManifestError(f"{found}: expected only groups above an array")
+                reason = f"{join(inner, 'zarr.json')!r} lies within the array {path or '/'!r}"
+                raise ManifestError(f"{reason}: expected only groups above an array")
     return found or {"": convert_group({})}

@@ -503,8 +503,8 @@ class _Reader:
         if structure.DATATYPE not in messages or structure.DATASPACE not in messages:
             if structure.DATATYPE in messages and not messages.keys() & {structure.DATASPACE, structure.LAYOUT}:
                 return msgspec.structs.replace(hdf5_object, is_type=True)
-            refusal = "it is an object of an unknown kind: expected a group, a dataset or a named datatype"
-            return msgspec.structs.replace(hdf5_object, refusal=refusal)
+            reason = "it is an object of an unknown kind: expected a group, a dataset or a named datatype"
+            return msgspec.structs.replace(hdf5_object, refusal=reason)
         space = parse_dataspace(messages[structure.DATASPACE], sizes)
         datatype = parse_datatype(messages[structure.DATATYPE])
         layout = parse_layout(messages[structure.LAYOUT], sizes) if structure.LAYOUT in messages else None
