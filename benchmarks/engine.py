@@ -144,7 +144,7 @@ class Server:
     def __init__(self, folder: str, origin: str | None = None) -> None:
         command = [sys.executable, "-m", "benchmarks.server", "--dir", folder]
         command += ["--origin", origin] if origin else []
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # our own
         assert self._process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
 
@@ -156,7 +156,7 @@ class Server:
         return found
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self.url + path) as answer:  # noqa: S310
+        with urllib.request.urlopen(self.url + path) as answer:  # noqa: S310  # loopback
             body: bytes = answer.read()
         return body
 

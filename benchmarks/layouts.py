@@ -502,7 +502,7 @@ class Joined(Job):
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.title = f"{layout.title}, {'saved' if self.saved else 'joined'}"  # type: ignore[misc]  # differs by layout
-        self.peer, self.needs, self.sizes = layout.peer, layout.needs, Sizes(layout, layout)  # type: ignore[misc]
+        self.peer, self.needs, self.sizes = layout.peer, layout.needs, Sizes(layout, layout)  # type: ignore[misc]  # as above
 
     def run_ours(self, site: Site) -> Any:
         with self.layout.open_cube(site, self.layout.join(site)) as ds:

@@ -24,7 +24,7 @@ def _split_arrays(
         if tail == ".zarray":
             out.setdefault(name, ({}, {}))[0].update(json.loads(value))
         elif isinstance(value, list):
-            out.setdefault(name, ({}, {}))[1][tuple(map(int, tail.split(".")))] = tuple(value)  # type: ignore[assignment]
+            out.setdefault(name, ({}, {}))[1][tuple(map(int, tail.split(".")))] = tuple(value)  # type: ignore[assignment]  # JSON
     return out
 
 
@@ -48,7 +48,7 @@ def make_virtualizarr_store(refs: dict[str, Any], server: str) -> Any:
             ".".join(map(str, at)): {"path": url, "offset": offset, "length": length}
             for at, (url, offset, length) in chunks.items()
         }
-        arrays[name] = ManifestArray(metadata=metadata, chunkmanifest=ChunkManifest(entries=entries))  # type: ignore[arg-type]
+        arrays[name] = ManifestArray(metadata=metadata, chunkmanifest=ChunkManifest(entries=entries))  # type: ignore[arg-type]  # dicts
     store = HTTPStore.from_url(server, client_options={"allow_http": True})
     return ManifestStore(ManifestGroup(arrays=arrays), registry=ObjectStoreRegistry({server: store}))
 

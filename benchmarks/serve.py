@@ -83,7 +83,7 @@ def write_cube(folder: Path) -> tuple[str, dict[str, bytes]]:
 @contextmanager
 def run_server(command: list[str], url: str) -> Iterator[int]:
     """Run a server until the end of the block; yield the id of its process after its first answer."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:  # noqa: S603
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:  # noqa: S603  # our own
         try:
             for _ in range(600):
                 try:

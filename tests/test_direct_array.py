@@ -56,7 +56,7 @@ def write_array(folder: Path, layout: dict[str, Any]) -> xr.Variable:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("is_remote", [False, True], ids=["local", "http"])
-def test_selections_equal_zarrs(
+def test_selections_equal_those_of_zarr(
     tmp_path: Path, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any], is_remote: bool
 ) -> None:
     expected = write_array(tmp_path, layout)
@@ -118,7 +118,7 @@ def cube(tmp_path_factory: pytest.TempPathFactory) -> tuple[xr.Variable, np.ndar
 
 
 @pytest.mark.parametrize("layout", [{"chunks": (4, 5, 3)}, {"chunks": (4, 5, 3), "compression": "gzip"}, {}])
-def test_part_of_an_uncompressed_chunk_equals_numpys(
+def test_part_of_an_uncompressed_chunk_has_the_right_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(direct_array, "SPARED", 1)
@@ -184,7 +184,9 @@ def test_loop_over_uncompressed_chunks_reads_them_whole(http_server: RangeServer
 
 
 @given(st.data())
-def test_random_selections_equal_numpys(cube: tuple[xr.Variable, np.ndarray[Any, Any]], data: st.DataObject) -> None:
+def test_random_selections_equal_those_of_numpy(
+    cube: tuple[xr.Variable, np.ndarray[Any, Any]], data: st.DataObject
+) -> None:
     variable, values = cube
     ascending = [st.slices(size).filter(lambda part: (part.step or 1) > 0) for size in values.shape]
     key = tuple(

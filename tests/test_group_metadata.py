@@ -121,7 +121,7 @@ def test_missing_group_is_an_error_with_the_groups_that_exist(consolidated: bool
         read(refs, "a", consolidated=consolidated)
 
 
-def test_version_may_be_chosen() -> None:
+def test_version_of_zarr_metadata_may_be_chosen() -> None:
     both = make_references(
         {**VERSION_2, "zarr.json": {**GROUP_3, "attributes": {"title": "three"}}, "a/zarr.json": ARRAY_3}
     )

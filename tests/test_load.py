@@ -12,10 +12,10 @@ xr = pytest.importorskip("xarray")
 pytest.importorskip("zarr", minversion="3.1")
 
 import refshard_fs  # noqa: E402  # zarr may be absent
-from refshard_fs import ReferenceNotReachable  # noqa: E402
-from refshard_fs.source.source import Source  # noqa: E402
-from tests.servers.http import RangeServer  # noqa: E402
-from tests.support.shard_writers import make_indexed_shard  # noqa: E402
+from refshard_fs import ReferenceNotReachable  # noqa: E402  # after importorskip
+from refshard_fs.source.source import Source  # noqa: E402  # after importorskip
+from tests.servers.http import RangeServer  # noqa: E402  # after importorskip
+from tests.support.shard_writers import make_indexed_shard  # noqa: E402  # after importorskip
 
 COUNT = 40
 

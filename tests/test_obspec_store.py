@@ -33,7 +33,7 @@ def get_result(call: Any) -> Any:
     """Return the result of a call, or the type of its error."""
     try:
         return call()
-    except Exception as e:
+    except Exception as e:  # the stores raise errors of different classes
         return FileNotFoundError if isinstance(e, FileNotFoundError) else ValueError
 
 
@@ -51,7 +51,7 @@ def read_async(store: Any, path: str, options: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_reads_equal_obstores(seed: int, both: tuple[ObspecStore, Any]) -> None:
+def test_reads_equal_those_of_obstore(seed: int, both: tuple[ObspecStore, Any]) -> None:
     random = np.random.default_rng(seed)
     path = str(random.choice([*OBJECTS, "a/c/2", "a"]))
     start, length = int(random.integers(0, 120)), int(random.integers(0, 60))
@@ -70,7 +70,7 @@ def test_reads_equal_obstores(seed: int, both: tuple[ObspecStore, Any]) -> None:
 
 
 @pytest.mark.parametrize("prefix", [None, "", "a", "a/", "a/c", "b.c", "b", "zarr.json", "gone"])
-def test_listings_equal_obstores(prefix: str | None, both: tuple[ObspecStore, Any]) -> None:
+def test_listings_equal_those_of_obstore(prefix: str | None, both: tuple[ObspecStore, Any]) -> None:
     def listed(store: Any, **offset: str) -> Any:
         return sorted((meta["path"], meta["size"]) for part in store.list(prefix, **offset) for meta in part)
 

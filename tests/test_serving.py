@@ -91,7 +91,7 @@ def make_source(server: Server, folder: Path) -> RefShardFileSystem:
 
 
 @pytest.mark.parametrize("others", [{}, {"Origin": "http://page"}, {"Range": "bytes=1-2"}, {"If-None-Match": "*"}])
-def test_chunk_in_the_cache_is_answered_alike(folder: Path, others: dict[str, str]) -> None:
+def test_chunk_has_the_same_answer_before_and_after_caching(folder: Path, others: dict[str, str]) -> None:
     fs = RefShardFileSystem(str(folder / "0.nc"))
     for source, key in ((fs, "t/0.1"), ({"a": fs}, "a/t/0.1")):
         with Server(refshard_fs.asgi(source)) as server:

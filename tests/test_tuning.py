@@ -25,7 +25,7 @@ def _pipeline() -> Iterator[None]:
 SCRIPT = """
 import json, sys, warnings
 {before}
-from refshard_fs import RefShardFileSystem  # noqa: E402
+from refshard_fs import RefShardFileSystem
 fs = RefShardFileSystem(sys.argv[1], asynchronous=True)
 import zarr
 from zarr.storage import FsspecStore
@@ -37,7 +37,7 @@ print("chunk by chunk" in repr(fs.stats()))
 
 MINE = """
 import zarr
-from zarr.core.codec_pipeline import BatchedCodecPipeline  # noqa: E402
+from zarr.core.codec_pipeline import BatchedCodecPipeline
 class Mine(BatchedCodecPipeline): pass
 zarr.registry.register_pipeline(Mine)
 zarr.config.set({"codec_pipeline.path": "__main__.Mine"})
@@ -71,7 +71,7 @@ def test_only_a_read_by_zarr_changes_zarr_settings() -> None:
     code = """
 import logging, signal, sys, warnings
 import fsspec, numcodecs.registry, zarr
-from refshard_fs import RefShardFileSystem  # noqa: E402
+from refshard_fs import RefShardFileSystem
 def settings():
     registries = numcodecs.registry.codec_registry, sys.modules["fsspec.registry"].known_implementations
     others = list(warnings.filters), logging.root.level, list(logging.root.handlers), signal.getsignal(signal.SIGINT)

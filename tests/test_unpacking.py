@@ -47,7 +47,7 @@ def write_packed(path: Path, stored: np.ndarray[Any, Any], dtype: str, packing: 
 @pytest.mark.filterwarnings("ignore::xarray.SerializationWarning")  # of several fill values
 @pytest.mark.parametrize("chunks", [None, {}, {"t": 2}])
 @pytest.mark.parametrize(("dtype", "packing"), PACKINGS)
-def test_values_equal_xarrays(
+def test_unpacked_values_equal_those_of_xarray(
     dtype: str, packing: dict[str, Any], chunks: Any, stored: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
     path = write_packed(tmp_path / "v.nc", stored, dtype, packing)

@@ -21,11 +21,11 @@ stores = pytest.importorskip("obstore.store")
 pytest.importorskip("h5netcdf")
 pytest.importorskip("zarr", minversion="3.1")
 
-from obspec_utils.registry import ObjectStoreRegistry  # noqa: E402
-from packaging.version import Version  # noqa: E402
+from obspec_utils.registry import ObjectStoreRegistry  # noqa: E402  # after importorskip
+from packaging.version import Version  # noqa: E402  # after importorskip
 
-from refshard_fs.virtualizarr import Parser  # noqa: E402
-from tests.support.dmrpp_writer import write_dmrpp  # noqa: E402
+from refshard_fs.virtualizarr import Parser  # noqa: E402  # after importorskip
+from tests.support.dmrpp_writer import write_dmrpp  # noqa: E402  # after importorskip
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 HOLDS_BYTES = Version(vz.__version__) >= Version("2.6.1")

@@ -20,7 +20,7 @@ codecs = pytest.importorskip("numcodecs")
 fsspec = pytest.importorskip("fsspec")
 
 
-from refshard_fs.tools.info import make_tree, summarise  # noqa: E402
+from refshard_fs.tools.info import make_tree, summarise  # noqa: E402  # after importorskip
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
 VALUES = np.arange(12, dtype="<i2").reshape(4, 3)
@@ -59,12 +59,12 @@ def check_values(ds: Any) -> None:
     assert str(ds["time"].values[1]).startswith("2000-01-02")
 
 
-def test_path_opens(folder: Path) -> None:
+def test_path_as_a_text_is_opened(folder: Path) -> None:
     with xr.open_dataset(str(folder / "refs.json"), engine=RefShardBackend) as ds:
         check_values(ds)
 
 
-def test_pathlib_path_opens(folder: Path) -> None:
+def test_pathlib_path_is_opened(folder: Path) -> None:
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend) as ds:
         check_values(ds)
 
@@ -82,7 +82,7 @@ def test_misplaced_option_error_names_the_right_place(folder: Path, open_: Any) 
         open_(str(folder / "refs.json"), engine="refshard", anon=True)
 
 
-def test_refshard_urls_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refshard_urls_are_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("refshard", RefShardFileSystem, clobber=True)
     path = folder / "refs.json"
     with xr.open_dataset("refshard://", engine=RefShardBackend, storage_options={"fo": str(path)}) as ds:
@@ -405,12 +405,12 @@ def test_objects_in_attributes_of_zarr_stay_objects() -> None:
         ("combine", "as xarray.open_mfdataset has: coordinates give the order"),
     ],
 )
-def test_unknown_argument_names_its_place(name: str, words: str) -> None:
+def test_error_says_where_an_unknown_argument_belongs(name: str, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         xr.open_dataset({}, engine="refshard", **{name: "x"})
 
 
-def test_missing_group_lists_those_beside_it() -> None:
+def test_missing_group_error_lists_groups_beside_it() -> None:
     refs = dict.fromkeys((".zgroup", "a/.zgroup", "a/b/.zgroup", "c/.zgroup"), '{"zarr_format": 2}')
     with pytest.raises(FileNotFoundError, match="there is no group 'a/x': the groups in 'a' are b$"):
         xr.open_dataset(refs, engine="refshard", group="a/x")

@@ -20,8 +20,8 @@ np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr", minversion="3")
 
-import refshard_fs  # noqa: E402
-from refshard_fs import RefShardFileSystem  # noqa: E402
+import refshard_fs  # noqa: E402  # after importorskip
+from refshard_fs import RefShardFileSystem  # noqa: E402  # after importorskip
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
 GRID = (16, 16)

@@ -221,7 +221,7 @@ def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str,
 
 @pytest.mark.skipif(not hasattr(xr, "open_groups"), reason="this version of xarray opens no groups")
 @pytest.mark.parametrize(("group", "path"), [(None, "/"), ("", "/"), ("/", ".")])
-def test_group_paths_equal_xarrays(group: str | None, path: str) -> None:
+def test_group_paths_equal_those_of_xarray(group: str | None, path: str) -> None:
     """A path is relative to the argument ``group``, also if this names the root."""
     assert [*xr.open_groups(make_small_array("|u1"), engine=RefShardBackend, group=group)] == [path]
 

@@ -22,24 +22,24 @@ import pytest
 zarr = pytest.importorskip("zarr", minversion="3.1")
 
 from fsspec.implementations.dirfs import DirFileSystem  # noqa: E402  # zarr may be absent
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from numcodecs.abc import Codec  # noqa: E402
-from zarr.core.codec_pipeline import BatchedCodecPipeline  # noqa: E402
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402  # after importorskip
+from hypothesis import strategies as st  # noqa: E402  # after importorskip
+from numcodecs.abc import Codec  # noqa: E402  # after importorskip
+from zarr.core.codec_pipeline import BatchedCodecPipeline  # noqa: E402  # after importorskip
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore  # noqa: E402  # after importorskip
 
-from refshard_fs import (  # noqa: E402
+from refshard_fs import (  # noqa: E402  # after importorskip
     ReferenceNotReachable,
     RefShardFileSystem,
     tune_zarr,
     zarr_pipeline,
 )
-from refshard_fs.reading import selection  # noqa: E402
-from refshard_fs.reading.immediate import Immediate  # noqa: E402
-from refshard_fs.reading.memory import Share  # noqa: E402
-from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
-from tests.servers.http import RangeServer  # noqa: E402
-from tests.servers.process import RangeServerProcess  # noqa: E402
+from refshard_fs.reading import selection  # noqa: E402  # after importorskip
+from refshard_fs.reading.immediate import Immediate  # noqa: E402  # after importorskip
+from refshard_fs.reading.memory import Share  # noqa: E402  # after importorskip
+from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402  # after importorskip
+from tests.servers.http import RangeServer  # noqa: E402  # after importorskip
+from tests.servers.process import RangeServerProcess  # noqa: E402  # after importorskip
 
 CHUNK = 1000  # bytes
 CHUNKS = 64
@@ -272,7 +272,7 @@ def test_failed_selection_gives_its_memory_back(http_server: RangeServer) -> Non
 
 
 @pytest.mark.parametrize("shards", [True, False])
-def test_full_memory_leaves_one_chunk_at_a_time(
+def test_full_memory_still_admits_one_chunk_at_a_time(
     shards: bool, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds also if zarr reads the parts of shards, or decodes a batch of chunks at once."""
@@ -384,7 +384,7 @@ def test_values_equal_zarrs_pipeline(data: st.DataObject, tmp_path_factory: pyte
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("version", [2, 3])
-def test_texts_structs_and_objects_equal_zarrs(tmp_path: Path, version: Any) -> None:
+def test_texts_structs_and_objects_have_the_values_of_zarr(tmp_path: Path, version: Any) -> None:
     kinds = {
         "text": np.array(["a", "bc", "", "déf"] * 5, dtype=np.dtypes.StringDType()),
         "struct": np.array([(1, 2.5), (3, 4.5)] * 10, dtype=[("x", "<i4"), ("y", "<f8")]),

@@ -265,9 +265,9 @@ def start_cluster() -> Iterator[None]:
 
 def warm_up() -> None:
     """Import the modules that a worker uses."""
-    import h5netcdf  # noqa: F401
+    import h5netcdf  # noqa: F401  # imported in the worker, as the docstring says
 
-    import refshard_fs.xarray_backend  # noqa: F401
+    import refshard_fs.xarray_backend  # noqa: F401  # as above
 
 
 class ClimatologyByProcesses(Climatology):

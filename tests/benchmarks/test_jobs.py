@@ -17,8 +17,8 @@ pytest.importorskip("s3fs")
 running = pytest.importorskip("benchmarks.jobs.running", reason="zarr 3", exc_type=ImportError)
 
 from benchmarks import bars, record  # noqa: E402  # after what may be missing
-from benchmarks.jobs.job import JOBS, Job  # noqa: E402
-from benchmarks.record import Case  # noqa: E402
+from benchmarks.jobs.job import JOBS, Job  # noqa: E402  # after importorskip
+from benchmarks.record import Case  # noqa: E402  # after importorskip
 
 ROOT = Path(__file__).parents[2]
 

@@ -71,7 +71,7 @@ def test_check_of_an_unreadable_source_exits_with_2(
     assert "error: source: " in capsys.readouterr().out
 
 
-def test_findings_and_errors_name_options_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_its_usage_errors_name_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "refs.json").write_text('{"a": [null, 0, 3]}')
     assert main(["check", str(tmp_path / "refs.json")]) == 1
     assert "the reference has no URL: pass --option target=..., the URL" in capsys.readouterr().out

@@ -42,7 +42,7 @@ def test_diff_names_differences(refs: Refs, capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_json_has_counts_and_some_keys(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_counts_and_some_keys(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     many = {f"a/{i}": ["data.bin", i, 1] for i in range(20)}
     meta = {"a/.zarray": {**ARRAY, "shape": [40]}}
     moved = {key: ["other.bin", *where[1:]] for key, where in many.items()}

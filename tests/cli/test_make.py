@@ -231,7 +231,7 @@ def test_unreadable_files_are_errors_or_skipped(refshard: Callable[..., str], tm
     assert read_days(str(tmp_path / "cube.json")) == [0, 3]
 
 
-def test_suffix_of_documents_makes_a_document(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_output_named_refshard_is_a_document(refshard: Callable[..., str], tmp_path: Path) -> None:
     for day in range(2):
         write_packed(tmp_path / f"{day}.nc", day)
     assert "2 parts" in refshard("concat", "0.nc", "1.nc", "-o", "all.refshard", "--dim", "time")

@@ -91,7 +91,7 @@ def test_info_lists_ten_targets_without_secrets(refs: Refs, capsys: pytest.Captu
     assert "and 2 more" in capsys.readouterr().out
 
 
-def test_info_tells_chunks_from_shards(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_distinguishes_chunks_and_shards(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(shared_data / "shards" / "zarrs-rust-8x8")
     assert main(["info", "--json", path]) == 0
     (inner,) = json.loads(capsys.readouterr().out)["arrays"]
@@ -220,7 +220,9 @@ def test_output_line_has_size_and_time(tmp_path: Path, capsys: pytest.CaptureFix
     assert re.fullmatch(rf"{re.escape(target)}: 2 keys, \d+ B, written in \d+\.\d s\n", capsys.readouterr().out)
 
 
-def test_missing_ignore_accepts_an_unused_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rebase_accepts_an_unused_prefix_if_told_to_ignore_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = tmp_path / "refs.json"
     source.write_text(json.dumps({"b": ["s3://old/b", 0, 5]}))
     command = ["rebase", str(source), str(tmp_path / "out.json"), "--from", "gs://x/", "--to", "s3://new/"]
@@ -297,7 +299,7 @@ def test_option_defaults_equal_python_defaults() -> None:
     assert snapshot.inline == defaults[1]["inline_threshold"].default
 
 
-def test_replaced_pattern_is_to_be_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_for_several_files_says_to_quote_the_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "1.nc", tmp_path / "2.nc"]
     for file in files:
         file.touch()

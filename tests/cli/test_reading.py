@@ -50,7 +50,7 @@ def test_get_writes_all_below_a_path(refs: Refs, tmp_path: Path, capsys: pytest.
     assert read_files(tmp_path / "one") == {"1": b"34"}
 
 
-def test_get_of_a_directory_needs_r(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_get_of_a_directory_needs_the_option_r(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["get", refs(), "b"]) == 2
     assert "-r gets all keys below it" in capsys.readouterr().err
 

@@ -94,7 +94,7 @@ def test_sources_of_a_plugin_are_joined_checked_and_mapped(installed: Path, tmp_
         write_tiny(tmp_path / f"{number}.tiny", chunks)
     program = """
 import sys, refshard_fs
-from refshard_fs import RefShardFileSystem  # noqa: E402
+from refshard_fs import RefShardFileSystem
 urls = [f"{sys.argv[1]}/{number}.tiny" for number in range(2)]
 for lazy in (False, True):
     joined = RefShardFileSystem(refshard_fs.concat(urls, dim="x", lazy=lazy))

@@ -35,7 +35,7 @@ BOUNDS = st.none() | st.integers(-12, 12)
 
 
 @given(BOUNDS, BOUNDS)
-def test_windows_follow_slice_rules(start: int | None, end: int | None) -> None:
+def test_windows_of_an_entry_follow_the_rules_of_slices(start: int | None, end: int | None) -> None:
     first, stop = clamp(start, end, len(BYTES))
     assert BYTES[first : max(first, stop)] == BYTES[start:end]
     assert Inline(BYTES).window(start, end) == Inline(BYTES[start:end])

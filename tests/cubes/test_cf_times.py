@@ -39,7 +39,9 @@ def test_instants_do_not_change(
 
 
 @given(st.sampled_from(CALENDARS), years, years)
-def test_days_equal_cftimes(calendar: str, one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
+def test_days_between_dates_equal_those_of_cftime(
+    calendar: str, one: tuple[int, int, int], other: tuple[int, int, int]
+) -> None:
     cftime = pytest.importorskip("cftime")
     names = [f"{year:04}-{month:02}-{day:02}" for year, month, day in (one, other)]
     try:

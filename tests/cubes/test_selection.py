@@ -158,7 +158,7 @@ CASES = [(source, words) for source in SOURCES for words in WORDS if source == "
 
 
 @pytest.mark.parametrize(("source", "words"), CASES, indirect=["source"])
-def test_selection_equals_xarrays(source: RefShardFileSystem, words: str, tmp_path: Path) -> None:
+def test_selection_equals_that_of_xarray(source: RefShardFileSystem, words: str, tmp_path: Path) -> None:
     arguments, same = WORDS[words]
     expected = same(read(source))
     selected = source.select(**arguments)

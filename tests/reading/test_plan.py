@@ -193,7 +193,7 @@ def test_size_is_requested_only_for_windows_from_the_end(start: int, end: int | 
         (Packed(PART, Reversed()), b"damaged", ReferenceNotReachable),
     ],
 )
-def test_plan_explains_the_error_of_a_part(
+def test_failed_plan_raises_an_error_with_its_key(
     entry: Entry, part: bytes | BaseException, error: type[BaseException]
 ) -> None:
     plan = plan_read(Request("some/key"), entry, None)
@@ -204,7 +204,7 @@ def test_plan_explains_the_error_of_a_part(
 
 
 @pytest.mark.parametrize("part", [FileNotFoundError("y"), OSError("reset")])
-def test_plan_without_a_key_keeps_the_error(part: Exception) -> None:
+def test_failed_plan_without_a_key_raises_the_error_unchanged(part: Exception) -> None:
     with pytest.raises(type(part), match=str(part)) as caught:
         ReadPlan(None, PART).assemble([part])
     assert caught.value is part

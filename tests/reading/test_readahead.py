@@ -155,7 +155,7 @@ def test_planes_read_in_order_are_read_ahead() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 16])
-def test_one_selection_fetches_three_times_ahead(size: int) -> None:
+def test_one_selection_is_read_ahead_by_at_most_three_times(size: int) -> None:
     policy = ReadAhead(10_000)  # for example planes of an image, of which only one may be read
     assert len(policy.observe(range(size), CHUNK, 1000 * CHUNK, 2000 * CHUNK).fetch) <= 3 * size
 

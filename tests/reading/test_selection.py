@@ -191,7 +191,7 @@ def test_reader_cancelled_twice_releases_all(http_server: RangeServer) -> None:
     assert late == []
 
 
-def test_selections_cancelled_twice_release_other_readers() -> None:
+def test_selections_cancelled_twice_let_others_read() -> None:
     memory: SharedMemory = SharedMemory(MEMORY)
 
     async def run(chance: random.Random) -> None:

@@ -120,7 +120,7 @@ def test_pickles_of_a_remote_set_are_never_loaded(how: str, http_server: RangeSe
 @pytest.mark.parametrize(
     "name", ["evil_codec", "evil_codec:X", "evil_codec.X", "numcodecs.evil_codec", "../evil_codec"]
 )
-def test_names_of_codecs_import_nothing(
+def test_codec_names_of_a_strangers_set_import_nothing(
     name: str, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "evil_codec.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")

@@ -93,7 +93,7 @@ class ChildServer:
                 self._stop()
                 if attempt == _STARTS:
                     raise
-            except BaseException:
+            except BaseException:  # Ctrl-C, too, must not leave the child
                 self._stop()
                 raise
         raise AssertionError("unreachable")

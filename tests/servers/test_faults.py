@@ -1,3 +1,5 @@
+"""The faults that the test servers inject: what a client gets for each kind, and to which requests they apply."""
+
 from __future__ import annotations
 
 import gzip
@@ -23,7 +25,7 @@ def read(server: RangeServer) -> Reply:
     return ask(server.url, "/a", range="bytes=100-199")
 
 
-def test_every_kind_is_defined() -> None:
+def test_every_kind_of_fault_is_defined() -> None:
     assert set(_TRANSFORMS) == set(KINDS)
 
 
@@ -109,7 +111,7 @@ def test_chunked_answer_has_no_length(server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 416, 429, 500, 503])
-def test_number_sets_the_error_status(server: RangeServer, status: int) -> None:
+def test_numeric_fault_sets_the_error_status(server: RangeServer, status: int) -> None:
     fault = server.fault(status)
     reply = read(server)
     assert reply.status == status
@@ -118,7 +120,7 @@ def test_number_sets_the_error_status(server: RangeServer, status: int) -> None:
     assert (fault.hits, [request.status for request in server.requests()]) == (2, [status] * 2)
 
 
-def test_statuses_have_the_usual_headers(server: RangeServer) -> None:
+def test_error_statuses_have_their_usual_headers(server: RangeServer) -> None:
     server.fault(429, times=1)
     server.fault(429, times=1, retry_after=0.25)
     server.fault(503, times=1, retry_after=3)
@@ -162,7 +164,7 @@ def test_drip_brings_all_bytes_in_small_pieces(server: RangeServer) -> None:
     assert (received.startswith(b"HTTP/1.1 206 "), received.endswith(b"\r\n\r\n"), end) == (True, True, "timeout")
 
 
-def test_redirect_leads_elsewhere(server: RangeServer) -> None:
+def test_redirect_has_its_status_and_location(server: RangeServer) -> None:
     server.fault("redirect", to=server.url + "/b?token=t")
     reply = read(server)
     assert (reply.status, reply.headers["location"], reply.body) == (302, server.url + "/b?token=t", b"")

@@ -1,3 +1,5 @@
+"""The HTTP server of the tests: ranges, conditions, listings, its log, its limits of speed, and its own process."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""The other servers of the tests: child processes, S3, nginx, and the proxy that counts requests."""
+
 from __future__ import annotations
 
 import os

@@ -49,10 +49,10 @@ def wait_for_requests(server: RangeServer, count: int, path: str = "/x.bin") -> 
         time.sleep(0.005)
 
 
-# Reads until it is interrupted, ``times`` times; then reads all keys once with the same instance.
+# This program reads until it has been interrupted ``times`` times, and then reads all keys once, by the same instance.
 READER = """
 import faulthandler, json, signal, sys
-from refshard_fs import RefShardFileSystem  # noqa: E402
+from refshard_fs import RefShardFileSystem
 faulthandler.register(signal.SIGUSR1)
 fo, how, times = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 fs = RefShardFileSystem(fo, max_gap=-1, max_block=1, concurrency=4, retries=1)
@@ -160,7 +160,7 @@ def test_fork_during_reads_is_safe(readers: int, refs: dict[str, Any], http_serv
         try:
             http_answers = fs.cat(list(WANT)[:8])
             os.write(theirs, b"+" if http_answers == dict(list(WANT.items())[:8]) else b"-")
-        except BaseException as e:
+        except BaseException as e:  # the parent gets it as a text, and fails
             os.write(theirs, repr(e).encode()[:500])
         finally:
             os._exit(0)

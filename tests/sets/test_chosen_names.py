@@ -36,7 +36,7 @@ def open_cube(folder: Path, **words: Any) -> xr.Dataset:
     return ds
 
 
-def test_drop_of_a_variable_that_some_sets_lack(folder: Path) -> None:
+def test_drop_accepts_sets_that_lack_the_variable(folder: Path) -> None:
     with pytest.raises(ManifestError, match="has no variable 'rain'"):
         refshard_fs.open(f"{folder}/*.nc")
     ds = open_cube(folder, drop=["rain"])
@@ -44,7 +44,7 @@ def test_drop_of_a_variable_that_some_sets_lack(folder: Path) -> None:
     assert "rain" not in refshard_fs.concat(f"{folder}/*.nc", "time", drop="rain").references
 
 
-def test_other_words_for_a_variable_that_some_sets_lack(folder: Path) -> None:
+def test_keep_rename_and_attrs_accept_sets_without_the_variable(folder: Path) -> None:
     words: dict[str, Any] = {
         "keep": ["air", "rain"],
         "rename": {"rain": "pr", "lev": "z"},
@@ -68,7 +68,7 @@ def test_name_that_no_set_has_is_an_error(folder: Path, words: dict[str, Any]) -
         refshard_fs.open(f"{folder}/*.nc", **words)
 
 
-def test_keep_without_any_of_its_names_names_the_set(folder: Path) -> None:
+def test_error_names_the_set_that_lacks_all_names_in_keep(folder: Path) -> None:
     with pytest.raises(ManifestError, match=r"0\.nc: keep= names 'rain', which the source does not have"):
         refshard_fs.open(f"{folder}/*.nc", keep=["rain"])
 
@@ -79,7 +79,7 @@ def test_append_takes_a_set_that_lacks_a_dropped_variable(folder: Path) -> None:
     assert xr.open_dataset(f"{folder}/grown.refshard", engine="refshard").sizes["time"] == 3
 
 
-def test_drop_of_a_variable_that_cannot_be_read(tmp_path: Path) -> None:
+def test_variable_that_cannot_be_read_can_be_dropped(tmp_path: Path) -> None:
     meta = {
         "zarr_format": 2,
         "shape": [1],

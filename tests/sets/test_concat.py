@@ -44,7 +44,7 @@ def test_grid_of_sets_is_joined_along_two_dimensions(version: int) -> None:
     np.testing.assert_array_equal(found["time"], np.arange(4))
 
 
-def test_concatenation_equals_xarrays() -> None:
+def test_concatenation_equals_that_of_xarray() -> None:
     xr = pytest.importorskip("xarray")
     parts = [make_day_set(0, 2), make_day_set(2, 2)]
 

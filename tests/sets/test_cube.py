@@ -64,7 +64,7 @@ def test_files_that_no_coordinate_tells_apart_are_refused(tmp_path: Path) -> Non
         open_cube(f"{tmp_path}/{{member}}/*.nc")
 
 
-def test_chunks_along_a_made_dimension_are_accepted(tmp_path: Path) -> None:
+def test_chunks_are_accepted_along_a_dimension_of_scalars(tmp_path: Path) -> None:
     for day in range(4):
         ds = xr.Dataset({"t": ("x", make_values())}, {"x": X, "time": DAYS[day]})
         write(ds, tmp_path / f"{day}.nc")
@@ -133,7 +133,7 @@ PARTS: dict[str, tuple[dict[str, Any], Callable[[xr.Dataset], Any]]] = {
 
 
 @pytest.mark.parametrize("words", PARTS)
-def test_selected_cube_equals_xarrays(words: str, tmp_path: Path) -> None:
+def test_selected_cube_equals_the_selection_of_xarray(words: str, tmp_path: Path) -> None:
     write_days(tmp_path)
     arguments, same = PARTS[words]
     expected = same(combine_by_coords(tmp_path))

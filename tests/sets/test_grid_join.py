@@ -85,7 +85,7 @@ def test_whole_rows_may_be_missing_in_three_dimensions(tmp_path: Path) -> None:
     check_values(refshard_fs.concat(pattern, dims=dims, lazy=True, join="outer"), eager, tmp_path)
 
 
-def test_hole_gets_the_time_of_its_neighbours(tmp_path: Path) -> None:
+def test_missing_file_of_a_grid_has_the_time_of_its_row(tmp_path: Path) -> None:
     for member, day in itertools.product(range(2), range(3)):
         if (member, day) not in [(0, 0), (1, 1)]:
             ds = make_member_day(day, member, since=f"2024-01-{day + 1:02d}")

@@ -43,7 +43,7 @@ def test_variables_that_lack_days_have_gaps(tmp_path: Path) -> None:
     xr.testing.assert_equal(found, xr.merge(parts, join="outer", compat="no_conflicts").load())
 
 
-def test_overlap_keeps_sets_that_differ_elsewhere(tmp_path: Path) -> None:
+def test_overlap_refuses_sets_that_differ_in_another_coordinate(tmp_path: Path) -> None:
     for month in (0, 1):
         coordinates = {"time": [month], "x": [1, 2]}
         xr.Dataset({"t": (("time", "x"), [[1.0, 2.0]])}, coordinates).to_netcdf(

@@ -44,10 +44,10 @@ def test_links_out_of_the_folder_are_left_out(link: str) -> None:
 
 
 @pytest.mark.parametrize("link", ["a.nc", "./a.nc", "/sst/a.nc", "https://host/sst/a.nc", "//host/sst/a.nc", " a.nc "])
-def test_spellings_of_a_link_to_a_member(link: str) -> None:
+def test_link_to_a_member_gives_its_name_in_any_spelling(link: str) -> None:
     assert list_names(f'<a href="{link}">a</a><a  title="x" href="{link}">again</a>'.encode()) == [("a.nc", False)]
 
 
 @pytest.mark.parametrize("page", [b"", b'{"names": ["a.nc"]}', b"CDF\1"])
-def test_other_documents_are_no_pages(page: bytes) -> None:
+def test_document_other_than_html_is_not_a_page(page: bytes) -> None:
     assert parse_link_page(page, "https://host/sst/") is None

@@ -23,13 +23,13 @@ from tests.support.random_cubes import Case  # noqa: E402  # xarray may be absen
 
 
 @pytest.mark.parametrize("seed", [4, 5, 18, 39, 1001, 1122])
-def test_cube_of_random_files_equals_xarrays(tmp_path: Path, seed: int) -> None:
+def test_cube_of_random_files_equals_that_of_xarray(tmp_path: Path, seed: int) -> None:
     check_cube(tmp_path, seed)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("seed", range(2000, 2600))
-def test_cubes_of_many_random_files_equal_xarrays(tmp_path: Path, seed: int) -> None:
+def test_cubes_of_many_random_files_equal_those_of_xarray(tmp_path: Path, seed: int) -> None:
     check_cube(tmp_path, seed)
 
 

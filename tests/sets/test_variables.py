@@ -161,7 +161,7 @@ PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_unlike_images_are_right_or_refused(tmp_path: Path) -> None:
+def test_cube_of_unlike_images_is_right_or_refused(tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
     for name, (one, other, eager) in PICTURES.items():
         folder = tmp_path / name.replace(" ", "-")
@@ -194,7 +194,7 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_unlike_fields_are_right_or_refused(tmp_path: Path) -> None:
+def test_cube_of_unlike_fields_is_right_or_refused(tmp_path: Path) -> None:
     pytest.importorskip("eccodes", exc_type=Exception)
     pytest.importorskip("cfgrib", exc_type=Exception)
     from tests.support.grib_messages import make_message

@@ -240,7 +240,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_combined_files_equal_xarrays_or_are_refused(case: str, tmp_path: Path) -> None:
+def test_combined_files_equal_those_of_xarray_or_are_refused(case: str, tmp_path: Path) -> None:
     sets, combine, arguments, refused = CASES[case]
 
     def written(some: Any) -> Any:

@@ -276,7 +276,7 @@ def test_manifest_shards_without_lengths_are_checked(
             assert fs.cat_file("c/1") == expected
 
 
-def test_checks_cost_no_further_request(http_server: Any) -> None:
+def test_checks_of_chunk_places_take_no_further_request(http_server: Any) -> None:
     for name, data in files(*plain("end", (10, 10))).items():
         http_server.put(f"/h/{name}", data)
     fs = open_source(f"{http_server.url}/h")

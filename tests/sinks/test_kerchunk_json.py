@@ -42,7 +42,7 @@ def test_json_has_version_0_if_a_url_looks_like_a_template(tmp_path: Path) -> No
         ("refs", "kerchunk-parquet"),
     ],
 )
-def test_extension_chooses_the_format(tmp_path: Path, target: str, name: str, format: str) -> None:
+def test_saved_file_has_the_format_of_its_suffix(tmp_path: Path, target: str, name: str, format: str) -> None:
     fs = RefShardFileSystem({"a/.zarray": make_v2_array([2], [1]), "a/0": [target, 0, 1], "a/1": [target, 1, 2]})
     fs.save(str(tmp_path / name))
     again = RefShardFileSystem(str(tmp_path / name))

@@ -30,7 +30,7 @@ def target(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("record_size", [1, 3, 8, 10_000])
-def test_json_survives_parquet(record_size: int, tmp_path: Path, target: str) -> None:
+def test_json_set_is_unchanged_after_copies_as_parquet(record_size: int, tmp_path: Path, target: str) -> None:
     source = make_refs(target)
     flat = RefShardFileSystem(source)
     expected = read_content(flat, source)

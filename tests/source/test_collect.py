@@ -131,7 +131,7 @@ def test_damaged_chunk_leaves_no_set(file: Path) -> None:
 KILLED = """
 import os, sys
 from fsspec.callbacks import Callback
-from refshard_fs import RefShardFileSystem  # noqa: E402
+from refshard_fs import RefShardFileSystem
 from refshard_fs.formats.tiff.images import TileChunks
 from refshard_fs.source import collect
 from tests.servers.http import RangeServer

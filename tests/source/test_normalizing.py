@@ -71,7 +71,7 @@ def test_filesystem_as_source_is_refused() -> None:
 
 
 @pytest.mark.parametrize("collect", [iter, np.array, lambda paths: pd.Series([str(path) for path in paths])])
-def test_rows_of_paths_are_lists(collect: Callable[[list[Path]], Any], tmp_path: Path) -> None:
+def test_iterables_of_paths_are_accepted_as_lists(collect: Callable[[list[Path]], Any], tmp_path: Path) -> None:
     refs = {".zgroup": '{"zarr_format": 2}', "t/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"]}'}
     refs["t/.zarray"] = (
         '{"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": null, '
@@ -90,7 +90,7 @@ def test_arguments_of_a_cube_are_a_mapping(source: str) -> None:
         RefShardFileSystem([source, source], concat="time")
 
 
-def test_one_stac_item_is_a_list_of_it() -> None:
+def test_single_stac_item_is_a_list_of_one_item() -> None:
     item = {"type": "Feature", "assets": {}}
     assert list_sources(item) == [item]
     assert list_sources({"type": "FeatureCollection"}) == {"type": "FeatureCollection"}

@@ -137,7 +137,7 @@ def test_errors_of_failed_reads_contain_no_secrets(s3_proxy: CountingProxy, s3_u
         error = error.__cause__
 
 
-def test_set_is_not_saved_under_the_name_of_values(tmp_path: Path) -> None:
+def test_save_under_the_name_of_a_netcdf_file_is_refused(tmp_path: Path) -> None:
     fs = RefShardFileSystem({"a/0": "abc"})
     with pytest.raises(ValueError, match=r"got '.*/air.NC': save writes references, and no .nc file"):
         fs.save(f"{tmp_path}/air.NC")

@@ -17,9 +17,9 @@ xr = pytest.importorskip("xarray")
 stores = pytest.importorskip("obstore.store")
 pytest.importorskip("h5netcdf")
 
-from obspec_utils.registry import ObjectStoreRegistry  # noqa: E402
-from virtualizarr.manifests import ChunkManifest, ManifestArray  # noqa: E402
-from virtualizarr.parsers import HDFParser  # noqa: E402
+from obspec_utils.registry import ObjectStoreRegistry  # noqa: E402  # after importorskip
+from virtualizarr.manifests import ChunkManifest, ManifestArray  # noqa: E402  # after importorskip
+from virtualizarr.parsers import HDFParser  # noqa: E402  # after importorskip
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore:The data type")
 

@@ -138,7 +138,7 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
             runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as e:
         status = e.code or 0
-    except BaseException:
+    except BaseException:  # printed as by Python itself, which would exit with 1
         traceback.print_exc()
         status = 1
     if not isinstance(status, int):

@@ -40,7 +40,7 @@ class Files:
                 self.rounds += any(map(_is_read, needs))
                 try:
                     answer = tuple(map(self._answer_all, need)) if isinstance(need, tuple) else self._answer_all(need)
-                except Exception as e:
+                except Exception as e:  # the steps get it as the answer to their need
                     answer = e
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a StopIteration's value is Any

@@ -39,7 +39,7 @@ def talk(script: Script, use: Callable[[Ask], Awaitable[T]], host: str = "127.0.
         async def ask(start: int = 0, stop: int | None = 5, etag: str | None = None) -> Answer:
             try:
                 return await target.read(path, start, stop, etag)
-            except Exception as e:
+            except Exception as e:  # as the engine converts every error of a target
                 raise convert_error(e) from e
 
         try:
@@ -128,7 +128,7 @@ def test_chunked_answers_do_not_change_later_requests() -> None:
     assert [number for number, _ in script.heads] == [1, 1]
 
 
-def test_cookie_returns_to_its_session() -> None:
+def test_cookie_is_sent_again_by_its_session() -> None:
     script = Script([RIGHT.replace(b'ETag: "x"', b"Set-Cookie: name=value"), RIGHT])
     assert talk(script, twice, "localhost") == [b"01234"] * 2
     assert ["Cookie: name=value" in head for _, head in script.heads] == [False, True]

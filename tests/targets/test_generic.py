@@ -440,7 +440,7 @@ def test_requested_facts_are_never_cached() -> None:
         run_with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
 
 
-def test_refused_ftp_address_is_the_only_error() -> None:
+def test_refused_ftp_address_raises_no_second_error() -> None:
     """fsspec's own destructor raises AttributeError if the address was refused before the first connection."""
     with pytest.raises(TargetNotAllowed):
         generic.GuardedFtp("127.0.0.1", guard=Guard(own=False))

@@ -207,7 +207,7 @@ def test_size_is_read_by_get_without_head(http_server: RangeServer) -> None:
         assert Reader().get_facts(url).size == 3000
 
 
-def test_facts_have_size_and_version(http_server: RangeServer) -> None:
+def test_requested_facts_equal_those_that_come_with_bytes(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     facts = Reader().get_facts(url)
     answer = Reader().answer(url, 0, 1)
@@ -425,7 +425,7 @@ def test_headers_of_the_users_client_do_not_reach_another_server(http_server: Ra
         assert "authorization" not in other.requests()[0].headers
 
 
-def test_redirect_can_be_refused(http_server: RangeServer) -> None:
+def test_redirect_to_a_url_that_is_not_allowed_is_refused(http_server: RangeServer) -> None:
     http_server.put("/x", DATA)
     http_server.fault("redirect", "/home", to="/x")
 
@@ -547,7 +547,7 @@ def test_many_reads_share_connections(http_server: RangeServer) -> None:
     assert len({r.connection for r in http_server.requests()}) <= 8
 
 
-def test_nginx_is_read(nginx_server: Callable[[Path], NginxServer], tmp_path: Path) -> None:
+def test_answers_of_nginx_are_read(nginx_server: Callable[[Path], NginxServer], tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(DATA)
     (tmp_path / "empty").write_bytes(b"")
     server = nginx_server(tmp_path)
@@ -564,7 +564,7 @@ def test_nginx_is_read(nginx_server: Callable[[Path], NginxServer], tmp_path: Pa
         reader.read(f"{server.url}/x.bin", 0, 5)
 
 
-def test_early_end_is_an_incomplete_answer(http_server: RangeServer) -> None:
+def test_early_end_and_refusal_have_their_own_errors(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("hang_up")
     with pytest.raises(Incomplete):

@@ -412,7 +412,7 @@ def test_command_prints_json(make: Make, tmp_path: Path, capsys: pytest.CaptureF
     assert (printed["mode"], printed["read"]) == ("full", 3)
 
 
-def test_command_takes_one_depth(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_depth_of_a_check_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["--read", "0"], ["--read", "x"], ["--head", "--full"]):
         with pytest.raises(SystemExit) as stopped:
             main(["check", "refs.json", *wrong])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.case(id="P27")
 
 CODEC = """
 import os
-from numcodecs.abc import Codec  # noqa: E402
+from numcodecs.abc import Codec
 
 class Odd(Codec):
     codec_id = "odd"

@@ -47,7 +47,7 @@ def test_readers_beside_killed_writers_see_whole_states(format: str, tmp_path: P
                 os.kill(victim, signal.SIGKILL)
                 assert json.loads(process.stdout.readline()) is True
                 numbers |= read(path, format)
-        except BaseException:
+        except BaseException:  # raised again below
             os.kill(victim, signal.SIGKILL)  # otherwise the writer would never end
             raise
         finally:

@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_asynchronous_twin_shares_the_transaction(path: Path) -> None:
+def test_asynchronous_copy_shares_the_transaction(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     twin = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
     fs.pipe_file("before", b"kept")

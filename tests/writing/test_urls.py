@@ -29,7 +29,7 @@ def write(ds: Any, options: dict[str, Any], **how: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_writes_by_url_are_committed_by_the_holder(tmp_path: Path, name: str) -> None:
+def test_writes_by_url_are_committed_by_the_overlays_filesystem(tmp_path: Path, name: str) -> None:
     fs, options = held(tmp_path / name)
     write(make_dataset(0, 4), options)
     assert not (tmp_path / name).exists()
@@ -45,7 +45,7 @@ def test_writes_by_url_are_committed_by_the_holder(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_transaction_of_the_holder_is_all_or_nothing(tmp_path: Path, name: str) -> None:
+def test_transaction_commits_all_writes_by_url_or_none(tmp_path: Path, name: str) -> None:
     fs, options = held(tmp_path / name)
     with fs.transaction:
         write(make_dataset(0, 4), options)

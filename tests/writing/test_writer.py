@@ -267,7 +267,7 @@ def test_mode_w_begins_empty_and_replaces_the_set_at_the_commit(path: Path) -> N
     assert fs.find("") == RefShardFileSystem(str(path)).find("") == ["new"]
 
 
-def test_twins_share_writes(path: Path) -> None:
+def test_copies_of_a_filesystem_share_writes(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     by_arguments = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
     by_json = fsspec.AbstractFileSystem.from_json(fs.to_json())

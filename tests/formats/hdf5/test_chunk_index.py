@@ -57,7 +57,7 @@ def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["implicit", "fixed array"])
-def test_index_kind_that_does_not_fit_maximum_counts_is_refused(kind: str) -> None:
+def test_fixed_size_index_of_an_unlimited_dataset_is_refused(kind: str) -> None:
     space = ChunkSpace(Sizes(), 1000, (1, 1), (3, 3), (3, None), 1, False)
     with pytest.raises(ValueError, match=f"kind '{kind}': expected a kind that fits"):
         make_index(MetadataFile(Inline(bytes(1000)), 1000, b""), space, kind, 100, (0,))

@@ -131,5 +131,5 @@ def test_damaged_mappings_raise_refshard_errors(tmp_path: Path) -> None:
         changed[position - 16 + int(rng.integers(0, 200))] ^= int(rng.integers(1, 256))
         try:
             read_all_bytes(bytes(changed))
-        except Exception as e:
+        except Exception as e:  # an error of another package fails the test
             assert type(e).__module__.startswith("refshard_fs"), e

@@ -15,11 +15,11 @@ import pytest
 
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
-from refshard_fs.core.columns import Row  # noqa: E402
+from refshard_fs.core.columns import Row  # noqa: E402  # after importorskip
 from refshard_fs.formats.kerchunk_parquet import page_guard  # noqa: E402  # pyarrow may be missing
 from refshard_fs.formats.kerchunk_parquet.page_guard import DamagedParquet, ThriftReader  # noqa: E402
-from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex  # noqa: E402
-from tests.support.parquet_forging import (  # noqa: E402
+from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex  # noqa: E402  # after importorskip
+from tests.support.parquet_forging import (  # noqa: E402  # after importorskip
     DATA_V2,
     DICTIONARY,
     Found,

@@ -15,7 +15,7 @@ from tests.support.shards_in_memory import Files
 from tests.support.tiff_files import write
 
 rasterio = pytest.importorskip("rasterio")
-from rasterio.warp import transform  # noqa: E402
+from rasterio.warp import transform  # noqa: E402  # after importorskip
 
 pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")]
 
