@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,7 @@ class SetRow(msgspec.Struct, frozen=True):
         metadata = {**self.metadata, **_find_changed_documents(lead, stored)}
         recut = {**choose_recut_shapes(parts, dim, self.rules.chunks, self.rules.subchunks, places), **self.recut}
         whole = concatenate(parts, dim, self.rules.same, recut=recut)
+        _warn_of_lost_variables(whole, parts, first, dim)
         whole = msgspec.structs.replace(whole, units=stored.units)
         lengths = [part.length(dim) for part in parts]
         if 0 in lengths:
@@ -148,6 +150,18 @@ class SetRow(msgspec.Struct, frozen=True):
                 row.insert(number, make_gap(parts[0], str(dim), extent.name, extent.length(str(dim)), extent))
                 places.insert(number, {})
         return Aligned(row, places, aligned.unions)
+
+
+def _warn_of_lost_variables(whole: NamedSet, parts: Sequence[NamedSet], first: int, dim: str) -> None:
+    """Warn of variables without ``dim`` that the first set lacks: a document takes such variables from there."""
+    for path in whole.variables.keys() - parts[first].variables.keys():
+        owner = next(part.name for part in parts if path in part.variables)
+        warnings.warn(
+            f"{path!r} of {owner} is left out: it does not have the dimension {dim!r}, and {parts[first].name}, from "
+            f"which the cube takes such variables, lacks it. drop=[{path!r}] leaves it out without this warning",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _find_changed_documents(part: NamedSet, stored: NamedSet) -> dict[str, dict[str, Any]]:

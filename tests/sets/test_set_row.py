@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +28,16 @@ def test_gap_within_a_file_is_filled_in(tmp_path: Path, lazy: bool) -> None:
     files = [write_days(tmp_path / f"{i}.nc", days) for i, days in enumerate(([0, 1, 4], [5]))]
     made = refshard_fs.concat(files, "time", freq="D", lazy=lazy)  # type: ignore[call-overload]
     xr.testing.assert_equal(load_dataset(made), xr.concat(load_all(files), "time").resample(time="1D").asfreq())
+
+
+@pytest.mark.parametrize("join", ["exact", "outer"])
+def test_variable_that_the_first_set_lacks_is_reported(tmp_path: Path, join: Any) -> None:
+    for day in range(3):
+        ds = xr.Dataset({"air": ("time", [float(day)])}, {"time": [day]})
+        if day == 1:
+            ds["mask"] = "x", [1.0, 2.0]
+        ds.to_netcdf(tmp_path / f"{day}.nc", engine="h5netcdf")
+    with pytest.warns(UserWarning, match=r"'mask' of set 1 .*1\.nc\) is left out: .*set 0 .*0\.nc\), from .* lacks it"):
+        cube = refshard_fs.open(f"{tmp_path}/*.nc", join=join)
+    assert set(xr.open_dataset(cube, engine="refshard").variables) == {"air", "time"}
+    assert len(refshard_fs.open(f"{tmp_path}/*.nc", join=join, drop=["mask"])) == 3
