@@ -41,12 +41,12 @@ _SIGNED: Final = "The signature of the URL has expired: make the references agai
 _SIGNED_SOURCE: Final = "The signature of the URL has expired: get a new URL"
 _TOKEN: Final = "The credentials have expired: log in again, and open the source again"
 _GONE: Final = (
-    "The object was removed, or never existed: `refshard check` finds all missing objects, and `refshard rebase` finds "
-    "objects that have moved"
+    "The object was removed, or never existed: `refshard check` finds all missing objects, and `refshard rebase` "
+    "changes references to objects that have moved"
 )
 _OTHER: Final = (
-    "The object has changed since the references were made, or the references are wrong: `refshard check` compares all "
-    "references with their objects"
+    "The object is damaged, or has changed since it was opened or since references to it were made: `refshard check` "
+    "compares all chunks with their objects"
 )
 _HOST: Final = "Check that the host name is right, and that the host is running and reachable from here"
 _BUSY: Final = "The server may be overloaded: increase retries= and timeout=, or reduce concurrency="

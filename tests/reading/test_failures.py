@@ -58,10 +58,10 @@ def test_error_of_an_unknown_protocol_has_a_remedy() -> None:
         (Denied(403, "AccessDenied"), "HTTP 403 Forbidden (AccessDenied). Credentials go into options="),
         (Unreadable("NoCredentialsError: Unable to locate credentials"), "'anon': True"),
         (PermissionError("no"), "PermissionError: no. Credentials"),
-        (ValueError("its bytes are damaged"), "damaged. The object has changed since the references were made"),
+        (ValueError("its bytes are damaged"), "damaged. The object is damaged, or has changed since it was opened"),
         (ConnectionLost("it is down."), "it is down. Check that the host name is right"),
         (HttpStatus(503, "SlowDown"), "HTTP 503 Service Unavailable (SlowDown). The server may be overloaded"),
-        (HttpStatus(416), "the range lies outside the object. The object has changed"),
+        (HttpStatus(416), "the range lies outside the object. The object is damaged, or has changed"),
         (Incomplete("the answer ended early"), "ended early. The server may be overloaded"),
         (TimeoutError("no answer after 9.0 s"), "no answer after 9.0 s. The server may be overloaded"),
         (
