@@ -353,6 +353,8 @@ class _SourceServer:
         data = self._consolidated.get(key)
         if data is None:
             data = await self._fs._cat_file(key)
+            if zarrmeta.is_metadata(key):
+                data = zarrmeta.make_strict(data)
         answer = data, f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
         self._cache.put(key, answer, len(data))
         return answer
@@ -393,7 +395,7 @@ def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
         key, empty = CONSOLIDATED, {"zarr_consolidated_format": 1, "metadata": {}}
     else:
         return {}
-    return {key: zarrmeta.dumps(reconsolidate(key, empty, documents, lambda _: False))}
+    return {key: zarrmeta.dumps(zarrmeta.replace_nan(reconsolidate(key, empty, documents, lambda _: False)))}
 
 
 def _is_array(document: bytes, name: str) -> bool:

@@ -123,6 +123,24 @@ def test_every_key_is_served_unchanged(server: Server, folder: Path) -> None:
             assert client.get(f"{server.url}/{key}").status_code == 404
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_served_metadata_are_json_for_every_reader(zarr_format: int, tmp_path: Path) -> None:
+    """tensorstore and JavaScript refuse a document with NaN, which NetCDF attributes may be."""
+    values = ("x", np.array([1, np.nan], "f4"), {"missing_value": np.nan, "valid_min": -np.inf})
+    xr.Dataset({"t": values}, attrs={"a": np.nan}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    fs = RefShardFileSystem(str(tmp_path / "a.nc"), zarr_format=zarr_format)
+
+    def refuse(text: str) -> None:
+        raise ValueError(f"{text} is not JSON")
+
+    with Server(refshard_fs.asgi(fs)) as server:
+        for key in [key for key in fs.find("") if key.rpartition("/")[2].startswith((".z", "zarr."))]:
+            json.loads(HTTP.get(f"{server.url}/{key}").text, parse_constant=refuse)
+        served = xr.open_dataset(server.url, engine="zarr").load()
+    np.testing.assert_array_equal(served["t"], values[1])
+    assert (served.attrs, served["t"].attrs) == ({"a": "NaN"}, {"valid_min": "-Infinity"})
+
+
 @pytest.mark.evidence(id="R8")
 def test_zarr_reads_a_served_source_with_one_metadata_request(server: Server, folder: Path) -> None:
     served = xr.open_dataset(server.url, engine="zarr", consolidated=True)

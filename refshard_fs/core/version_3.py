@@ -31,7 +31,9 @@ _ENDIAN: Final = {">": "big", "<": "little", "=": "little"}
 
 _NOT_A_TIME: Final = -(1 << 63)  # numpy's NaT
 # Advice for users who open a source, and for those who save a set in a format of version 3.
-_KEEP_VERSION_2: Final = "open the source with zarr_format=2, or save the set as JSON or Parquet"
+_KEEP_VERSION_2: Final = (
+    "open the source with zarr_format=2, save the set as JSON or Parquet, or leave the array out: fs.select(drop=[...])"
+)
 
 Spec = dict[str, Any]  # a named configuration of version 3: a codec, a grid or the like
 
@@ -157,15 +159,33 @@ def convert_document(
 
 
 def _parse_dtype(name: object, where: str) -> np.dtype[Any]:
-    """Parse a dtype of version 2; ManifestError if it has fields, or version 3 has no such type."""
+    """Parse a dtype of version 2; ManifestError if version 3 has no such type."""
     try:
-        if isinstance(name, str) and _DTYPE.fullmatch(name):
-            return np.dtype(name)
-        if name == "|O":
+        found = _make_dtype(name)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        found = None
+    if found is None:
+        raise ManifestError(f"{where}: zarr v3 has no data type for the dtype {str(name)[:80]!r}: {_KEEP_VERSION_2}")
+    return found
+
+
+def _make_dtype(name: object) -> np.dtype[Any] | None:
+    """Return the dtype that version 2 calls ``name``; None if version 3 has no such type."""
+    match name:
+        case "|O":
             return np.dtype(object)  # text, if the first filter encodes text
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ManifestError(f"{where}: zarr v3 has no data type for the dtype {str(name)[:80]!r}: {_KEEP_VERSION_2}")
+        case str() if _DTYPE.fullmatch(name):
+            return np.dtype(name)
+        case [_, *_]:
+            fields = []
+            for field in name:
+                match field:
+                    case [str(own), of, *shape] if own and of != "|O" and (dtype := _make_dtype(of)) is not None:
+                        fields.append((own, dtype, *map(tuple, shape)))
+                    case _:
+                        return None
+            return np.dtype(fields)
+    return None
 
 
 def _convert_codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, where: str) -> list[Spec]:

@@ -31,6 +31,7 @@ CONSOLIDATED: Final = ".zmetadata"
 METADATA_NAMES: Final = frozenset({*NODE_DOCUMENTS, ".zattrs", CONSOLIDATED})
 
 _DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # such as m8[s/0]
+_FILLS: Final = ("missing_value", "_FillValue")  # attributes with which xarray compares values
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 COUNTABLE: Final = 2**63  # elements along a dimension, and chunks in an array, must be fewer: they are 64-bit integers
 
@@ -70,6 +71,38 @@ def dumps(obj: Any) -> bytes:
         return json.dumps(obj, separators=(",", ":")).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply for JSON") from None
+
+
+def make_strict(document: bytes) -> bytes:
+    """Return metadata as JSON that every reader accepts: see `replace_nan`."""
+    if b"NaN" not in document and b"Infinity" not in document:
+        return document
+    return dumps(replace_nan(loads(document)))
+
+
+def replace_nan(value: Any) -> Any:
+    """Replace NaN and infinities in a JSON value, which JSON lacks, by texts, as in zarr's fill values.
+
+    Attributes with which xarray compares numbers keep their numbers: NaN is left out there, since xarray treats it as
+    missing without an attribute, and infinities stay.
+    """
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case dict():
+            fills = {name: _drop_nan(value[name]) for name in _FILLS if name in value}
+            kept = {name: of for name, of in value.items() if fills.get(name) != []}
+            return {name: fills[name] if name in fills else replace_nan(of) for name, of in kept.items()}
+        case list():
+            return [replace_nan(element) for element in value]
+    return value
+
+
+def _drop_nan(value: Any) -> Any:
+    """Return a number, or a list of numbers, without NaN; an empty list if nothing is left."""
+    if isinstance(value, list):
+        return [element for element in value if element == element]
+    return value if value == value else []
 
 
 def is_metadata(key: str) -> bool:

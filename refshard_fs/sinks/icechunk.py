@@ -332,7 +332,7 @@ async def _write(
         await store.clear()
     for path in sorted(nodes):
         key = join(path, "zarr.json")
-        await put(store, {key: encode_document(nodes[path], key)})
+        await put_document(store, key, encode_document(nodes[path], key))
     count = size = 0
     left: dict[str, list[range]] = {}
     for array, grid in references.grids.items():
@@ -356,13 +356,25 @@ async def _write(
 
 
 def encode_document(document: Mapping[str, Any], key: str) -> bytes:
-    """Return the metadata of a node. Icechunk stores indexes of chunks, so it accepts only one encoding of keys."""
+    """Return the metadata of a node. Icechunk accepts only one encoding of keys, and JSON without NaN."""
     if document.get("node_type") not in ("array", "group"):
         raise ManifestError(f"{key!r} has node_type={document.get('node_type')!r}: expected 'array' or 'group'")
     if document.get("node_type") == "array":
         encoding = {"name": "default", "configuration": {"separator": "/"}}
         document = {**document, "chunk_key_encoding": encoding}
-    return zarrmeta.dumps(document)
+    return zarrmeta.dumps(zarrmeta.replace_nan(document))
+
+
+async def put_document(store: Any, key: str, document: bytes) -> None:
+    """Put the metadata of a node into zarr's ``store``; ManifestError if Icechunk refuses them."""
+    try:
+        await put(store, {key: document})
+    except _require_icechunk().InvalidInputError as e:
+        reason = str(e).partition("\n")[0]
+        attributes = zarrmeta.shorten(zarrmeta.loads(document).get("attributes"))
+        raise ManifestError(
+            f"{key!r}: Icechunk refuses its metadata ({reason}), with the attributes {attributes}"
+        ) from e
 
 
 def _refuse_empty(array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -> None:

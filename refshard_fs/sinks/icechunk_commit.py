@@ -28,7 +28,7 @@ from refshard_fs.sinks.icechunk import (
     make_stores,
     open_repository,
     open_session,
-    put,
+    put_document,
     put_native,
     put_virtual,
     translate_errors,
@@ -111,7 +111,7 @@ class IcechunkCommit:
         for key in self._removed:
             await store.delete(key)
         for key in sorted(self._documents):
-            await put(store, {key: self._documents[key]})
+            await put_document(store, key, self._documents[key])
         for array, numbers, chunks in blocks:
             grid: ChunkGrid = self._grids[array]
             await put_virtual(store, array, grid, numbers, chunks)

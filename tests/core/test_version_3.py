@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ import zarr
 
 from refshard_fs import ManifestError
 from refshard_fs.core.version_3 import convert_array, decode_from_xarray, encode_for_xarray
+from refshard_fs.references.values import encode
 from tests.support.chunk_manifests import needs_zarr_3, open_source
 from tests.support.version_2_arrays import make_v2, read_values
 
@@ -100,6 +102,24 @@ def test_xarray_masks_the_same_values_after_conversion(tmp_path: Path) -> None:
     xr.testing.assert_identical(old, new)
 
 
+@needs_zarr_3
+@pytest.mark.parametrize("fill", [None, "AQAAAAAAQEBhYgAA"])
+def test_structs_are_converted(fill: str | None, tmp_path: Path) -> None:
+    dtype = np.dtype([("number", "<i4"), ("inner", [("x", "<f4")]), ("text", "S4")])
+    assert dtype.itemsize == 12
+    values = np.array([(1, (2.5,), b"ab"), (-3, (4,), b"")], dtype)
+    fields = [["number", "<i4"], ["inner", [["x", "<f4"]]], ["text", "|S4"]]
+    document = make_v2(shape=[4], chunks=[2], dtype=fields, fill_value=fill)
+    refs = {".zgroup": '{"zarr_format": 2}', "x/.zarray": json.dumps(document), "x/1": encode(values.tobytes())}
+    open_source(refs).save(str(tmp_path / "new"), "chunk-manifest")
+    missing = np.frombuffer(base64.b64decode(fill or "") or bytes(12), dtype)
+    for source in (refs, str(tmp_path / "new")):
+        found = read_values(source)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found[2:], values)
+        np.testing.assert_array_equal(found[:1], missing)
+
+
 @pytest.mark.parametrize("fill", [None, 0, "", "none"])
 def test_texts_of_any_length_are_converted(tmp_path: Path, fill: Any) -> None:
     document = make_v2(dtype="|O", fill_value=fill, filters=[{"id": "vlen-utf8"}])
@@ -114,7 +134,12 @@ def test_texts_of_any_length_are_converted(tmp_path: Path, fill: Any) -> None:
     "change",
     [
         {"dtype": "|O"},
-        {"dtype": [["a", "<i4"]]},
+        {"dtype": [["a", ">i4"]]},
+        {"dtype": [["a", "|O"]]},
+        {"dtype": [["a", "<i4"], ["a", "<i2"]]},
+        {"dtype": [["", "<i4"]]},
+        {"dtype": [["a", "<i4", [2]]]},
+        {"dtype": [["a"]]},
         {"filters": [{"id": "json2"}]},
         {"filters": [{"id": "shuffle"}, {"id": "delta", "dtype": "<i2"}]},
         {"compressor": {"id": "pcodec_of_mine"}},

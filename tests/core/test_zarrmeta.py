@@ -22,6 +22,7 @@ from refshard_fs.core.zarrmeta import (
     is_nested_deeply,
     iterate_consolidated_arrays,
     loads,
+    make_strict,
     parse_plain_grid,
 )
 from refshard_fs.errors import ManifestError
@@ -155,6 +156,23 @@ def test_dumped_json_loads_again(value: object) -> None:
 def test_dumped_text_is_compact_utf8() -> None:
     assert dumps({"a": ["é", {"b": 1}]}) == '{"a":["é",{"b":1}]}'.encode()
     assert dumps(9.969209968386869e36) == b"9.969209968386869e+36"
+
+
+@pytest.mark.parametrize(
+    ("document", "strict"),
+    [
+        (
+            '{"a": NaN, "b": [-Infinity, {"c": Infinity}], "d": "NaN"}',
+            b'{"a":"NaN","b":["-Infinity",{"c":"Infinity"}],"d":"NaN"}',
+        ),
+        ('{"missing_value": NaN, "_FillValue": [NaN], "a": 1.5}', b'{"a":1.5}'),
+        ('{"missing_value": [NaN, -9.0], "_FillValue": Infinity}', b'{"missing_value":[-9.0],"_FillValue":Infinity}'),
+        ('{"a": [ 1 ]}', b'{"a": [ 1 ]}'),
+    ],
+)
+def test_numbers_that_json_lacks_become_texts(document: str, strict: bytes) -> None:
+    """As a text, a number in missing_value would no longer mask values in xarray."""
+    assert make_strict(document.encode()) == strict
 
 
 def test_dumping_deep_nesting_is_a_value_error() -> None:

@@ -304,6 +304,25 @@ def test_failed_save_does_not_block_the_next(tmp_path: Path) -> None:
     assert zarr.open_array(open_session(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
 
 
+def test_attributes_that_json_lacks_are_saved_as_texts(tmp_path: Path) -> None:
+    """Icechunk accepts only strict JSON; many NetCDF files have the attribute ``missing_value = NaN``."""
+    values = np.array([1, np.nan, 3], "f4")
+    attributes = {"missing_value": np.float32("nan"), "valid_range": [np.nan, np.inf]}
+    xr.Dataset({"t": ("x", values, attributes)}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    RefShardFileSystem(str(tmp_path / "a.nc")).save(str(tmp_path / "made.icechunk"))
+    found = read(str(tmp_path / "made.icechunk"))["t"]
+    np.testing.assert_array_equal(found, values)
+    assert found.attrs == {"valid_range": ["NaN", "Infinity"]}
+
+
+def test_error_names_the_document_that_icechunk_refuses(tmp_path: Path) -> None:
+    refs = {**ONE_ARRAY, "a/.zattrs": '{"missing_value": Infinity}'}
+    with pytest.raises(
+        refshard_fs.ManifestError, match="'a/zarr.json': Icechunk refuses its metadata .*missing_value': inf"
+    ):
+        RefShardFileSystem(refs).save(str(tmp_path / "made.icechunk"))
+
+
 def test_whole_objects_become_virtual_chunks(tmp_path: Path) -> None:
     """Their lengths are not in a listing, and have to be requested."""
     root = write_store(tmp_path, 2)
