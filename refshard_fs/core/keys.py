@@ -32,12 +32,14 @@ def check_key(key: str) -> str:
     """Return ``key`` if it is valid; else raise ValueError with the reason."""
     steps = key.split("/")
     if not {"", ".", ".."}.isdisjoint(steps):
-        raise ValueError("it is not a valid key: it is empty, or has a segment that is empty, '.' or '..'")
+        wrong = next(step for step in steps if step in ("", ".", ".."))
+        raise ValueError(f"it is not a valid key: expected names with '/' between them, found the name {wrong!r}")
     if "\0" in key or "\\" in key:
-        raise ValueError("it is not a valid key: it has a NUL or a backslash")
+        raise ValueError("it is not a valid key: expected names without NUL and backslash, found one of these")
     if len(steps) > MOST_STEPS or len(key) > MOST_CHARACTERS:
         raise ValueError(
-            f"it is not a valid key: it has more than {MOST_STEPS} segments or {MOST_CHARACTERS} characters"
+            f"it is not a valid key: expected at most {MOST_STEPS} names and {MOST_CHARACTERS} characters, found "
+            f"{len(steps)} and {len(key)}"
         )
     return key
 

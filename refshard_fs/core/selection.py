@@ -73,7 +73,9 @@ def _spread(selection: Any, ndim: int) -> list[slice | npt.NDArray[Any]]:
         raise IndexError(f"expected at most one Ellipsis in an index, got {len(places)}")
     missing = ndim - sum(_count_dimensions(part) for part in parts if part is not Ellipsis)
     if missing < 0:
-        raise IndexError(f"too many indices: the array has {ndim} dimensions, and the index spans {ndim - missing}")
+        raise IndexError(
+            f"too many indices: expected at most {ndim}, the dimensions of the array, got {ndim - missing}"
+        )
     at = places[0] if places else len(parts)
     return parts[:at] + [slice(None)] * missing + parts[at + 1 :]
 
@@ -99,7 +101,9 @@ def _wrap_index(index: npt.NDArray[Any], size: int) -> Integers:
     numbers = index.astype(np.int64)
     if numbers.size and (numbers.min() < -size or numbers.max() >= size):
         wrong = numbers[(numbers < -size) | (numbers >= size)].flat[0]
-        raise IndexError(f"index {wrong} is out of bounds for a dimension of size {size}")
+        raise IndexError(
+            f"index {wrong} is out of bounds for a dimension of size {size}: expected {-size} to {size - 1}"
+        )
     return np.where(numbers < 0, numbers + size, numbers)
 
 

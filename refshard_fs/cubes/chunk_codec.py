@@ -13,7 +13,7 @@ from refshard_fs.core.compression import check_blosc, check_chunk, find_chunk_li
 from refshard_fs.core.dtypes import find_decoded_type, find_text_codec
 from refshard_fs.core.libdeflate import try_gzip, try_zlib
 from refshard_fs.core.version_3 import ON_BYTES
-from refshard_fs.core.zarrmeta import ArrayMeta, find_decoding_problem, find_safety_problem
+from refshard_fs.core.zarrmeta import ArrayMeta, codecs_of, find_decoding_problem, find_safety_problem
 
 _KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that decode to no more bytes than they are given
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # zarr 3's names of the codecs of NetCDF-4
@@ -84,6 +84,12 @@ def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
     """
     decoder = ChunkDecoder.of(meta)
     return None if decoder is None else decoder.decode(data)
+
+
+def describe_codecs(meta: ArrayMeta) -> str:
+    """Return the error text for an array whose chunks this module cannot decode or encode."""
+    found = f"its data type is {meta.dtype}, and its codecs are {', '.join(codecs_of(meta)) or 'none'}"
+    return f"{found}: expected a type and codecs that numpy and numcodecs can decode"
 
 
 def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int) -> bytearray | None:
@@ -161,7 +167,7 @@ def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
         else _make_codecs_of_version_3(meta.raw, values.dtype)
     )
     if pipeline is None:
-        raise ValueError("chunks with these codecs cannot be encoded with numpy and numcodecs")
+        raise ValueError(describe_codecs(meta))
     codecs, order = pipeline
     if order is not None:
         values = values.astype(values.dtype.newbyteorder("<" if order == "little" else ">"))

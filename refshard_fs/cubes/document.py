@@ -183,7 +183,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     def of(cls, decoded: Any, where: str, depth: int = 0) -> ConcatDocument:
         """Return a document from decoded JSON; ``depth`` is the number of documents around it."""
         if depth > DEEPEST:
-            raise ValueError(f"documents are nested more than {DEEPEST} deep")
+            raise ValueError(f"documents are nested too deeply: expected at most {DEEPEST} levels")
         given = msgspec.convert(decoded, _Json)
         pieces = tuple(
             _parse_piece(_Line(line) if isinstance(line, str) else line, given, where, depth) for line in given.sets
@@ -204,7 +204,10 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
             raise ManifestError(f"{where}: expected stacked arrays in axes, with axis 0, and sets of length 1")
         strange = {dim for piece in pieces for dim in piece.places} - (given.unions.keys() - {given.dim})
         if strange:
-            raise ManifestError(f"{where}: its unions have no dimension {min(strange)!r}")
+            known = ", ".join(map(repr, sorted(given.unions))) or "none"
+            raise ManifestError(
+                f"{where}: a set has places along {min(strange)!r}: expected one of its unions, {known}"
+            )
         head = {name: getattr(given, name) for name in _Head.__struct_fields__}
         beside = tuple(cls.of(each, where, depth + 1) for each in given.beside)
         held = {path: decode_base64(data) for path, data in given.held.items()}
@@ -276,10 +279,11 @@ def _parse_piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
         raise ValueError(f"the set {url!r}: stacked arrays take the whole set: expected no element to begin with")
     if line.take is not None and line.take[0] + length > line.take[1]:
         raise ValueError(
-            f"the set {url!r} has {line.take[1]} elements: {length} cannot be taken from {line.take[0]} on"
+            f"the set {url!r} has {line.take[1]} elements: expected an end up to there, got {length} elements from "
+            f"{line.take[0]} on"
         )
     if given.coordinate is not None and line.values is None:
-        raise ValueError(f"the set {url!r} lacks the values of the coordinate {given.coordinate!r}")
+        raise ValueError(f"the set {url!r}: expected values of the coordinate {given.coordinate!r}, found none")
     try:
         values = None if line.values is None else decode_base64(line.values)
     except ValueError as e:

@@ -148,7 +148,7 @@ class ConcatKeySpace(KeySpace):
                 if path not in self._documents.arrays:
                     yield from self._documents.lookup(join(path, name))
             if path not in self._documents.arrays:
-                raise ManifestError(f"{self.where}: the first set has no array {path!r} to be joined")
+                raise ManifestError(f"{self.where}: expected the array {path!r} in the first set, found none")
         if self.document.coordinate is not None:
             self._check_coordinate(self.document.coordinate)
         inline = dict(self.first.inline_grids)
@@ -404,8 +404,8 @@ class ConcatKeySpace(KeySpace):
             size = len(piece.values or b"")
             if size != piece.length * size_of_one:
                 raise ManifestError(
-                    f"{self.where}: the set {piece.name!r} has {size} bytes of {path!r} for {piece.length} elements of "
-                    f"{size_of_one} bytes"
+                    f"{self.where}: the set {piece.name!r} has {size} bytes of {path!r}: expected {piece.length} "
+                    f"elements of {size_of_one} bytes"
                 )
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
@@ -480,7 +480,8 @@ class ConcatKeySpace(KeySpace):
             found |= {listed.name: listed for listing in listings for listed in listing}
             if len(found) > LISTED:
                 directory = path if leading is None else join(path, grid.directory_of(leading))
-                raise NotListable(f"{directory!r} of {self.where} has more than {LISTED} names: too many to list")
+                found_text = f"{directory!r} of {self.where} has {len(found)} names or more"
+                raise NotListable(f"{found_text}: expected at most {LISTED} to be listed. Read each by its key")
         return sorted(found.values(), key=by_name)
 
     def _list_in_piece(

@@ -23,7 +23,7 @@ from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe,
 from refshard_fs.core.version_3 import decode_from_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS, TimeUnits, are_alike, is_time
-from refshard_fs.cubes.chunk_codec import ChunkDecoder, decode_chunk, encode_chunk, make_blank_chunk
+from refshard_fs.cubes.chunk_codec import ChunkDecoder, decode_chunk, describe_codecs, encode_chunk, make_blank_chunk
 from refshard_fs.errors import ManifestError
 
 
@@ -100,7 +100,7 @@ class Recoding(msgspec.Struct, frozen=True):
         """Return the values of a chunk of the array ``theirs``."""
         decoder = _parse_encoding(self.theirs).decoder
         if decoder is None:
-            raise ValueError(f"{self.where}: its chunks cannot be decoded with numpy and numcodecs")
+            raise ValueError(f"{self.where}: {describe_codecs(_parse_encoding(self.theirs).meta)}")
         return decoder.decode(raw)
 
     def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -149,7 +149,8 @@ class Recoding(msgspec.Struct, frozen=True):
             out = numbers.astype(mine.meant).view(mine.dtype)
             is_rounded = numbers.dtype.kind in "iu" and numbers.itemsize == 8 and mine.meant.kind == "f"
             if is_rounded and not (missing | (np.abs(numbers.astype(np.float64)) < EXACT)).all():
-                raise ValueError(f"{self.where}: a value of {numbers.dtype} cannot be stored exactly as {mine.dtype}")
+                wrong = numbers[~missing & (np.abs(numbers.astype(np.float64)) >= EXACT)].flat[0]
+                raise ValueError(f"{self.where}: {wrong} ({numbers.dtype}) cannot be stored exactly as {mine.dtype}")
         else:
             out = self._repack(values, missing, theirs, mine)
         if missing.any():
@@ -167,7 +168,8 @@ class Recoding(msgspec.Struct, frozen=True):
         if mine.dtype.kind == "f" and is_mistaken.any():
             is_mistaken &= ~np.isnan(out)  # NaN may stay NaN
         if is_mistaken.any():
-            raise ValueError(f"{self.where}: a valid value would become {mine.fills[0]}, the fill value")
+            expected = f"expected no valid value that becomes {mine.fills[0]}, the fill value of the shown array"
+            raise ValueError(f"{self.where}: {expected}; found {np.count_nonzero(is_mistaken)}")
         return out
 
     def _convert_times(
@@ -202,7 +204,10 @@ class Recoding(msgspec.Struct, frozen=True):
             out = np.where(fits & ~missing, wanted, 0).astype(mine.meant).view(mine.dtype)
             same = fits & (mine.unpack(out) == real)
         if not (same | missing | np.isnan(real)).all():
-            raise ValueError(f"{self.where}: a value cannot be stored exactly in the first set's encoding")
+            wrong = real[~(same | missing | np.isnan(real))].flat[0]
+            raise ValueError(
+                f"{self.where}: {wrong} cannot be stored exactly in the first set's encoding ({mine.dtype})"
+            )
         return out
 
 
@@ -255,7 +260,7 @@ def make_recoding(
         find_chunk_limits(other.meta)
         encode_chunk(one.meta, make_blank_chunk(one.meta, one.dtype))
         if decode_chunk(other.meta, encode_chunk(other.meta, make_blank_chunk(other.meta, other.dtype))) is None:
-            raise ValueError("its chunks cannot be decoded with numpy and numcodecs")
+            raise ValueError(describe_codecs(other.meta))
     except ValueError as e:
         shown, own = _describe(*mine, units), _describe(*theirs, units)
         if shown == own:

@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import MOST, find_chunk_limits
 from refshard_fs.core.dtypes import find_decoded_type, make_plain_document, parse_fill_value
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.cubes.chunk_codec import decode_chunk, encode_chunk, make_blank_chunk
+from refshard_fs.cubes.chunk_codec import decode_chunk, describe_codecs, encode_chunk, make_blank_chunk
 from refshard_fs.cubes.placement import Placement
 from refshard_fs.errors import ManifestError
 
@@ -48,7 +48,7 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
             raise ValueError("expected numbers or texts, in chunks of one size")
         find_chunk_limits(meta)  # raises ValueError if a chunk is too large to be made
         if decode_chunk(meta, encode_chunk(meta, make_blank_chunk(meta, dtype))) is None:
-            raise ValueError("chunks with these codecs cannot be decoded with numpy and numcodecs")
+            raise ValueError(describe_codecs(meta))
     except ValueError as e:
         raise ManifestError(
             f"the chunks of {path!r} of {name} must be cut to be shown in other chunks, and cannot be cut: {e}"

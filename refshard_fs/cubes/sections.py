@@ -18,7 +18,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import find_decoded_type, itemsize_of, parse_fill_value
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.cubes.chunk_codec import decode_chunk
+from refshard_fs.cubes.chunk_codec import decode_chunk, describe_codecs
 from refshard_fs.cubes.recoding import Recoding
 from refshard_fs.cubes.recutting import SECTIONS, Box, Recut, Section
 from refshard_fs.cubes.text_chunk import dump_texts, join_texts, split_texts
@@ -128,7 +128,7 @@ class Cut(msgspec.Struct, frozen=True):
         except ValueError as e:
             raise ValueError(f"{self.source.where}: {e}") from e
         if values is None:
-            raise ValueError(f"{self.source.where}: its chunks cannot be decoded with numpy and numcodecs")
+            raise ValueError(f"{self.source.where}: {describe_codecs(self.source.meta)}")
         values = values[tuple(slice(start, stop) for start, stop in self.box)]
         if self.source.recoding is not None:
             values = self.source.recoding.convert(values)

@@ -433,7 +433,7 @@ def _recut(node: Node, meta: ArrayMeta) -> Recut:
     where = repr(node.source)
     try:
         if "shards" in meta.raw:
-            raise ManifestError("shards of version 2 cannot be decoded with numpy and numcodecs")
+            raise ManifestError("it has shards of version 2 of zarr: expected chunks, or shards of version 3")
         check_recut(node.source, meta, "the source")
         shown = zarrmeta.array_meta(node.array, where)
         assert shown is not None, "the node is an array"

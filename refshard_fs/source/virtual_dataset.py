@@ -46,7 +46,7 @@ def convert_to_references(dataset: Any) -> ReferenceSet:
                 document = _make_document(variable)
             meta = zarrmeta.array_meta(document, repr(where))
             if meta is None or meta.grid is None:
-                raise ManifestError(f"the variable {where!r} has no regular grid of chunks, which a manifest must have")
+                raise ManifestError(f"the variable {where!r}: expected a regular grid of chunks, found another grid")
             members[join(where, "zarr.json")] = zarrmeta.dumps(document)
             for coordinates, data in inline.items():
                 members[join(where, meta.grid.encoding.encode(coordinates))] = data

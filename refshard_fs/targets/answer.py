@@ -190,7 +190,7 @@ async def read_answer(
         if len(data) > length:
             raise Unfit(f"expected {length} bytes, got more")
         if len(data) < length:
-            raise Incomplete(f"the answer ended after {len(data)} of {length} bytes")
+            raise Incomplete(f"expected {length} bytes, got {len(data)}: the answer ended early")
     elif status == 200:
         if encoding not in _IDENTITY and not (inflates and encoding in _INFLATED):
             raise Unfit(f"expected the plain object, got it compressed ({encoding})")

@@ -206,7 +206,8 @@ def test_errors_of_any_kind_are_one_line(refs: Refs, capsys: pytest.CaptureFixtu
 def test_selection_beyond_an_array_names_its_option(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["map", refs(), "a", "-o", "x.svg", "--select", "a[99]"]) == 2
     assert capsys.readouterr().err == (
-        "refshard: --select 'a[99]' does not fit the array: index 99 is out of bounds for a dimension of size 5\n"
+        "refshard: --select 'a[99]' does not fit the array: index 99 is out of bounds for a dimension of size 5: "
+        "expected -5 to 4\n"
     )
 
 

@@ -54,7 +54,7 @@ def parse_frame_header(data: bytes) -> FrameHeader:
     if version != 2:
         raise ValueError(f"blosc version {version} is not supported: expected 2")
     if flags & _RESERVED:
-        raise ValueError(f"blosc flags {flags:#04x}: bit 3 is reserved and must be 0")
+        raise ValueError(f"blosc flags {flags:#04x}: expected 0 in bit 3, which is reserved")
     if codec == _SNAPPY:
         raise ValueError(
             f"blosc flags {flags:#04x}: codec {codec} is snappy, which zarr's blosc codec cannot decode: expected one "

@@ -46,7 +46,8 @@ def parse_key_map(data: bytes, where: str) -> KeyMap:
         if key and not key.endswith("/"):
             raise ManifestError(f"{where}: the prefix {key!r} is not a directory of keys: expected a slash at its end")
         if prefix.separator != ".":
-            raise ManifestError(f"{where}: the prefix {key!r} has a separator: only prefixes of chunks may have one")
+            found = f"the prefix {key!r} has the separator {prefix.separator!r}"
+            raise ManifestError(f"{where}: {found}: expected none, since only prefixes of chunks may have one")
         if not prefix.path:
             raise ManifestError(f"{where}: the prefix {key!r} has an empty path: expected a URL or a relative path")
         prefixes[key.removesuffix("/")] = prefix.path

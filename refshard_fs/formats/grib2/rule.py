@@ -347,7 +347,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         if not self.steps:
             raise ValueError("it has no steps: expected at least one in ['step']['values']")
         if self.start > parse_time(self.time.stop or self.time.start):
-            raise ValueError(f"it has no runs: its start {self.time.start} is after its stop {self.time.stop}")
+            raise ValueError(f"its start is {self.time.start}: expected at most its stop, {self.time.stop}")
 
     @property
     def start(self) -> datetime:
@@ -457,7 +457,7 @@ class MessageValues(msgspec.Struct, frozen=True):
                 return field
             else:
                 reasons.append(differences[0])
-        raise ValueError(f"the message has another field than its line in the sidecar states: {'; '.join(reasons)}")
+        raise ValueError(f"expected the field of the line in the sidecar, found another one: {'; '.join(reasons)}")
 
     def compare(self, field: Field) -> list[str]:
         """Return texts that describe how a field differs from the expected field; an empty list if it does not."""

@@ -105,15 +105,16 @@ def parse_chunked(header: bytes) -> Layout:
         shape, chunk = extents[1::3], extents[2::3]
         if min(shape) < 0 or min(chunk) < 1 or count != math.prod(chunk) or len(fill) != length or width < 1:
             raise ValueError(
-                f"the header of its chunks contradicts itself: shape {shape}, chunks of shape {chunk}, "
-                f"{count} values in a chunk, {width} bytes in a value, a fill value of {len(fill)} bytes"
+                f"the header of its chunks has the shape {shape}, chunks of {chunk}, {count} values in a chunk, "
+                f"{width} bytes in a value, and {len(fill)} of {length} bytes of a fill value: expected "
+                f"{math.prod(chunk)} values, positive numbers and a whole fill value"
             )
         coding = None
         if position + 6 <= len(header):
             (length,) = struct.unpack_from(">i", header, position + 2)
             coding = parse_coding(header[position + 6 : position + 6 + max(length, 0)])
     except struct.error as e:
-        raise ValueError(f"the header of its chunks is cut short: {e}") from e
+        raise ValueError(f"the header of its chunks is cut short: it has {len(header)} bytes ({e})") from e
     return Layout(total * width, chunk, shape, coding, table, None, fill)
 
 

@@ -153,7 +153,7 @@ def parse_flex(data: bytes) -> Any:
     try:
         return _FlexReader(data).read_value(len(data) - 2 - data[-1], data[-1], data[-2])
     except RecursionError as e:
-        raise ValueError("it is damaged: its maps are nested too deeply, or contain themselves") from e
+        raise ValueError("it is damaged: expected few levels of maps, found maps that are nested too deeply") from e
 
 
 class _FlexReader:

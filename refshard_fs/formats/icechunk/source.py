@@ -267,7 +267,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         child, snapshot = snapshot, (yield load)
         if snapshot.time >= child.time:  # without this check, a loop in a damaged repository would never end
             raise ManifestError(
-                f"{probe.url} is damaged: the snapshot {child.parent} is not older than its child {child.name}"
+                f"{probe.url} is damaged: expected the snapshot {child.parent} to be older than its child {child.name}"
             )
     keyspace = IcechunkKeySpace(probe.url, snapshot, containers, options)
     coordinates = [  # arrays with their own name as dimension, which xarray reads on opening

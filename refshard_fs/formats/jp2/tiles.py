@@ -84,8 +84,8 @@ class TileRecipe(msgspec.Struct, frozen=True):
             is_by_resolution = all(coding.levels == levels and coding.is_by_resolution for coding in codings)
             if not is_by_resolution or any(marker == POC for marker, _ in segments):
                 raise ValueError(
-                    "the packets of its tile have another order than in the main header: only the full resolution can "
-                    "be read"
+                    "expected the order of packets of the main header in its tile, found another order: only the full "
+                    "resolution can be read"
                 )
             changed = [self.header.lower_resolution(marker, segment, lowered) for marker, segment in segments]
             body = b"".join([*changed, body[end:]])

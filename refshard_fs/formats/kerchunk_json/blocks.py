@@ -237,9 +237,9 @@ class Reader:
             self._at += len(string[: e.pos].encode()) - 1
             raise self._make_error(e.msg) from None
         except UnicodeDecodeError as e:
-            raise self._make_error(f"it is not UTF-8: {e.reason}") from None
+            raise self._make_error(f"expected UTF-8, found other bytes ({e.reason})") from None
         except RecursionError:
-            raise self._make_error("its values are nested too deeply") from None
+            raise self._make_error("its values are nested too deeply: expected fewer levels") from None
         self.add_members(members)
         if stop == len(string):
             self._mark_parsed(end)

@@ -128,8 +128,8 @@ class ZipKeySpace(KeySpace):
             return Member(*members.rows[place].item())
         if key in members.withheld:
             raise ManifestError(
-                f"the ZIP at {self.url} has the member {members.withheld[key]!r}, which is not a path below its root: "
-                f"it cannot be read as the key {key!r}"
+                f"the ZIP at {self.url} has the member {members.withheld[key]!r}: expected a relative path without "
+                f"'..' for the key {key!r}. Write the archive again with such a name"
             )
         return None
 
