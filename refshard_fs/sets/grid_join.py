@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.errors import ManifestError
 from refshard_fs.sets.common_units import CommonUnits, convert_to_common_units
 from refshard_fs.sets.cut_chunks import cut_chunks
 from refshard_fs.sets.file_grid import FileGrid
@@ -47,6 +48,8 @@ class GridJoin(msgspec.Struct, frozen=True):
                 for dim, number in zip(self.dims, place, strict=True):
                     if dim in known:
                         self.examples.setdefault((dim, number), part)
+            for path in {path: None for part in parts.values() for path in part.variables} if self.grid.holes else ():
+                self._check_holes(path, parts)
             if self.grid.holes and not rules.lazy:
                 variables = [item for part in parts.values() for item in part.variables.items()]
                 spread = {p for p, v in variables if not v.is_coordinate and not set(self.dims).isdisjoint(v.dims)}
@@ -54,6 +57,28 @@ class GridJoin(msgspec.Struct, frozen=True):
                 parts = {place: set_fill_values(part, fills) for place, part in parts.items()}
         sources = {place: source if rules.lazy else parts[place].name for place, (source, _) in leaves.items()}
         return self._join_below((), {place: (sources[place], parts[place]) for place in sorted(leaves)})
+
+    def _check_holes(self, path: str, parts: Mapping[Position, NamedSet]) -> None:
+        """Raise ManifestError if values of an array would be taken from places without a file.
+
+        An array that lacks a dimension of the grid is taken from the first sets along this dimension.
+        """
+        having = {place: part for place, part in parts.items() if path in part.variables}
+        variable = next(iter(having.values())).variables[path]
+        own = [dim in variable.dims for dim in self.dims]
+        if variable.is_coordinate or all(own) or not any(own):
+            return
+        for place, part in having.items():
+            left = [*parts]
+            for axis, is_own in enumerate(own):
+                number = place[axis] if is_own else min(other[axis] for other in left)
+                left = [other for other in left if other[axis] == number]
+                if not left:
+                    lacked = ", ".join(repr(dim) for dim, has in zip(self.dims, own, strict=True) if not has)
+                    raise ManifestError(
+                        f"{path!r} of {part.name} does not have the dimension {lacked}, and is taken from the first "
+                        f"sets along it, which lack values that this set has: drop=[{path!r}] leaves it out"
+                    )
 
     def _join_below(self, start: Position, leaves: Mapping[Position, Leaf]) -> Leaf:
         """Join ``leaves``, whose positions begin with ``start``, to one set."""

@@ -32,7 +32,7 @@ def failure(target: str, start: int, length: int) -> str:
 
 def test_error_of_a_missing_target_has_a_remedy(http_server: RangeServer, tmp_path: Path) -> None:
     for target in (f"{http_server.url}/gone", str(tmp_path / "gone")):
-        assert "`refshard rebase` finds objects that have moved" in failure(target, 0, 3)
+        assert "`refshard rebase` changes references to objects that have moved" in failure(target, 0, 3)
 
 
 def test_error_of_a_short_target_has_a_remedy(http_server: RangeServer, tmp_path: Path) -> None:

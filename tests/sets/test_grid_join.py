@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
+from refshard_fs import ManifestError
 
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr")
@@ -112,3 +113,16 @@ def test_unreadable_files_become_holes(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="left out"):
             cube = refshard_fs.concat(pattern, dims=DIMS, lazy=lazy, join="outer", on_error="skip")  # type: ignore[call-overload]
         xr.testing.assert_equal(load_dataset(cube).transpose(*expected.dims), expected)
+
+
+def test_array_along_one_dimension_of_a_grid_with_holes(tmp_path: Path) -> None:
+    for number in range(2):  # neither dimension is of times, so that the files are the corners of a grid
+        x, y = [float(number)], [10.0 * number, 10.0 * number + 1]
+        ds = xr.Dataset({"v": (("x", "y"), [[1.0, 2.0]]), "a": ("x", x), "b": ("y", y)}, {"x": x, "y": y})
+        ds.to_netcdf(tmp_path / f"{number}.nc", engine="h5netcdf")
+    with pytest.raises(ManifestError, match=r"'b' of set 1 .*1\.nc\) does not have the dimension 'x', .* drop=\['b'\]"):
+        refshard_fs.open(f"{tmp_path}/*.nc", join="outer")
+    each = [xr.load_dataset(path).drop_vars("b") for path in sorted(tmp_path.glob("*.nc"))]
+    expected = xr.combine_by_coords(each, data_vars="minimal", coords="minimal", compat="no_conflicts", join="outer")
+    found = xr.open_dataset(refshard_fs.open(f"{tmp_path}/*.nc", join="outer", drop=["b"]), engine="refshard")
+    xr.testing.assert_equal(found.load(), expected)
