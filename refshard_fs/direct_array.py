@@ -65,8 +65,8 @@ class _ChunkSlice(NamedTuple):
         return self._replace(within=within - first)
 
 
-class _PartlyRead:
-    """The chunks of which parts were read. A chunk that is read again is read whole: a loop will read the rest of it.
+class _PartialReads:
+    """The reads of parts of chunks. A chunk that is read again is read whole: a loop will read the rest of it.
 
     While a loop goes over steps of an array, each chunk is read whole at once.
     """
@@ -111,7 +111,7 @@ class DirectArray(BackendArray):
         self._fs, self._node, self._decoder = fs, node, decoder
         self._fill_value = np.asarray(parse_fill_value(meta, self.dtype), self.dtype)
         self._token = object()  # part of the keys of cached chunks: an array that is opened later may have grown
-        self._parts = _PartlyRead()
+        self._parts = _PartialReads()
         self._by_zarr: ZarrArrayWrapper | None = None  # made when zarr has to read a selection
 
     @classmethod

@@ -234,7 +234,7 @@ def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
     coordinates = [variable for name, variable in named if variable.dims == (name,)]
     _load_together(coordinates)
     if GUARD.get() is not None:
-        for variable in coordinates:  # `_load_together` leaves some out, which must be limited, too
+        for variable in coordinates:  # also those that `_load_together` has left out have to stay within the limit
             variable.load()
 
 

@@ -187,7 +187,7 @@ def test_reference_urls_are_accepted() -> None:
     assert ds.sizes == xr.open_dataset(make_group(), engine=RefShardBackend).sizes
 
 
-def test_source_after_two_slashes_error_has_the_spelling() -> None:
+def test_error_of_a_source_after_two_slashes_says_what_to_pass() -> None:
     with pytest.raises(
         ValueError, match=r"pass 'refs\.json' or 'refshard::refs\.json', or pass 'refshard://' with storage_options"
     ):

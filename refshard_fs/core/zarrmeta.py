@@ -481,11 +481,11 @@ _UNKNOWN: Final = "?"
 
 
 def make_lost_codec(path: str) -> dict[str, Any]:
-    """Return a codec in place of the codecs that the writer of the array ``path`` left out."""
+    """Return a codec whose name says that the writer of the array ``path`` left out its codecs."""
     return {"name": _LOST % path}
 
 
-def names_codecs(codecs: object) -> bool:
+def is_codec_list(codecs: object) -> bool:
     """Return whether ``codecs`` is a list of codecs of version 3, and not null or filters of version 2."""
     if not isinstance(codecs, list | tuple) or not codecs:
         return False
@@ -508,7 +508,7 @@ def find_decoding_problem(meta: ArrayMeta, path: str) -> str | None:
         codecs = meta.raw.get("codecs")
         if codecs == [make_lost_codec(path)]:
             return f"its codecs are {_LOST % path}"
-        if not names_codecs(codecs):
+        if not is_codec_list(codecs):
             return f"its codecs are {_shorten_json(codecs)}: expected a list of codecs with names"
         return find_transformer_problem(meta.raw)
     for member, codecs in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):

@@ -31,9 +31,9 @@ class PieceView(View):
         return (yield from with_origin_of_piece(self.base.lookup(key), self._origin))
 
     def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        return [LookUp(places, self._entries(steps)) for places, steps in self.base.make_lookups(keys)]
+        return [LookUp(places, self._add_origin(steps)) for places, steps in self.base.make_lookups(keys)]
 
-    def _entries(self, steps: Steps[Sequence[Entry | None]]) -> Steps[Sequence[Entry | None]]:
+    def _add_origin(self, steps: Steps[Sequence[Entry | None]]) -> Steps[Sequence[Entry | None]]:
         return [add_origin(entry, self._origin) for entry in (yield from with_origin_of_piece(steps, self._origin))]
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:

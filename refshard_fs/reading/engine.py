@@ -132,7 +132,7 @@ class Engine(Lookups):
         make: bool = True,
         is_paid: bool = False,
     ) -> list[asyncio.Future[Any]]:
-        """Return a future of the bytes of each of ``requests``, read with all other requests of this turn of the loop.
+        """Return futures of the bytes of ``requests``; all requests of one turn of the loop are read together.
 
         ``entries`` are the entries of the keys; None is looked up. ``guess``: later reads may be predicted from these.
         A future's exception is FileNotFoundError for a key that does not exist, and never for another reason. With

@@ -14,7 +14,7 @@ from refshard_fs.reading.plan import KIB
 # After so many successive requests near earlier ones, more bytes are fetched. `ReadAhead` predicts reads of an array
 # sooner, and better.
 SURE: Final = 6
-NEAR: Final = 256 * KIB  # bytes between a request and an earlier one that count as near
+NEAR: Final = 256 * KIB  # requests are near each other if at most this many bytes lie between them
 RECENT: Final = 8  # last requests that are compared: indexes and chunks may lie in different parts of the file
 # The limit for bytes that were fetched ahead and not read: 1/SHARE of the bytes that were read, but at least FREE
 # (20 ms at 100 Mbit/s, as long as another request), and at most MOST.

@@ -24,8 +24,8 @@ from refshard_fs.reading.plan import MIB
 
 SURE = 4  # after so many correctly predicted chunks, chunks are fetched ahead
 SURE_AT_ONCE = 6  # the same, if all chunks came in one call: the reader may need no others
-NEAR = 4  # neighbours, read one after the other in any order, after which the chunks beyond them are expected
-RUN = 8  # neighbours, read in any order, after which the chunks beyond them are expected
+NEAR = 4  # if this many neighbours were read one after the other, in any order, chunks beyond them are expected
+RUN = 8  # if this many neighbours were read, in any order and among other chunks, chunks beyond them are expected
 STEPS = 512  # last steps that are searched for a repetition
 ALIKE = 32  # the most steps that are compared at one place, since each unexpected chunk starts a search
 PASS = 1 << 16  # the most chunks that are remembered as read, and not fetched again
@@ -177,7 +177,7 @@ class ReadAhead:
         return self._list_from(max(self._recent), 1) if is_up else self._list_from(min(self._recent), -1)
 
     def _find_run_of_all(self, number: int) -> range | None:
-        """Return the chunks beyond the nearer end of the run of all read neighbours at ``number``."""
+        """Return the chunks beyond the nearer end of the run of read chunks around ``number``; None if it is short."""
         low = high = number
         while number - low < RUN and low - 1 in self._read:
             low -= 1
@@ -236,9 +236,8 @@ class ReadAhead:
 
 
 def _find_period(steps: Sequence[int]) -> int:
-    """Return how many steps lie between the last steps and the earlier steps that agree longest with them.
-
-    If the last step did not occur before, return the number of all steps.
+    """Return after how many steps the last steps recur: the distance to the earlier steps that agree longest.  If the
+    last step did not occur before, return the number of all steps.
     """
     period, longest, last = len(steps), 0, len(steps) - 1
     for place in range(last - 1, -1, -1):

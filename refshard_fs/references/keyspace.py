@@ -208,7 +208,7 @@ class FlatKeySpace(KeySpace):
         return self._pins.get(target)
 
     def get_origin(self, target: int) -> Origin:
-        """Return the servers of the sets of other people that named the URL of a row's ``target``."""
+        """Return the origin of a row's ``target``: the servers of the sets from elsewhere that named its URL."""
         if not self.refs.origins:
             return ()
         found = self._origins.get(target)

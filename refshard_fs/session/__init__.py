@@ -1,1 +1,1 @@
-"""Names of modules that pickles of earlier versions have; everything in them lies in `refshard_fs.source`."""
+"""Modules whose names are in pickles of earlier versions; their contents lie in `refshard_fs.source`."""

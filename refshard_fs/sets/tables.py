@@ -143,7 +143,7 @@ def _parse_rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, 
 
 
 class _Item(NamedTuple):
-    """The time of an item of STAC, the URL of each of its assets, and the assets with the role "data"."""
+    """An item of STAC: its time, the URLs of its assets by name, and the assets with the role "data"."""
 
     time: Any
     hrefs: dict[str, str]

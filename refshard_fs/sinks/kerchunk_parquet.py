@@ -23,7 +23,7 @@ from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 
 TOGETHER: Final = 16  # partitions that are written at a time
-FEW: Final = 100  # partitions: of an array with at most this many, empty ones are written, too
+FEW: Final = 100  # if an array has at most this many partitions, empty ones are written, too
 
 
 class ParquetSink(Sink):

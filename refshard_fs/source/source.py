@@ -284,7 +284,7 @@ class Source(Engines):
         self._keyspace: KeySpace | None = None
         self._opening_now = fork_safe(threading.Lock())
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
-        # By path: the number of the last edit, and the metadata of an array then.
+        # Metadata of arrays, by path, each with the number of the last edit when they were read.
         self._arrays: dict[str, tuple[int, ArrayMeta]] = {}
         self._forgotten = 0  # times that the opened source was forgotten
         self.reads_small_files_whole = True  # False if only metadata and coordinates will be read, of many files

@@ -39,8 +39,8 @@ class OpenSource(Protocol):
 class OverlayCopy(msgspec.Struct, frozen=True):
     """The overlay ``id`` after ``number`` changes and ``commits`` commits, for another process.
 
-    The edits are packed once, because dask pickles a filesystem several times for each graph. A copy that another
-    process made has ``own`` changes of that process, which are not in the overlay.
+    The edits are packed once, because dask pickles a filesystem several times for each graph. If a worker process
+    made the copy, ``own`` is the number of its own changes, which the overlay does not have yet.
     """
 
     id: str

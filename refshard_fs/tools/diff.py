@@ -230,9 +230,6 @@ def _is_implied(path: str, nodes: Mapping[str, bool]) -> bool:
     return bool(below) and not any(below)
 
 
-# Chunks.
-
-
 class _Side(NamedTuple):
     """An array of one source, or its keys that are not chunks."""
 

@@ -208,7 +208,7 @@ class HierarchyCommit:
         if seen is None or own is None or is_same_version(seen, own):
             return seen
         found = self._objects.version(name)
-        self._compare(name, found)  # the object may have either version
+        self._compare(name, found)  # the object may have the version that was read, or the one that was written
         return found
 
     def _put_data(self, plan: Plan, conditions: Mapping[str, Condition]) -> None:

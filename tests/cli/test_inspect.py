@@ -30,7 +30,7 @@ def test_tree_takes_a_path_and_a_depth(refs: Refs, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "refshard: no such key or file: nothing\n"
 
 
-def test_tree_as_json_nests(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tree_as_json_has_nested_children(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tree", "--json", refs()]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "path": "",

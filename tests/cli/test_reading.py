@@ -83,7 +83,9 @@ def test_link_out_of_the_destination_is_not_followed(refs: Refs, tmp_path: Path)
 
 
 @pytest.mark.parametrize("key", ["../evil", "a/../../evil", "/../evil", "a/\0", "..\\evil"])
-def test_hostile_keys_are_one_line(key: str, refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_keys_are_printed_in_one_line(
+    key: str, refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = refs({key: "evil"})
     before = read_files(tmp_path)
     assert main(["get", "-r", path, "", str(tmp_path / "out")]) == 2

@@ -50,7 +50,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_found_inputs_are_handled(what: str) -> None:
+def test_inputs_that_once_failed_are_handled(what: str) -> None:
     name, data = FOUND[what]
     harness = driver.load_harness(name)
     with harness.set_up():

@@ -136,7 +136,9 @@ def local(tmp_path: Path) -> RefShardFileSystem:
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "failed"])
-def test_local_chunks_are_not_read_after_the_end(ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_chunks_are_not_read_once_a_selection_has_ended(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(selection, "WORKERS", 2)
     fs = local(tmp_path)
     taken: list[int] = []

@@ -48,7 +48,7 @@ def test_shard_without_chunks_is_removed() -> None:
     assert layout.rewrite((2,), b"".join(parts), {(0,): None}) is None
 
 
-def test_outer_checksums_cover_all_bytes_before() -> None:
+def test_each_outer_checksum_covers_all_bytes_before_it() -> None:
     layout = find_layout(make_version_3((4,), (4,), [make_sharding([2]), CRC, CRC]))
     data = b"".join(layout.rewrite((2,), None, {(0,): b"ab" * 3}) or ())
     assert int.from_bytes(data[-4:], "little") == crc32c(data[:-4])

@@ -74,7 +74,7 @@ def test_retry_after_is_respected_within_bounds() -> None:
     assert retry.pause(HttpStatus(429, "", 61), 1) is None
 
 
-def test_retrying_layers_get_fewer_retries() -> None:
+def test_retries_are_reduced_to_the_limit_of_a_layer() -> None:
     assert Retry(5, 10).at_most(2) == Retry(2, 10)
     assert Retry(1).at_most(2) == Retry(1)
 

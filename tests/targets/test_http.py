@@ -199,7 +199,7 @@ def test_zarr_does_not_take_refusals_for_missing_chunks(http_server: RangeServer
         assert isinstance(caught.value, PermissionError) == (status in (401, 403, 407))
 
 
-def test_size_is_read_by_get_without_head(http_server: RangeServer) -> None:
+def test_size_is_read_by_get_if_head_is_refused(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     for refusal in (405, 403, 501):
         http_server.heal()

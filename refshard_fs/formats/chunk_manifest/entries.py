@@ -18,7 +18,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Pin, Span, Steps
-from refshard_fs.core.zarrmeta import grid_of, make_lost_codec, names_codecs
+from refshard_fs.core.zarrmeta import grid_of, is_codec_list, make_lost_codec
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.references.values import decode_base64, make_resolver
@@ -199,7 +199,7 @@ def _strip_declaration(doc: Mapping[str, Any], path: str) -> NodeView[Declaratio
         expected = "expected a configuration with a 'manifest': a path or an object"
         return doc, Declaration(grid, None, f"its {NAME} is {zarrmeta.shorten(transformer)}: {expected}")
     ordinary = {name: value for name, value in doc.items() if name != "storage_transformers"}
-    if grid is not None and not names_codecs(doc.get("codecs")):
+    if grid is not None and not is_codec_list(doc.get("codecs")):
         ordinary["codecs"] = [make_lost_codec(path)]
         if doc.get("fill_value") is None:  # without a fill value, readers fail before they see the codec's error
             ordinary["fill_value"] = _ZEROS.get(str(doc.get("data_type")), 0)

@@ -137,7 +137,7 @@ _ROWS: Final = {0: 73, 40: 73, 41: 85, 42: 85, 43: 97}
 
 
 class ParameterName(NamedTuple):
-    """The name of a parameter, the name of its kind of level, and the attributes of its variable."""
+    """The names of a parameter and of its kind of level, and the attributes of its variable."""
 
     name: str
     level: str

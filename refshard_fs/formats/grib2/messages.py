@@ -47,8 +47,8 @@ SECTION: Final = 1 << 22  # the most bytes of a section that is read when the fi
 class Product(NamedTuple):
     """The octets in section 4, counted from 1, at which parts of a template of products begin; 0 for an absent part."""
 
-    unit: int = 18  # the unit of time, before the forecast time
-    surface: int = 23  # the first surface, before the second surface
+    unit: int = 18  # the unit of time, and after it the forecast time
+    surface: int = 23  # the first surface, and after it the second one
     member: int = 0
     end: int = 0  # the end of the time range
     kind: tuple[str, int] = ("", 0)  # a number that distinguishes variables, with its key in eccodes
@@ -171,7 +171,7 @@ class Parameter(NamedTuple):
     length: int  # the length of the time range, in hours
     surfaces: tuple[Surface, Surface]
     kind: int = 0  # the number at `Product.kind` of the template
-    axes: tuple[tuple[int, ...], ...] = ()  # the numbers at each of `Product.axes` of the template
+    axes: tuple[tuple[int, ...], ...] = ()  # for each axis in `Product.axes`: the numbers at its octets
     project: int = 0  # ECMWF's class of a field of chemistry, on which the name depends
     edition: int = 2  # in edition 1, ``category`` is the table, and ``statistic`` the time range indicator
 

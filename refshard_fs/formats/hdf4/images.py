@@ -36,7 +36,7 @@ def find_images(tree: Tree) -> Steps[list[DataSet]]:
     members_by_name: dict[str, tuple[Key, list[Key]]] = {}
     for ref, group in groups.items():
         members_by_name.setdefault(group.name or f"image {ref}", ((VGROUP, ref), list(group.members)))
-    if not groups:  # groups of older versions
+    if not groups:  # older versions wrote groups with another tag
         for key in tree.list_keys(IMAGE_GROUP):
             group_data = yield from tree.elements.read_stored_bytes(key)
             members_by_name[f"image {key[1]}"] = (

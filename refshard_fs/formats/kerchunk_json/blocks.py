@@ -165,9 +165,7 @@ class Reader:
         self._state = "next"
 
     def _find_cut(self, limit: int) -> int | None:
-        """Return the position after the last bytes before ``limit`` that look like the end of a value; None without
-        any.
-        """
+        """Return the position after the last text before ``limit`` that may end a value; None if there is none."""
         begin = max(self._at, min(limit, len(self._text)) - PART)
         for pattern in (b'],"', b'], "', b'","', b'", "'):
             found = self._text.rfind(pattern, begin, limit)

@@ -165,7 +165,7 @@ class ColumnChunk(NamedTuple):
 
 
 class Footer:
-    """The footer of a file: its number of ``rows``, and the number of rows and the columns of each of its row groups.
+    """The footer of a file: its number of ``rows``, and for each row group its number of rows and its columns.
 
     ``texts`` are the names of columns of texts or bytes; ``notes`` are the key-value metadata.
     """
