@@ -50,6 +50,8 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
         while left and not stream.eof:
             decoded = stream.decompress(data, min(left, part))
             data = getattr(stream, "unconsumed_tail", b"")  # zlib returns unused input; other decompressors keep it
+            if stream.eof and left > most >= len(decoded):
+                return decoded  # the usual case: the first part is all
             left -= out.write(decoded)
             if not decoded:
                 break
@@ -257,8 +259,15 @@ def add_up(numbers: npt.NDArray[np.signedinteger[Any]]) -> None:
         add(numbers, out=numbers)
 
 
+BY_NUMPY: Final = 5 << 20  # bytes: numpy adds up so many in 5 to 10 ms, and loading imagecodecs takes as long
+_by_numpy: list[int] = []  # the bytes of the arrays that numpy added up before imagecodecs was loaded
+
+
 def add_up_rows(steps: npt.NDArray[np.unsignedinteger[Any]]) -> npt.NDArray[np.unsignedinteger[Any]]:
     """Return sums along axis 1, each of all numbers up to it in its row; sums wrap. imagecodecs is 5 times as fast."""
+    if "imagecodecs" not in sys.modules and sum(_by_numpy) < BY_NUMPY:
+        _by_numpy.append(steps.nbytes)
+        return np.cumsum(steps, axis=1, dtype=steps.dtype)
     try:
         decode: Callable[..., Any] = importlib.import_module("imagecodecs").delta_decode
     except ImportError:
@@ -316,14 +325,25 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
             return
 
 
-def _decompress_streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
+def decompress_unsized(name: str, data: bytes, most: int) -> bytes | None:
+    """Decompress a chunk of zlib, gzip, bz2 or zstd that does not state its decoded size; None for other chunks.
+
+    ValueError if it is damaged, or decodes to more than ``most`` bytes.
+    """
+    make = _MAKERS.get(name) if name != "lzma" else None
+    if name == "zstd" and _parse_zstd_size(data) is None:
+        make = import_zstd().ZstdDecompressor
+    return None if make is None else _decompress_streams(make, data, most, has_end=True)
+
+
+def _decompress_streams(make: Callable[[], Any], data: bytes, most: int, *, has_end: bool = False) -> bytes:
     """Decompress all streams in ``data``, one after another, and join the results, as codecs do."""
     parts: list[bytes] = []
     while data.strip(b"\0") or not parts:  # zeros may follow a stream
         if len(parts) == _MOST_STREAMS:
             raise ValueError(f"expected at most {_MOST_STREAMS} compressed streams in a chunk, found more")
         stream = make()
-        parts.append(decompress(stream, data, most, has_end=False))
+        parts.append(decompress(stream, data, most, has_end=has_end))
         most -= len(parts[-1])
         data = stream.unused_data
     return b"".join(parts)

@@ -201,7 +201,7 @@ class ArrayRecipe(Recipe, Protocol):
     """
 
     def decode(self, raw: bytes) -> npt.NDArray[Any]:
-        """Return the chunk's stored values, in its shape; ValueError if the bytes are damaged."""
+        """Return the chunk's stored values, in C order; ValueError if the bytes are damaged."""
 
     def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Convert stored values to values that the array shows; ValueError if this is not possible."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import check_blosc, check_chunk, find_chunk_limits
+from refshard_fs.core.compression import check_blosc, check_chunk, decompress_unsized, find_chunk_limits
 from refshard_fs.core.dtypes import find_decoded_type, find_text_codec
 from refshard_fs.core.libdeflate import try_gzip, try_zlib
 from refshard_fs.core.version_3 import ON_BYTES
@@ -92,17 +92,18 @@ def describe_codecs(meta: ArrayMeta) -> str:
     return f"{found}: expected a type and codecs that numpy and numcodecs can decode"
 
 
-def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int) -> bytearray | None:
-    """Decode the first codec of a chunk, if it is zlib or gzip; None if it is not, or makes more bytes than allowed.
+def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int) -> bytes | bytearray | None:
+    """Decode the first codec of a chunk, if that can be limited to the size of a chunk; else return None.
 
-    Other chunks have to be checked before they are decoded.
+    Other chunks have to be checked before they are decoded. Those that state no size would be decoded for the check.
     """
     count, most = find_chunk_limits(meta)
     if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # may make more bytes: `check_chunk` is needed
         return None
     kind = codecs[0].codec_id if codecs else ""
     expected = min(count * itemsize, most)
-    return try_zlib(data, expected) if kind == "zlib" else try_gzip(data, expected) if kind == "gzip" else None
+    first = try_zlib(data, expected) if kind == "zlib" else try_gzip(data, expected) if kind == "gzip" else None
+    return decompress_unsized(kind, data, most) if first is None else first
 
 
 def _make_codec(config: dict[str, Any]) -> Any:

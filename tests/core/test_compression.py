@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
+from refshard_fs.core import compression
 from refshard_fs.core.compression import MOST, add_up, add_up_rows, check_chunk, decompress, import_zstd, unpack_bits
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from tests.support.memory import check_peak
@@ -197,3 +198,14 @@ def test_rows_are_added_up_separately(dtype: str, has_imagecodecs: bool, monkeyp
         monkeypatch.setitem(sys.modules, "imagecodecs", None)
     steps.flags.writeable = False
     assert (add_up_rows(steps) == expected).all()
+
+
+def test_imagecodecs_is_loaded_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("imagecodecs")
+    monkeypatch.setattr(compression, "_by_numpy", [])
+    monkeypatch.setattr(compression, "BY_NUMPY", 20)
+    monkeypatch.delitem(sys.modules, "imagecodecs")
+    steps = np.ones((2, 3, 2), "u1")
+    for is_loaded in (False, False, True):
+        assert (add_up_rows(steps)[:, :, 0] == [1, 2, 3]).all()
+        assert ("imagecodecs" in sys.modules) is is_loaded

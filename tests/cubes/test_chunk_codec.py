@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from refshard_fs.core.compression import import_zstd
 from refshard_fs.core.zarrmeta import array_meta
 from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.cubes.recoding import make_recoding
@@ -55,3 +57,21 @@ def test_codecs_in_an_invalid_order_are_not_decoded(codecs: list[Any]) -> None:
     assert valid is not None
     assert ChunkDecoder.of(meta) is None
     assert ChunkDecoder.of(valid) is not None
+
+
+def test_chunk_without_a_stated_size_is_decompressed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GDAL writes such frames. The check of the size used to decompress them for itself."""
+    document = {"zarr_format": 2, "shape": [1000], "chunks": [1000], "dtype": "<i4", "compressor": {"id": "zstd"}}
+    meta = array_meta(document | {"fill_value": 0, "filters": None, "order": "C"}, "a")
+    assert meta is not None
+    decoder = ChunkDecoder.of(meta)
+    assert decoder is not None
+    monkeypatch.setattr("numcodecs.zstd.Zstd.decode", lambda *args: pytest.fail("the chunk is decompressed again"))
+    values = np.arange(1000, dtype="<i4")
+    stream = import_zstd().ZstdCompressor()
+    frame = stream.compress(values.tobytes()) + stream.flush()
+    assert import_zstd().get_frame_info(frame).decompressed_size is None
+    assert (decoder.decode(frame) == values).all()
+    for damaged in (frame[:-1], frame + b"x", frame[: len(frame) // 2]):
+        with pytest.raises(ValueError, match="cannot be decoded"):
+            decoder.decode(damaged)

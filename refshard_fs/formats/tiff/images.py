@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, choose_chunks, encode_chunk, make_entry
+from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, choose_chunks, encode_chunk, make_entry
 from refshard_fs.core.compression import add_up_rows, decode_by_imagecodecs, decompress, import_zstd, unpack_bits
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.libdeflate import try_zlib
@@ -54,6 +54,8 @@ _BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64
 # Codecs of zarr by the value of Compression, as in metadata of version 2.
 NATIVE: Final[Mapping[int, Any]] = {1: [], 8: [{"id": "zlib", "level": 1}], 50000: [{"id": "zstd", "level": 1}]}
 
+Samples: TypeAlias = bytes | bytearray | npt.NDArray[Any]  # samples of one type, in C order
+
 
 class TileRecipe(msgspec.Struct, frozen=True):
     """Recipe: decode a strip or tile to a chunk of ``shape`` (rows, columns, samples).
@@ -92,16 +94,36 @@ class TileRecipe(msgspec.Struct, frozen=True):
         return rows * -(-self.shape[1] * self.shape[2] * self.bits // 8)
 
     def make(self, raw: bytes) -> bytes:
+        return self.encode_chunk(self.decode(raw).tobytes())
+
+    def decode(self, raw: bytes) -> npt.NDArray[Any]:
+        """Return the values of the chunk; ValueError if the bytes are damaged."""
         raw = raw.translate(_REVERSED) if self.is_reversed else raw
+        values = np.frombuffer(self._decode_rows(raw), self.dtype)
+        count = math.prod(self.shape)
+        if values.size > count:
+            raise ValueError(f"expected at most {count} samples in a strip or tile, got {values.size}")
+        if values.size < count:
+            padded = np.zeros(count, values.dtype)
+            padded[: values.size] = values
+            values = padded
+        return values.reshape(self.shape)
+
+    def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return ``values``: they are the values that the array shows."""
+        return values
+
+    def _decode_rows(self, raw: bytes) -> Samples:
+        """Return the samples of the rows in the file."""
         if self.compression in IMAGES:
-            return Padded(self.size).make(self._decode_image(raw))
+            return self._decode_image(raw)
         if self.compression in FAX:
-            return Padded(self.size).make(self._decode_fax(raw))
+            return self._decode_fax(raw)
         decoded = CODECS[self.compression](raw, self.compute_size(self.shape[0]))
-        if len(decoded) < self.compute_size(self.rows):
-            expected = self.compute_size(self.rows)
+        expected = self.compute_size(self.rows)
+        if len(decoded) < expected:
             raise ValueError(f"a strip or tile decompresses to {len(decoded)} bytes: expected {expected}")
-        return self.encode_chunk(Padded(self.size).make(self._convert_samples(decoded[: self.compute_size(self.rows)])))
+        return self._convert_samples(decoded if len(decoded) == expected else decoded[:expected])
 
     def encode_chunk(self, data: bytes) -> bytes:
         """Encode decoded bytes with the codec of the array, if it has one."""
@@ -121,7 +143,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
             options = {"tables": self.tables or None, "colorspace": in_space, "outcolorspace": out_space}
         if self.compression == WEBP:  # a tile of opaque pixels lacks alpha, so the decoder is told to add it
             options = {"hasalpha": self.shape[2] == 4}
-        raw = CODECS[self.within](raw, 2 * self.size + LERC_HEADER)
+        raw = bytes(CODECS[self.within](raw, 2 * self.size + LERC_HEADER))
         if self.compression in JPEG_2000:
             _check_jpeg_2000(raw, (self.rows, *self.shape[1:]))
         if self.compression == JPEG and self.rows < self.shape[0]:  # a last strip may have rows beyond the image
@@ -166,24 +188,24 @@ class TileRecipe(msgspec.Struct, frozen=True):
         pixels = decode_by_imagecodecs(FAX[self.compression], raw, "tiff", **size, **options)
         return np.asarray(pixels, self.dtype).tobytes()
 
-    def _convert_samples(self, data: bytes) -> bytes:
+    def _convert_samples(self, data: bytes | bytearray) -> Samples:
         """Undo the predictor, and convert the samples of the decompressed rows to ``dtype``."""
         dtype, (_, width, samples) = np.dtype(self.dtype), self.shape
         if self.ycbcr is not None:
-            return self.ycbcr.convert(data, self.rows, width)
+            return self.ycbcr.convert(bytes(data), self.rows, width)
         if dtype.kind == "c" and self.bits != dtype.itemsize * 8:
             integers = np.frombuffer(data, f"{dtype.str[0]}i{self.bits // 16}")
-            return integers.astype(f"{dtype.str[0]}f{dtype.itemsize // 2}").tobytes()
+            return integers.astype(f"{dtype.str[0]}f{dtype.itemsize // 2}")
         if self.bits != dtype.itemsize * 8:  # most significant bit first; rows are padded to whole bytes
             parts = self.rows if width * samples * self.bits % 8 else 1
             size, count = len(data) // parts, self.rows // parts * width * samples
-            rows = [unpack_bits(data[at : at + size], self.bits, count) for at in range(0, len(data), size)]
-            return np.concatenate(rows).astype(dtype).tobytes()
+            rows = [unpack_bits(bytes(data[at : at + size]), self.bits, count) for at in range(0, len(data), size)]
+            return np.concatenate(rows).astype(dtype)
         match self.predictor:
             case 2:
                 steps = np.frombuffer(data, f"{dtype.str[0]}u{dtype.itemsize}").reshape(-1, width, samples)
-                # numpy, since loading imagecodecs takes as long as the sums of 18 tiles of 512 x 512 samples
-                return np.cumsum(steps, axis=1, dtype=f"u{dtype.itemsize}").astype(steps.dtype).tobytes()
+                native = steps.astype(f"u{dtype.itemsize}", copy=False)
+                return add_up_rows(native).astype(steps.dtype, copy=False)
             case 3:  # each row has the most significant bytes of all samples first; these bytes are differences
                 steps = np.frombuffer(data, "u1").reshape(self.rows, -1, samples)
                 planes = add_up_rows(steps).reshape(self.rows, dtype.itemsize, -1)
@@ -191,7 +213,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
                 out = np.empty((self.rows, planes.shape[2], dtype.itemsize), "u1")
                 for plane, byte in enumerate(order):
                     out[..., byte] = planes[:, plane]
-                return out.tobytes()
+                return out
         return data
 
 
@@ -215,10 +237,10 @@ def _decompress_lzma(raw: bytes, most: int) -> bytes:
 
 # Functions that decompress samples, by the value of Compression. Their arguments are the compressed bytes, and the
 # largest size of the result.
-CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
+CODECS: Final[Mapping[int, Callable[[bytes, int], bytes | bytearray]]] = {
     1: lambda raw, most: raw,
     5: lambda raw, most: bytes(decode_by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
-    8: lambda raw, most: bytes(try_zlib(raw, most) or decompress(zlib.decompressobj(), raw, most)),
+    8: lambda raw, most: try_zlib(raw, most) or decompress(zlib.decompressobj(), raw, most),
     32773: lambda raw, most: bytes(decode_by_imagecodecs("packbits_decode", raw, "tiff", out=most)),
     34925: _decompress_lzma,
     50000: lambda raw, most: decompress(import_zstd().ZstdDecompressor(), raw, most),
@@ -481,12 +503,13 @@ class TileChunks(Chunks):
         self._grid = grid
         self._has_fill = has_fill
         self._first = next(page for page in pages if page is not None)
+        self._count = self._first.count  # strips or tiles of a page
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
         page, offset, size = yield from self._locate(number)
         if page is None:
             return None if self._has_fill else Inline(self._first.recipe.encode_chunk(bytes(self._first.recipe.size)))
-        part, rows = self._tiff.part(offset, size), page.count_rows(number % page.count)
+        part, rows = self._tiff.part(offset, size), page.count_rows(number % self._count)
         is_whole = rows == page.recipe.shape[0] and (page.recipe.compression != 1 or size == page.recipe.size)
         if page.recipe.encoded and is_whole:
             return part
@@ -505,16 +528,18 @@ class TileChunks(Chunks):
 
     def _locate(self, number: int) -> Steps[tuple[Page | None, int, int]]:
         """Return the page of a chunk, and the offset and size of its bytes; None and zeros if it was not written."""
-        index, tile = divmod(number, self._first.count)
+        index, tile = divmod(number, self._count)
         page = self._pages[index]
         if page is None:
             return None, 0, 0
-        first = tile - tile % PIECE
-        tables = [table.part(first, min(PIECE, page.count - first)) for table in page.tables]
-        yield from self._tiff.read_values(tables)
+        tables, first = page.tables, 0
+        if any(table.data is None for table in tables):
+            first = tile - tile % PIECE
+            tables = tuple(table.part(first, min(PIECE, self._count - first)) for table in tables)
+            yield from self._tiff.read_values(tables)
         values = [int(table.values[tile - first]) for table in tables]
         offset, size = values if len(values) == 2 else (values[0], page.recipe.compute_size(page.count_rows(tile)))
-        if offset and not size and page.count == 1 and not page.is_tiled:  # libtiff reads to the end, too
+        if offset and not size and self._count == 1 and not page.is_tiled:  # libtiff reads to the end, too
             left = self._tiff.size - offset
             size = left if page.recipe.compression != 1 else min(left, page.recipe.compute_size(page.height))
         return (page, offset, size) if offset and size > 0 else (None, 0, 0)

@@ -126,6 +126,28 @@ def test_opaque_tiles_of_webp_with_alpha_are_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.moveaxis(open_array(path, "0")[...], -1, 0), ds.read())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "lzw", "predictor": 2, "tile": (32, 16)},
+        {"compression": "zlib", "predictor": 2, "rowsperstrip": 13},
+        {"compression": "zlib", "rowsperstrip": 13},
+        {"compression": "jpeg", "rowsperstrip": 16},
+    ],
+)
+def test_xarray_gets_samples_without_copies_as_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The last strip of a plain file used to be compressed for xarray, and decompressed again."""
+    xr = pytest.importorskip("xarray")
+    tifffile = pytest.importorskip("tifffile")
+    pytest.importorskip("imagecodecs")
+    tifffile.imwrite(tmp_path / "a.tif", RGB, photometric="rgb", **options)
+    monkeypatch.setattr(TileRecipe, "make", lambda self, raw: pytest.fail("bytes of a chunk are made"))
+    with xr.open_dataset(tmp_path / "a.tif", engine="refshard") as ds:
+        np.testing.assert_array_equal(ds["0"][1:69, 3:].values, tifffile.imread(tmp_path / "a.tif")[1:69, 3:])
+
+
 @pytest.mark.parametrize("compression", [5, 32773])
 def test_last_tiles_may_end_with_the_image(tmp_path: Path, compression: int) -> None:
     """Some writers leave out the rows of a tile that lie below the image; a tile with fewer rows is an error."""
