@@ -28,7 +28,7 @@ from refshard_fs.core.format import OpenOptions, find_plugins
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import ChunkPart, Entry, Facts, Load, Packed, Pin, Span, Stat, Steps, Version
+from refshard_fs.core.model import ChunkPart, Entry, Facts, Inline, Load, Packed, Pin, Span, Stat, Steps, Version
 from refshard_fs.core.selection import Mode, select_chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -578,6 +578,9 @@ class Source(Engines):
                 for place, value in zip(group, reader.take_together([jobs[place] for place in group]), strict=True):
                     out[at_once[place]] = value
 
+        if all(isinstance(entry, Inline) for _, entry in jobs):
+            take(groups)
+            groups = []
         threads = min(WORKERS, len(groups))
         await asyncio.gather(*(asyncio.to_thread(take, groups[first::threads]) for first in range(threads)))
         late = [number for number, value in enumerate(out) if value is None]

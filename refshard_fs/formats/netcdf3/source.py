@@ -335,7 +335,10 @@ TIMELINE: Final = 1 << 14
 LONGEST_TIMELINE: Final = 4 * PIECE
 SMALL: Final = 4 << 10  # bytes of a variable in a record, up to which several records form a chunk
 BAND: Final = 256 << 10  # bytes of the file that a chunk of several records spans: reading one value reads all of them
-SPARSE: Final = 16 << 10  # bytes: if records are larger, a request for each record costs less than reading all bytes
+# Bytes: if records are larger, a request for each record costs less than reading all bytes; if all records together have
+# at most `LONGEST_TIMELINE` bytes, only if they are larger than `SPARSE_IN_SMALL_FILE`.
+SPARSE: Final = 16 << 10
+SPARSE_IN_SMALL_FILE: Final = 64 << 10
 REMEMBERED: Final = 16  # headers in the cache
 LONGEST: Final = 1 << 16  # bytes of a header in the cache
 MOST_DIMENSIONS: Final = 32  # the limit of numpy before version 2
@@ -381,7 +384,8 @@ class RecordChunks(Chunks):
         count = min(self._records, self._variable.shape[0] - first_record)
         slab, step = self._variable.slab_size, self._record_size
         size = self._records * slab
-        if isinstance(self._source, Span) and step > SPARSE and (count - 1) * step > BAND:
+        is_sparse = _is_sparse(step, self._variable.shape[0])
+        if isinstance(self._source, Span) and is_sparse and (count - 1) * step > BAND:
             first = self._variable.begin + first_record * step
             whole_range = self._source.part(first, (count - 1) * step + slab)
             slabs = tuple(self._source.part(first + index * step, slab) for index in range(count))
@@ -510,11 +514,17 @@ def _count_records_per_chunk(variable: Variable, record_size: int) -> int:
     count, band = 1, _count_records_per_band(record_size)
     if [dimension.name for dimension in variable.dimensions] == [variable.name]:
         count = TIMELINE
-        if record_size <= SPARSE:
+        if not _is_sparse(record_size, variable.shape[0]):
             count = max(min(count, LONGEST_TIMELINE // record_size) // band, 1) * band
     elif variable.slab_size <= SMALL:
         count = band
     return max(min(count, variable.shape[0]), 1)
+
+
+def _is_sparse(record_size: int, records: int) -> bool:
+    """Return whether to request a small variable record by record, rather than all bytes of the records."""
+    is_small = record_size * records <= LONGEST_TIMELINE
+    return record_size > (SPARSE_IN_SMALL_FILE if is_small else SPARSE)
 
 
 def _count_records_per_band(record_size: int) -> int:

@@ -245,6 +245,20 @@ def test_times_of_large_records_are_read_without_the_records(http_server: RangeS
     assert in_memory.cat_file("time/0") == fs.cat_file("time/0")
 
 
+@pytest.mark.usefixtures("large_files")
+@pytest.mark.parametrize(("records", "requests"), [(28, 4), (600, 600)])
+def test_times_of_a_small_file_take_few_requests(
+    http_server: RangeServer, tmp_path: Path, records: int, requests: int
+) -> None:
+    """Records of 60 KB: reading all bytes of a small file costs less than a request for each record."""
+    path = write_records(tmp_path / "a.nc", (50, 50), records)
+    url = http_server.put("/a.nc", path.read_bytes())
+    fs = RefShardFileSystem(url, skip_instance_cache=True)
+    fs.source.reads_small_files_whole = False  # as for the inputs of `concat`
+    assert np.frombuffer(fs.cat_file("time/0"), ">f8")[:records].tolist() == list(range(records))
+    assert requests // 2 <= len(http_server.requests()) <= requests + 4
+
+
 def test_long_headers_are_read_in_few_rounds(http_server: RangeServer, tmp_path: Path) -> None:
     path = tmp_path / "a.nc"
     with netcdf4.Dataset(path, "w", format="NETCDF3_64BIT_OFFSET") as ds:
