@@ -177,8 +177,11 @@ class Immediate:
             raise FileNotFoundError(key)
         return entry
 
-    def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Outcome | None]:
-        """Return the entries of ``keys`` that are found without reads; `Outcome(None)` stands for a missing key."""
+    def find_all(self, keyspace: KeySpace, keys: Sequence[str], *, may_load: bool = False) -> list[Outcome | None]:
+        """Return the entries of ``keys`` that are found without reads; `Outcome(None)` stands for a missing key.
+
+        With ``may_load``, reads that need no event loop are permitted.
+        """
         # After an error, the event loop looks the keys up again, and finds the key that fails.
         if keyspace.in_memory:
             with contextlib.suppress(Exception):
@@ -189,7 +192,7 @@ class Immediate:
         unknown = [place for place, found in enumerate(out) if found is None]
         for look_up in keyspace.make_lookups([keys[place] for place in unknown]) if unknown else ():
             with contextlib.suppress(Exception):
-                found = self.run(look_up.steps, may_load=False)
+                found = self.run(look_up.steps, may_load=may_load)
                 for place, entry in zip(look_up.places, () if found is None else found.value, strict=False):
                     out[unknown[place]] = Outcome(entry)
         return out

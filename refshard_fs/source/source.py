@@ -559,16 +559,17 @@ class Source(Engines):
     async def _read_all(self, requests: list[Request], on_progress: Callable[[int], object] | None) -> list[Any]:
         keyspace = await self.keyspace()
         reader = self._get_immediate()
-        out: list[Any] = [None] * len(requests)
-        entries: dict[int, Entry] = {}
-        for number, request in enumerate(requests):
-            try:
-                entry = reader.find(keyspace, request.key)
-            except Exception as e:  # noqa: BLE001  # the other requests go on
-                out[number] = e
-            else:
-                if entry is not None:
-                    entries[number] = entry
+        keys = [request.key for request in requests]
+        found: list[Outcome | None] = [None] * len(keys)
+        if None not in reader.find_all(keyspace, keys[:1]):  # else its index has to be read, as probably for all keys
+            found = reader.find_all(keyspace, keys)
+        elif self._is_local:
+            found = await asyncio.to_thread(reader.find_all, keyspace, keys, may_load=True)
+        entries: dict[int, Entry] = {number: place.value for number, place in enumerate(found) if place and place.value}
+        out: list[Any] = [
+            FileNotFoundError(key) if place is not None and place.value is None else None
+            for key, place in zip(keys, found, strict=True)
+        ]
         at_once = [number for number, entry in entries.items() if reader.has(entry)]
         jobs = [(requests[number], entries[number]) for number in at_once]
         groups = reader.group_jobs(jobs)
@@ -598,6 +599,12 @@ class Source(Engines):
         for number, value in zip(late, await asyncio.gather(*futures, return_exceptions=True), strict=True):
             out[number] = value
         return out
+
+    @property
+    def _is_local(self) -> bool:
+        """Whether the source is a file or a directory on this machine."""
+        source = self.options.source
+        return isinstance(source, str) and protocol_of(source) in (None, *LOCAL)
 
     async def read_entries(self, entries: Mapping[str, Entry]) -> list[bytes]:
         """Return the bytes of each entry, in the order of ``entries``, which has them by key."""

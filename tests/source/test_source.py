@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem, TargetNotAllowed
+from refshard_fs.reading.fetch import Fetcher
 from tests.servers.http import RangeServer
 
 REFS = "/set/refs.json"
@@ -150,3 +151,19 @@ def test_indexes_of_rewritten_shards_are_invalidated(mode: str, tmp_path: Path) 
     write(5)
     fs.invalidate_cache()
     assert fs.cat_file("c/7") == b"\x05" * 5
+
+
+def test_local_chunks_are_read_together_without_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk used to be a request of its own on the event loop, if the array was not known yet."""
+    meta = {"zarr_format": 2, "shape": [40], "chunks": [4], "dtype": "|u1", "order": "C", "fill_value": 0}
+    (tmp_path / "a").mkdir()
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    (tmp_path / "a/.zarray").write_text(json.dumps({**meta, "filters": None, "compressor": None}))
+    for number in range(9):
+        (tmp_path / f"a/{number}").write_bytes(bytes([number] * 4))
+    fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
+    fs.source.open()
+    monkeypatch.setattr(Fetcher, "read", lambda *args: pytest.fail("the event loop reads a chunk"))
+    read = fs.cat([f"a/{number}" for number in range(10)], on_error="return")
+    assert isinstance(read.pop("a/9"), FileNotFoundError)
+    assert read == {f"a/{number}": bytes([number] * 4) for number in range(9)}

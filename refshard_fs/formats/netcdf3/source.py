@@ -335,10 +335,8 @@ TIMELINE: Final = 1 << 14
 LONGEST_TIMELINE: Final = 4 * PIECE
 SMALL: Final = 4 << 10  # bytes of a variable in a record, up to which several records form a chunk
 BAND: Final = 256 << 10  # bytes of the file that a chunk of several records spans: reading one value reads all of them
-# Bytes: if records are larger, a request for each record costs less than reading all bytes; if all records together have
-# at most `LONGEST_TIMELINE` bytes, only if they are larger than `SPARSE_IN_SMALL_FILE`.
-SPARSE: Final = 16 << 10
-SPARSE_IN_SMALL_FILE: Final = 64 << 10
+SPARSE: Final = 16 << 10  # bytes: if records are larger, a request for each record costs less than reading all bytes
+SPARSE_IN_SMALL_FILE: Final = 64 << 10  # the same, if all records together have at most `LONGEST_TIMELINE` bytes
 REMEMBERED: Final = 16  # headers in the cache
 LONGEST: Final = 1 << 16  # bytes of a header in the cache
 MOST_DIMENSIONS: Final = 32  # the limit of numpy before version 2

@@ -138,15 +138,27 @@ def test_unknown_group_is_an_error_that_names_it(tmp_path: Path) -> None:
         xr.open_dataset(str(path), engine="refshard", group="track9")
 
 
-def test_one_of_many_groups_takes_few_bytes(tmp_path: Path, http_server: RangeServer) -> None:
-    path = tmp_path / "file.nc"
+def write_many_groups(path: Path) -> bytes:
+    """Write a file of COUNT groups, each with one variable; return its bytes."""
     with h5netcdf.File(path, "w") as file:
         for number in range(COUNT):
             group = file.create_group(f"g{number:02}")
             group.dimensions = {"x": 20_000}
             group.create_variable("v", ("x",), "f8", chunks=(10_000,))[:] = np.arange(20_000.0) + number
-    url = http_server.put("file.nc", path.read_bytes())
+    return path.read_bytes()
+
+
+def test_one_of_many_groups_takes_few_bytes(tmp_path: Path, http_server: RangeServer) -> None:
+    url = http_server.put("file.nc", data := write_many_groups(tmp_path / "file.nc"))
     with xr.open_dataset(url, engine="refshard", group="g41") as ds:
         assert float(ds["v"][7].values) == 48.0
-    assert http_server.bytes_sent < path.stat().st_size // 4
+    assert http_server.bytes_sent < len(data) // 4
+    assert len(http_server.requests()) < COUNT // 4
+
+
+def test_zarr_opens_one_of_many_groups_by_few_requests(tmp_path: Path, http_server: RangeServer) -> None:
+    zarr = pytest.importorskip("zarr", "3")
+    url = http_server.put("file.nc", write_many_groups(tmp_path / "file.nc"))
+    group = zarr.open_group(f"refshard::{url}", path="g41", storage_options={"group": "g41"}, mode="r")
+    assert group["v"][7] == 48.0
     assert len(http_server.requests()) < COUNT // 4
