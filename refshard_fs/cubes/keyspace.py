@@ -764,7 +764,7 @@ def _open_document(
         url = resolve(piece.url)
         choices = (*document.select, *piece.select)
         if number != document.first and all(choice.only_leaves_out for choice in choices):
-            choices = ()  # only the arrays in `axes` are read, which have the same paths without these
+            choices = ()  # only the arrays in `axes` are read, and these choices do not change the arrays
         steps = open_selected(open_other(url, theirs), choices)
         if is_trusted(url):
             return (yield from steps)

@@ -292,6 +292,6 @@ class Dispatch(Share):
         check(answer, span.start, span.stop, exact=span.exact)
         took = self.loop.time() - began
         host.waits.append(took if answer.waited is None else answer.waited)
-        if span.stop is None and not is_document:  # documents are smaller than chunks
+        if span.stop is None and not is_document:  # sizes of documents say nothing about those of chunks
             host.sizes.append(len(answer.data))
         return answer

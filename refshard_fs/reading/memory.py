@@ -84,7 +84,7 @@ class SharedMemory:
 
     def wake(self, share: Share) -> None:
         """Begin requests that were refused, on other loops than that of ``share``, since memory is free now."""
-        with self._lock:  # includes loops that are refused at this moment
+        with self._lock:  # waits for a loop that is being refused at this moment, so that it is in the list
             refused = list(self._refused)
             self._refused.clear()
         for each in self._list_alive(refused):

@@ -94,7 +94,7 @@ class GrownReferences(NamedTuple):
                     yield key, _parse_span(whole, row, key)
         for key, value in whole.side.items():
             if key == ".zmetadata" and not self.holds_pins:
-                continue  # a parquet set makes its own
+                continue  # a commit to a parquet set makes this document
             if type(value) is Row:
                 if value.target >= first_new:
                     yield key, _parse_span(whole, value, key)

@@ -75,7 +75,7 @@ class IcechunkSink(Sink):
     settings = ("branch", "message", "virtual_stores")
 
     def passes(self, references: ReferenceStream) -> int:
-        return 2  # the first finds the targets: a repository has to list their prefixes
+        return 2  # the first pass finds the targets, because a repository has to list their prefixes
 
     def write(self, references: ReferenceStream, destination: Destination) -> str | None:
         settings = destination.settings

@@ -460,7 +460,7 @@ class _SurveyBuilder:
             number = len(names[path]) if grid is None else grid.number(tail)
             if number is None:
                 stray[path] += key not in indexes
-                if key not in indexes or not self._in_blocks:  # in blocks, chunks stand for the manifests
+                if key not in indexes or not self._in_blocks:  # a manifest is left out where its chunks are compared
                     rest[key] = place
             else:
                 names[path] += [tail] if grid is None else []
