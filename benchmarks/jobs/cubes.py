@@ -366,7 +366,7 @@ class SeriesOfRepository(Series):
     def run_theirs(self, site: Site) -> Any:
         import icechunk
 
-        access = icechunk.containers_credentials({server_of(site.url) + "/": None})
+        access = icechunk.containers_credentials({server_of(site.url) + "/": icechunk.credentials.HttpAccess})
         storage = icechunk.http_storage(f"{site.url}/steps.icechunk")
         repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
         with xr.open_zarr(repository.readonly_session("main").store, chunks=None, consolidated=False) as ds:

@@ -81,11 +81,12 @@ class IcechunkSink(Sink):
         settings = destination.settings
         documents, left_out = _divide_documents(references)
         nodes = convert_documents(documents, references.grids)
-        stores = make_stores(references.targets(ROWS), settings.get("virtual_stores") or {})
+        user_stores = settings.get("virtual_stores") or {}
+        stores = make_stores(references.targets(ROWS), user_stores, destination.find_options)
         branch = settings.get("branch") or MAIN_BRANCH
         with translate_errors(destination.url):
             storage = make_storage(destination.url, destination.options)
-            repository, is_new = _open_repository(storage, stores, destination)
+            repository, is_new = _open_repository(storage, stores, destination, user_stores)
             session = open_session(repository, branch)
             count, size = sync(get_loop(), _write, session.store, nodes, references, destination.url, is_new=is_new)
             commit(repository, branch, session, settings.get("message"), destination.origins())
@@ -96,6 +97,10 @@ class IcechunkSink(Sink):
         if left_out:
             keys = f"{count_text(len(left_out), 'key is', 'keys are')} left out"
             remarks.append(f"{keys}, since they are neither metadata nor chunks: {', '.join(left_out[:NAMED])}")
+        for prefix in stores.keys() - user_stores.keys():
+            if protocol_of(prefix) == "s3" and _find_endpoint(destination.find_options(prefix))["region"] is None:
+                advice = f"save with virtual_stores={{{prefix!r}: icechunk.s3_store(region=...)}}"
+                remarks.append(f"other readers need AWS_REGION for {sanitize(prefix)}, or {advice}")
         return "; ".join(remarks) or None
 
 
@@ -134,13 +139,15 @@ def translate_errors(url: str) -> Iterator[None]:
 # The repository, and the stores that its virtual chunks lie in.
 
 
-def _open_repository(storage: Any, stores: Mapping[str, Any], destination: Destination) -> tuple[Any, bool]:
+def _open_repository(
+    storage: Any, stores: Mapping[str, Any], destination: Destination, user_stores: Mapping[str, Any]
+) -> tuple[Any, bool]:
     """Return the repository, whose configuration lists ``stores``, and whether it is new."""
     icechunk = _require_icechunk()
     if not icechunk.Repository.exists(storage):
         config = _add_stores(icechunk.RepositoryConfig.default(), stores)
         return _create_repository(storage, config, destination), True
-    repository = open_repository(storage, stores)
+    repository = open_repository(storage, stores, user_stores)
     # A save that failed leaves a repository without any commit.
     is_new = all(next(iter(repository.ancestry(branch=name))).parent_id is None for name in repository.list_branches())
     if not is_new and not destination.overwrite:
@@ -169,13 +176,17 @@ def _create_repository(storage: Any, config: Any, destination: Destination) -> A
         raise ConflictError(_MADE_TWICE.format(destination.url)) from e
 
 
-def open_repository(storage: Any, stores: Mapping[str, Any]) -> Any:
-    """Open a repository, and add ``stores``, by the prefix of their URLs, to its configuration."""
+def open_repository(storage: Any, stores: Mapping[str, Any], user_stores: Mapping[str, Any] | None = None) -> Any:
+    """Open a repository, and add ``stores``, by the prefix of their URLs, to its configuration.
+
+    A store that the configuration has stays as it is, unless ``user_stores`` replace it.
+    """
     icechunk = _require_icechunk()
     config = icechunk.Repository.fetch_config(storage) or icechunk.RepositoryConfig.default()
     known = config.virtual_chunk_containers or {}
-    repository = icechunk.Repository.open(storage, _add_stores(config, stores))
-    if stores.keys() - known.keys():
+    added = {prefix: store for prefix, store in stores.items() if prefix not in known or prefix in (user_stores or {})}
+    repository = icechunk.Repository.open(storage, _add_stores(config, added))
+    if added:
         repository.save_config()
     return repository
 
@@ -220,17 +231,12 @@ def make_storage(url: str, options: Mapping[str, Any]) -> Any:
         )
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
-    client = options.get("client_kwargs") or {}
     if protocol in S3:
-        endpoint = options.get("endpoint_url") or client.get("endpoint_url")
         key = options.get("key")
         return icechunk.s3_storage(
             bucket=parts.netloc,
             prefix=prefix,
-            region=client.get("region_name") or ("us-east-1" if endpoint else None),
-            endpoint_url=endpoint,
-            allow_http=bool(endpoint and endpoint.startswith("http://")),
-            force_path_style=endpoint is not None,
+            **_find_endpoint(options),
             access_key_id=key,
             secret_access_key=options.get("secret"),
             session_token=options.get("token"),
@@ -250,8 +256,13 @@ def make_storage(url: str, options: Mapping[str, Any]) -> Any:
     )
 
 
-def make_stores(targets: Iterable[str | None], user_stores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a store for each prefix of the URLs ``targets``; ``user_stores`` come first."""
+def make_stores(
+    targets: Iterable[str | None], user_stores: Mapping[str, Any], find_options: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Return a store for each prefix of the URLs ``targets``; ``user_stores`` come first.
+
+    The region and the endpoint of a bucket are those in fsspec's options, which ``find_options`` returns.
+    """
     icechunk = _require_icechunk()
     stores = dict(user_stores)
     known: set[str] = set()  # directories whose store is found: often many targets lie in one
@@ -260,7 +271,7 @@ def make_stores(targets: Iterable[str | None], user_stores: Mapping[str, Any]) -
         if directory in known:
             continue
         location = _make_location(url)
-        if location is None:
+        if url is None or location is None:
             continue
         known.add(directory)
         if any(location.startswith(prefix) for prefix in stores):
@@ -270,12 +281,28 @@ def make_stores(targets: Iterable[str | None], user_stores: Mapping[str, Any]) -
         if protocol == "file":
             stores[prefix] = icechunk.local_filesystem_store("/" + prefix.removeprefix("file:///"))
         elif protocol == "s3":
-            stores[prefix] = icechunk.s3_store()
+            stores[prefix] = icechunk.s3_store(**_find_endpoint(find_options(url)))
         elif protocol in GCS:
             stores[prefix] = icechunk.gcs_store()
         else:
             stores[prefix] = icechunk.http_store()
     return stores
+
+
+def _find_endpoint(options: Any) -> dict[str, Any]:
+    """Return icechunk's arguments for the endpoint and the region in fsspec's ``options`` for S3.
+
+    If ``options`` is a filesystem or another object, both are unknown.
+    """
+    options = options if isinstance(options, Mapping) else {}
+    client = options.get("client_kwargs") or {}
+    endpoint = options.get("endpoint_url") or client.get("endpoint_url")
+    return {
+        "region": client.get("region_name") or ("us-east-1" if endpoint else None),
+        "endpoint_url": endpoint,
+        "allow_http": bool(endpoint and endpoint.startswith("http://")),
+        "force_path_style": endpoint is not None,
+    }
 
 
 def _find_prefix(location: str) -> str:

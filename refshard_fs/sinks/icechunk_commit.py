@@ -60,11 +60,13 @@ class IcechunkCommit:
             self._commit()
 
     def _commit(self) -> None:
-        options = self._source.options.pool.find_options(self._url)
+        find_options = self._source.options.pool.find_options
+        options = find_options(self._url)
         storage = make_storage(self._url, options if isinstance(options, Mapping) else {})
         resolve = self._base.keyspace.resolve
         blocks = [(*at, self._resolve_chunks(builder.finish(), resolve)) for at, builder in self._blocks.items()]
-        repository = open_repository(storage, make_stores((url for *_, chunks in blocks for url in chunks.urls), {}))
+        targets = (url for *_, chunks in blocks for url in chunks.urls)
+        repository = open_repository(storage, make_stores(targets, {}, find_options))
         session = open_session(repository, self._keyspace.branch)
         if session.snapshot_id != self._keyspace.snapshot_name:
             raise ConflictError(

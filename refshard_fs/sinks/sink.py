@@ -30,6 +30,10 @@ from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import Objects
 
 
+def _find_no_options(url: str) -> Mapping[str, Any]:
+    return {}
+
+
 class Destination(msgspec.Struct, frozen=True):
     """The place where a sink writes a set, and the user's arguments.
 
@@ -44,6 +48,7 @@ class Destination(msgspec.Struct, frozen=True):
     - ``options``: fsspec's options of ``url``.
     - ``settings``: the user's values for the sink's own `Sink.settings`.
     - ``origins``: a function that returns which URLs come from sets of others. Call it after all chunks are written.
+    - ``find_options``: a function that returns fsspec's options for the URL of a target, or the target's filesystem.
     """
 
     url: str
@@ -53,6 +58,7 @@ class Destination(msgspec.Struct, frozen=True):
     origins: Callable[[], Origins]
     options: Mapping[str, Any] = {}
     settings: Mapping[str, Any] = {}
+    find_options: Callable[[str], Any] = _find_no_options
 
 
 class Sink(ABC):

@@ -89,7 +89,8 @@ def save(
             recorded = adoption.combine_origins(stream.origins)
             return recorded
 
-        destination = Destination(url, objects, record_size, overwrite, origins, options, settings)
+        find_options = source.options.pool.find_options
+        destination = Destination(url, objects, record_size, overwrite, origins, options, settings, find_options)
         remark = sink.write(stream, destination)
     if recorded.remark:
         warnings.warn(recorded.remark, UserWarning, stacklevel=3)

@@ -247,6 +247,38 @@ def test_chunks_of_one_version_are_set_together(tmp_path: Path, monkeypatch: pyt
             assert (entry and (entry.url, entry.start, entry.pin and entry.pin.etag)) == expected
 
 
+def read_stores(url: str) -> dict[str, str]:
+    config = icechunk.Repository.fetch_config(icechunk.local_filesystem_storage(url))
+    return {prefix: repr(container.store) for prefix, container in config.virtual_chunk_containers.items()}
+
+
+def test_repository_has_the_endpoints_that_the_source_was_read_with(tmp_path: Path) -> None:
+    there = str(tmp_path / "made.icechunk")
+    client = {"endpoint_url": "http://127.0.0.1:9", "region_name": "eu-here-1"}
+    refs = {**ONE_ARRAY, "a/0": ["s3://own/x", 0, 2], "a/1": ["s3://other/x", 0, 2]}
+    fs = RefShardFileSystem(refs, options={"s3://own/": {"client_kwargs": client, "key": "k", "secret": "hidden"}})
+    assert fs.save(there) == (
+        "other readers need AWS_REGION for s3://other/, or save with "
+        "virtual_stores={'s3://other/': icechunk.s3_store(region=...)}"
+    )
+    stores = read_stores(there)
+    assert "http://127.0.0.1:9" in stores["s3://own/"]
+    assert "eu-here-1" in stores["s3://own/"]
+    assert "hidden" not in stores["s3://own/"]
+    assert "127.0.0.1" not in stores["s3://other/"]
+
+
+def test_known_store_is_replaced_only_by_the_users(tmp_path: Path) -> None:
+    there = str(tmp_path / "made.icechunk")
+    refs = {**ONE_ARRAY, "a/0": ["s3://own/x", 0, 2]}
+    for number, region in enumerate(("eu-1", None, "eu-2")):
+        stores = {} if region is None else {"virtual_stores": {"s3://own/": icechunk.s3_store(region=region)}}
+        refs["a/1"] = [f"s3://other{number}/x", 0, 2]  # a bucket that the configuration does not have
+        RefShardFileSystem(refs).save(there, overwrite=True, **stores)
+        assert (region or "eu-1") in read_stores(there)["s3://own/"]
+    assert set(read_stores(there)) == {"s3://own/", *(f"s3://other{number}/" for number in range(3))}
+
+
 def test_failed_save_commits_nothing(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem(write_netcdf(tmp_path)).save(there)

@@ -14,7 +14,8 @@ def open_session(url: str, **version: Any) -> Any:
     storage = icechunk.local_filesystem_storage(url)
     config = icechunk.Repository.fetch_config(storage)
     containers = {} if config is None else config.virtual_chunk_containers or {}
-    access = icechunk.containers_credentials(dict.fromkeys(containers))
+    own, web = icechunk.credentials.LocalFileSystemAccess, icechunk.credentials.HttpAccess
+    access = icechunk.containers_credentials({url: own if url.startswith("file:") else web for url in containers})
     repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
     return repository.readonly_session(**(version or {"branch": "main"}))
 
