@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from refshard_fs.sets.concat import concat
     from refshard_fs.sets.cube import cube, open
     from refshard_fs.sets.lazy_set import LazySet
-    from refshard_fs.sets.rebase import MadeSet, rebase
+    from refshard_fs.sets.made_set import MadeSet
+    from refshard_fs.sets.rebase import rebase
     from refshard_fs.sets.snapshot import snapshot
     from refshard_fs.tools.check import Finding, Report, check
     from refshard_fs.tools.diff import Changes, Difference, DocumentChange
@@ -104,7 +105,8 @@ _NAMES = {  # the names that are imported at their first use, by module
     "sets.concat": "concat",
     "sets.cube": "cube open",
     "sets.lazy_set": "LazySet",
-    "sets.rebase": "MadeSet rebase",
+    "sets.made_set": "MadeSet",
+    "sets.rebase": "rebase",
     "sets.snapshot": "snapshot",
     "tools.check": "Finding Report check",
     "tools.diff": "Changes Difference DocumentChange",

@@ -27,25 +27,24 @@ from refshard_fs.core.keys import check_key, is_within, normalise, parent
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
-from refshard_fs.cubes.choice import Choice
 from refshard_fs.errors import (
     LONGEST,
-    ManifestError,
     ReadOnlyError,
     escape_controls,
     is_secret,
     redact,
     sanitize,
 )
+from refshard_fs.normalizing_meta import NormalizingMeta
 from refshard_fs.reading.plan import Request
 from refshard_fs.references.values import decode
 from refshard_fs.source import files
 from refshard_fs.source.async_filesystem import AsyncFileSystem
 from refshard_fs.source.files import RefShardFile, RefShardMap, StreamedFile, WrittenFile
 from refshard_fs.source.in_memory_source import InMemorySource, argument_to_json
-from refshard_fs.source.normalizing import MAPPER, SESSION, NormalizingMeta, takes_keywords_of
+from refshard_fs.source.normalizing import MAPPER, SESSION, takes_keywords_of
 from refshard_fs.source.options import RECORD_SIZE, Options, check_spelling
-from refshard_fs.source.settings import Settings, WriteSettings, begin_transaction, check_set_name, format_by_suffix
+from refshard_fs.source.settings import WriteSettings
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.stores.links import resolve_path_to_write
@@ -223,8 +222,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self.fo: str | InMemorySource = options.source.fo
         writes = WriteSettings.of(options)
         self.mode = options.writing.mode or ("r" if writes is None else "a")
-        source = Source(Settings.of(options), begin_transaction(options))
-        self.source: Source = source.share(self._session_name, (type(self), self._shared_options))
+        self.source: Source = Source.of(options).share(self._session_name, (type(self), self._shared_options))
         if mapper is not None:
             self.source.mapper = mapper
         self._writer = None if writes is None else Writer(self.source, writes)  # None: all writes are refused
@@ -749,14 +747,23 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(
                 f"{count_text(len(overlay.edits), 'write')} not committed: call commit() or discard() before select()"
             )
-        if sel:
-            from refshard_fs.labels import find_positions  # needs xarray
+        from refshard_fs.sets.make_choice import make_choice  # imported only for a selection
 
-            isel = {**(isel or {}), **find_positions(self, sel)}
-        choice = Choice.of(drop, keep, rename, attrs, isel, squeeze, assign).to_json()
+        choice = make_choice(
+            self.source,
+            self,
+            drop=drop,
+            keep=keep,
+            rename=rename,
+            attrs=attrs,
+            isel=isel,
+            sel=sel,
+            squeeze=squeeze,
+            assign=assign,
+        )
         others = (SESSION, MAPPER, "mode", "overlay")
         options = {name: value for name, value in self._storage_options.items() if name not in others}
-        options["select"] = [*(options.get("select") or ()), choice]
+        options["select"] = [*(options.get("select") or ()), choice.to_json()]
         selection = type(self)(*self.storage_args, **options)
         if not self.asynchronous:
             selection.source.open()
@@ -1125,35 +1132,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         source may not point to a target: then nothing is written. fsspec's ``reference`` filesystem can read parquet
         sets of zarr version 2 with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
-        from refshard_fs.writing.save import save  # imported only for writing
-        from refshard_fs.writing.shards import make_stored_keyspace
+        from refshard_fs.sets.save_set import save_set  # imported only for writing
 
         check_spelling(storage_options, RefShardFileSystem.save)
-        if format is None:
-            check_set_name(url)
-        if format is None and url.endswith(".refshard"):
-            from refshard_fs.writing.cube_document import REMARK, make_cube_document, save_document
-
-            document = make_cube_document(self.source)
-            if document is None:
-                raise ManifestError(
-                    f"{url}: expected a source that joins sets, for its document, got {self!r}. To save the references "
-                    f"of this source, give another name, such as {url.removesuffix('.refshard')}.json"
-                )
-            save_document(document, url, storage_options, self.source.open().cube.resolve)
-            return REMARK
-        with show_progress("save", callback) as shown:
-            format = format or format_by_suffix(url)
-            return save(
-                make_stored_keyspace(self.source, self._writer),
-                self.source,
-                url,
-                format,
-                record_size,
-                overwrite,
-                storage_options,
-                shown,
-            )
+        return save_set(self.source, self._writer, url, format, record_size, overwrite, callback, storage_options)
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -23,27 +23,20 @@ def _format_label(label: Any) -> str:
     return str(label).removesuffix(".000000000").removesuffix("T00:00:00")
 
 
-class OpenFileSystem(Protocol):
-    """The members of a `RefShardFileSystem` that this module uses."""
-
-    source: Source
-
-
-def find_positions(fs: OpenFileSystem, sel: Mapping[str, Any]) -> dict[str, int | slice]:
+def find_positions(source: Source, opened: Any, sel: Mapping[str, Any]) -> dict[str, int | slice]:
     """Return the position, or the slice of step 1, that ``ds.sel(sel)`` would take along each dimension.
 
-    This reads the coordinates. Raise ManifestError if a dimension or a label does not exist, or if the labels are not
-    neighbours in the coordinate's order.
+    xarray opens ``opened``, which shows the ``source``, and reads the coordinates. Raise ManifestError if a dimension
+    or a label does not exist, or if the labels are not neighbours in the coordinate's order.
     """
-    nodes = group_by_node(parse_documents(fs.source.run("", lambda: fs.source.open().documents())))
+    nodes = group_by_node(parse_documents(source.run("", lambda: source.open().documents())))
     isel: dict[str, int | slice] = {}
     for dim, label in sel.items():
         path = next((path for path in nodes.find_all(dim) if nodes[path].shown_dims == [parent(path)[1]]), None)
         if path is None:
             raise nodes.make_unknown_error(f"sel= names {dim!r}, which has no coordinate in the source")
         group, name = parent(path)
-        source: Any = fs
-        with xr.open_dataset(source, engine="refshard", group=group or None, cache=False) as ds:
+        with xr.open_dataset(opened, engine="refshard", group=group or None, cache=False) as ds:
             numbers = xr.DataArray(np.arange(ds.sizes[name]), {name: ds[name]}, (name,))
             try:
                 positions = numbers.sel({name: label}).values

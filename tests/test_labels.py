@@ -34,7 +34,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RefShardFileSystem:
     ],
 )
 def test_labels_become_indices(source: RefShardFileSystem, sel: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert find_positions(source, sel) == expected
+    assert find_positions(source.source, source, sel) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_labels_become_indices(source: RefShardFileSystem, sel: dict[str, Any], 
 )
 def test_missing_labels_are_errors(source: RefShardFileSystem, sel: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
-        find_positions(source, sel)
+        find_positions(source.source, source, sel)
 
 
 def test_unknown_label_is_refused_with_the_ends(source: RefShardFileSystem) -> None:
     with pytest.raises(
         ManifestError, match="does not have this label; it goes from 2024-01-01 to 2024-01-06"
     ) as caught:
-        find_positions(source, {"time": "2025-03"})
+        find_positions(source.source, source, {"time": "2025-03"})
     assert "method" not in str(caught.value)  # of xarray's sel, which has this argument

@@ -19,7 +19,7 @@ import pytest
 
 import refshard_fs
 import refshard_fs.sets.concat
-import refshard_fs.sets.rebase
+import refshard_fs.sets.made_set
 from refshard_fs import RefShardFileSystem, errors
 from refshard_fs.cli.program import make_parser
 from refshard_fs.known_formats import load_formats
@@ -117,7 +117,7 @@ def test_every_public_name_has_a_docstring() -> None:
     assert [thing for thing in public if not isinstance(thing, str) and not inspect.getdoc(thing)] == []
     methods = {
         **vars(RefShardFileSystem),
-        **vars(refshard_fs.sets.rebase.MadeSet),
+        **vars(refshard_fs.sets.made_set.MadeSet),
         **vars(refshard_fs.sets.lazy_set.LazySet),
     }
     silent = [

@@ -10,16 +10,20 @@ from typing import Any
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.errors import ConflictError, NoSuchSource, sanitize
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.cube import open
 from refshard_fs.sets.expand import expand
 from refshard_fs.sets.grown_document import extend_document
 from refshard_fs.sets.grown_references import GrownReferences, make_no_target_error
 from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
+from refshard_fs.sets.opened_set import OpenedSet
 from refshard_fs.sets.preprocess import Preprocess, call_preprocess
 from refshard_fs.source.in_memory_source import make_portable_source
+from refshard_fs.source.normalizing import parse_options
 from refshard_fs.source.options import prepare_keywords
+from refshard_fs.source.source import Source
 from refshard_fs.tools.progress import show_progress
+from refshard_fs.writing.commit import commit
+from refshard_fs.writing.writer import Writer
 
 
 def append(
@@ -120,11 +124,9 @@ def _append(
     urls = [os.fspath(source) for source in (target, *sets) if isinstance(source, str | os.PathLike)]
     options = prepare_keywords(options, urls, append)
     url = make_portable_source(os.fspath(target), options.get("target_protocol"), None, True)
-    fs = RefShardFileSystem(
-        str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
-    )
+    writer = Writer.of(parse_options(url, {**options, "mode": "a", "shards": "whole", "index_cache": False}))
     options = {name: value for name, value in options.items() if name != "branch"}  # the branch belongs to the target
-    base = fs.require_writer("append").base()
+    base = writer.base()
     joined = base.keyspace.cube
     if not rules.dim and joined is None:
         raise TypeError(f"append needs dim= for {sanitize(str(url))}, which is not the document of a cube")
@@ -136,30 +138,35 @@ def _append(
                     f"{sanitize(str(url))}"
                 )
             rules = rules if rules.dim else rules._replace(dim=joined.document.dim)
-            added = extend_document(fs, base, joined, sets, rules, options, preprocess)
+            added = extend_document(writer.source.stores, base, joined, sets, rules, options, preprocess)
             with show_progress("append", callback) as shown:
                 shown.set_size(len(sets))
                 shown.relative_update(len(sets))
             return added
         (fo,) = sets if preprocess is None else (call_preprocess(fo, options, preprocess) for fo in sets)
         whole = GrownReferences.of(
-            fs, str(url), fo, rules, options, holds_pins=base.keyspace.source.references is not None
+            OpenedSet(writer.source, writer),
+            str(url),
+            fo,
+            rules,
+            options,
+            holds_pins=base.keyspace.source.references is not None,
         )
         if whole is None:
-            fs.discard()
+            writer.discard()
             return 0
         edits = dict(whole.find_edits())
         with show_progress("append", callback) as shown:
             shown.set_size(len(edits))
             for key, edit in edits.items():
-                fs.require_writer("append").overlay.put(key, edit)
+                writer.overlay.put(key, edit)
                 shown.relative_update(1)
-            fs.commit(rules.message)
+            commit(writer, rules.message)
         if whole.remark:
             warnings.warn(whole.remark, UserWarning, stacklevel=3)
         return whole.added
     except BaseException as e:
-        fs.discard()  # a later commit of this filesystem must not write a part of the edits
+        writer.discard()  # removes the objects of the edits
         if isinstance(e, ConflictError):
             done = "Nothing was appended" if e.is_certain else "The elements may have been appended, or not"
             conflict = ConflictError(f"another writer changed {sanitize(str(url))} meanwhile. {done}: append again")
@@ -178,7 +185,7 @@ def _create(
 ) -> int | None:
     """Write the document of a cube of ``fo`` to ``target``, and return its length; None if ``target`` exists."""
     try:
-        RefShardFileSystem(os.fspath(target), **prepare_keywords(options, [os.fspath(target)], append)).source.open()
+        Source.of(parse_options(target, prepare_keywords(options, [os.fspath(target)], append))).open()
     except NoSuchSource:
         cube = open(fo, dim, same=same, preprocess=preprocess, **options)
         cube.save(os.fspath(target))
@@ -197,7 +204,7 @@ def _list_new_sets(
     urls = [os.fspath(source) for source in sources if not isinstance(source, dict)]
     every = expand(fo, prepare_keywords(options, urls, append))
     try:
-        joined = RefShardFileSystem(os.fspath(target), **options).source.open().cube
+        joined = Source.of(parse_options(target, options)).open().cube
     except NoSuchSource as e:
         raise make_no_target_error(sanitize(os.fspath(target))) from e
     known = set() if joined is None or not skips_known else {joined.resolve(url) for url in joined.document.urls}

@@ -18,7 +18,6 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError, sanitize
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.sets.arrange import Overlap
 from refshard_fs.sets.chosen_names import check_chosen_names
@@ -26,8 +25,9 @@ from refshard_fs.sets.grid_join import find_dims
 from refshard_fs.sets.inputs import Inputs, get_set_url, iter_urls
 from refshard_fs.sets.join import find_and_join, join_sets
 from refshard_fs.sets.lazy_set import LazySet, describe
+from refshard_fs.sets.made_set import MadeSet, make_set
+from refshard_fs.sets.opened_set import is_open
 from refshard_fs.sets.preprocess import Preprocess, get_import_path, read_selected
-from refshard_fs.sets.rebase import MadeSet, make_set
 from refshard_fs.sets.remark import explain_document
 from refshard_fs.sets.rounding import equalize_coordinates
 from refshard_fs.sets.scanning import REMEMBERED, choose_opening_options
@@ -247,8 +247,7 @@ def concat(
     whole_sources = inputs.sources
     if choice != Choice():
         selected = [
-            fo.select(keep=keep, drop=drop, rename=rename, attrs=attrs) if isinstance(fo, RefShardFileSystem) else fo
-            for fo in inputs.sources
+            fo.select(keep=keep, drop=drop, rename=rename, attrs=attrs) if is_open(fo) else fo for fo in inputs.sources
         ]
         inputs = inputs._replace(sources=tuple(selected))
     failed: dict[int, Exception] = {}

@@ -9,14 +9,15 @@ from pathlib import PurePath
 from typing import Any
 
 from refshard_fs.core.model import Load, Raw, Span, Stat, Steps
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.concat import concat
 from refshard_fs.sets.lazy_set import LazySet
+from refshard_fs.sets.opened_set import open_set
 from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.sets.tables import adopt_rows, move_credentials, read_parquet_table
 from refshard_fs.source.in_memory_source import make_portable_source
-from refshard_fs.source.normalizing import is_many_sources, list_sources
+from refshard_fs.source.normalizing import is_many_sources, list_sources, parse_options
 from refshard_fs.source.options import prepare_keywords
+from refshard_fs.source.source import Source
 
 
 def open(  # shadows the built-in, like zarr.open and fsspec.open
@@ -82,7 +83,7 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
         options = prepare_keywords(options, [os.fspath(sources)], open)
         dims = arguments.get("dims") or (None if dim is None else (dim,))
         rows = _read_table(os.fspath(sources), options, dims, arguments.get("assets"))
-        saved = None if rows is not None else LazySet.of(RefShardFileSystem(sources, **options))
+        saved = None if rows is not None else LazySet.of(open_set(sources, options))
         if saved is not None:
             return _open_part(saved, words | {name: arguments[name] for name in _OF_PARTS if name in arguments})
         if rows is not None:
@@ -113,12 +114,12 @@ def _read_table(
     if not url.endswith((".parquet", ".geoparquet")):
         return None
     place = str(make_portable_source(url, options.get("target_protocol"), None, True))
-    fs = RefShardFileSystem({}, **choose_reading_options([place], options))
-    data: bytes = fs.source.run("", lambda: _read_file(place))
+    reading = Source.of(parse_options({}, choose_reading_options([place], options)))
+    data: bytes = reading.run("", lambda: _read_file(place))
     if not data:
         return None
     rows = read_parquet_table(data, url, None if dims is None else list(dims))
-    return adopt_rows(rows, place, RefShardFileSystem(place, **options).source.admission, assets)
+    return adopt_rows(rows, place, Source.of(parse_options(place, options)).admission, assets)
 
 
 def _read_file(url: str) -> Steps[bytes]:

@@ -17,11 +17,13 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.model import batches
 from refshard_fs.cubes.recoding import get_missing_values
 from refshard_fs.errors import RefShardError
-from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.plan import Request
 from refshard_fs.references.reference_set import References
-from refshard_fs.sets.rebase import open_read
+from refshard_fs.sets.opened_set import open_set
 from refshard_fs.sets.scanning import can_scan, choose_reading_options
 from refshard_fs.sets.variables import NamedSet
+from refshard_fs.source.normalizing import parse_options
+from refshard_fs.source.source import Source
 
 SMALL: Final = 1 << 20  # the most bytes of an array in one set that is read to be compared
 TEXT: Final = 1 << 10  # assumed bytes of an element of unknown length, such as a text
@@ -104,16 +106,14 @@ def read_small_arrays(
     at_urls = [n for n in at_urls if can_scan({k: v for k, v in parts[n].options.items() if k not in SHOWN_BY})]
     for batch in batches(at_urls, BATCH):
         refs = {f"{n}/{key}": _make_reference(parts[n], *chunk) for n in batch for key, chunk in keys[n].items()}
-        fs = RefShardFileSystem(
-            refs, **choose_reading_options([ref[0] for ref in refs.values()], parts[batch[0]].options)
-        )
-        data = _read(fs, list(refs))
+        reading = choose_reading_options([ref[0] for ref in refs.values()], parts[batch[0]].options)
+        data = _read(Source.of(parse_options(refs, reading)), list(refs))
         for n in batch:
             own = {key: data.get(f"{n}/{key}") for key in keys[n]}
             yield n, _add_inline(parts[n], small[n], keys[n], own)
 
     def read(number: int) -> dict[str, dict[int, bytes]]:
-        data = _read(open_read(parts[number].fo, parts[number].options), list(keys[number]))
+        data = _read(open_set(parts[number].fo, parts[number].options).source, list(keys[number]))
         return _add_inline(parts[number], small[number], keys[number], data)
 
     alone = sorted(keys.keys() - set(at_urls))
@@ -156,13 +156,13 @@ def _make_reference(part: NamedSet, path: str, number: int) -> list[Any]:
     return row.to_json(part.refs.urls[row.target])
 
 
-def _read(fs: RefShardFileSystem, keys: list[str]) -> Mapping[str, Any]:
+def _read(source: Source, keys: list[str]) -> Mapping[str, Any]:
     """Return the bytes of each of ``keys``, or its error; empty if the set cannot be read."""
     try:
-        found: Mapping[str, Any] = fs.cat(keys, on_error="return", end=SMALL + 1)
+        found = source.wait(source.read_all, [Request(key, None, SMALL + 1) for key in keys])
     except RefShardError:
         return {}
-    return found
+    return dict(zip(keys, found, strict=True))
 
 
 def _add_inline(

@@ -23,7 +23,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA
 from refshard_fs.security.origins import MEMBER, Origins
-from refshard_fs.sets.rebase import MadeSet
+from refshard_fs.sets.made_set import MadeSet
 from refshard_fs.source.collect import respell_urls
 from refshard_fs.source.in_memory_source import parse_references
 from refshard_fs.source.recognition import names_manifests

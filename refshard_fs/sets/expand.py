@@ -12,12 +12,13 @@ from urllib.parse import unquote
 
 from refshard_fs.core.model import Listed, Load, Names, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.sets.link_page import parse_link_page
 from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.source.in_memory_source import make_portable_source
+from refshard_fs.source.normalizing import parse_options
+from refshard_fs.source.source import Source
 
 SIDECARS: Final = (".idx", ".index")  # sidecars of GRIB files are left out if the files match
 DEEPEST: Final = 64  # levels of directories that ``**`` searches
@@ -55,8 +56,8 @@ def make_natural_key(text: str) -> tuple[list[Any], str]:
 
 def _find_matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
     url = make_portable_source(pattern, options.get("target_protocol"), None, True)
-    fs = RefShardFileSystem({}, **choose_reading_options([str(url)], options))
-    found = set(fs.source.run("", lambda: _walk(str(url))))
+    source = Source.of(parse_options({}, choose_reading_options([str(url)], options)))
+    found = set(source.run("", lambda: _walk(str(url))))
     found -= {name for name in found if name.endswith(SIDECARS) and name.rpartition(".")[0] in found}
     return sorted(found, key=make_natural_key)
 

@@ -12,7 +12,6 @@ from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.errors import ManifestError
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.added_piece import add_piece
 from refshard_fs.sets.compatibility import check_merged
 from refshard_fs.sets.grown_texts import find_text_dims
@@ -24,11 +23,12 @@ from refshard_fs.sets.variables import NamedSet
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.document import Document
+from refshard_fs.stores.stores import Stores
 from refshard_fs.writing.cube_document import make_relative_speller
 
 
 def extend_document(
-    fs: RefShardFileSystem,
+    stores: Stores,
     base: Base,
     joined: ConcatKeySpace,
     sets: Sequence[Any],
@@ -74,7 +74,7 @@ def extend_document(
     _check_together(before, after, wholes, base.url)
     lost = {url: why for url, why in document.lost.items() if url not in lines}
     document = msgspec.structs.replace(after[0], beside=tuple(after[1:]), lost=lost)
-    Document(base.url, fs.source.stores, base.facts).put(document.dumps())
+    Document(base.url, stores, base.facts).put(document.dumps())
     return max(added)
 
 

@@ -13,7 +13,6 @@ from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError, NoSuchSource
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
@@ -24,6 +23,7 @@ from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.hold_texts import hold_texts
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
+from refshard_fs.sets.opened_set import HasSource
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.stacking import stack_like
 from refshard_fs.sets.stored_coordinates import add_coordinates
@@ -44,7 +44,7 @@ class GrownReferences(NamedTuple):
     @classmethod
     def of(
         cls,
-        fs: RefShardFileSystem,
+        target: HasSource,
         url: str,
         fo: Any,
         rules: AppendRules,
@@ -52,14 +52,14 @@ class GrownReferences(NamedTuple):
         *,
         holds_pins: bool,
     ) -> GrownReferences | None:
-        """Append ``fo`` to the set of ``fs``, at ``url``, in memory; None if ``fo`` has nothing new."""
+        """Append ``fo`` to the set of ``target``, at ``url``, in memory; None if ``fo`` has nothing new."""
         dim = rules.dim
-        before = collect_references(fs)
+        before = collect_references(target)
         if not len(before):
             raise make_no_target_error(url)
         name = f"the set at {url}"
-        stored = NamedSet(name, before, VariableReader().read(before, name), fo=fs)
-        old = fs.source.run("", lambda: add_coordinates(stored))
+        stored = NamedSet(name, before, VariableReader().read(before, name), fo=target)
+        old = target.source.run("", lambda: add_coordinates(stored))
         (new,) = read_sets([fo], options, lambda _: None)
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
         new = stack_like(new if "zarr.json" not in before.side else convert_to_version_3(new), dim, old)

@@ -8,14 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
+from refshard_fs.sets.make_choice import make_choice
+from refshard_fs.sets.opened_set import HasSource
+from refshard_fs.sets.save_set import save_set
 from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.normalizing import parse_options
+from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.source.settings import check_set_name, format_by_suffix
+from refshard_fs.source.source import Source
 from refshard_fs.tools.views import fold, render_table, render_view
 from refshard_fs.writing.cube_document import REMARK, make_cube_document, save_document
 
@@ -66,7 +72,15 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """Return the number of parts."""
         return self.document.count
 
-    def save(self, url: str, format: str | None = None, **storage_options: Any) -> str:
+    def save(
+        self,
+        url: str,
+        format: str | None = None,
+        record_size: int = RECORD_SIZE,
+        overwrite: bool = False,
+        callback: Callback = DEFAULT_CALLBACK,
+        **storage_options: Any,
+    ) -> str:
         """Write the document to ``url``, in which URLs of parts below its directory are relative.
 
         With ``format``, or a name that ends with ``.icechunk``, it is written in a format that other programs read,
@@ -74,7 +88,8 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         copied. Readers never see an unfinished file.
         """
         if format is not None or format_by_suffix(url) == "icechunk":
-            return RefShardFileSystem(self).save(url, format, **storage_options) or ""
+            source = Source.of(parse_options(self))
+            return save_set(source, None, url, format, record_size, overwrite, callback, storage_options) or ""
         check_set_name(url)
         if url.lower().endswith(_OF_REFERENCES):
             raise ValueError(
@@ -126,28 +141,30 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         >>> len(part), xarray.open_dataset(part, engine="refshard")["t"].values
         (2, array([21., 22.]))
         """
-        fs = RefShardFileSystem(self).select(**arguments)
-        choice = Choice.read(fs.storage_options["select"][-1])
+        choice = make_choice(Source.of(parse_options(self)), self, **arguments)
+        selected = Source.of(parse_options(self, {"select": [choice.to_json()]}))
+        selected.open()  # raises if a name does not exist
+        choice = selected.options.select[-1]
         document = self.document
-        shorter, left = _shorten(fs, document, choice)
+        shorter, left = _shorten(selected, document, choice)
         part = self._make_set(shorter, left)
         has_other_first = shorter.pieces[shorter.first] is not document.pieces[document.first]
-        if has_other_first and _list_documents(RefShardFileSystem(part)) != _list_documents(fs):
+        if has_other_first and _list_documents(Source.of(parse_options(part))) != _list_documents(selected):
             return self._make_set(document, choice)
         return part
 
     @classmethod
-    def of(cls, fs: RefShardFileSystem) -> LazySet | None:
-        """Return the cube that ``fs`` shows, with absolute URLs; None if it shows another source.
+    def of(cls, opened: HasSource) -> LazySet | None:
+        """Return the cube that a filesystem shows, with absolute URLs; None if it shows another source.
 
         Raise TargetNotAllowed if the document is not the user's own, and names a URL that the user may not take over.
         """
-        document = make_cube_document(fs.source)
+        document = make_cube_document(opened.source)
         if document is None:
             return None
-        data = document.dumps(fs.source.open().cube.resolve)
-        opened = {name: value for name, value in fs.storage_options.items() if name in (*_ACCESS, "allow")}
-        return cls(data, hashlib.sha256(data).hexdigest(), REMARK, describe(document), opened)
+        data = document.dumps(opened.source.open().cube.resolve)
+        access = {name: value for name, value in opened.storage_options.items() if name in (*_ACCESS, "allow")}
+        return cls(data, hashlib.sha256(data).hexdigest(), REMARK, describe(document), access)
 
     def _make_set(self, document: ConcatDocument, choice: Choice) -> LazySet:
         if choice != Choice():
@@ -165,8 +182,8 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         return LazySet, (self.content, self.digest, self.remark, self.joined, self.opened_with)
 
 
-def _list_documents(fs: RefShardFileSystem) -> set[str]:
-    return set(fs.source.run("", lambda: fs.source.open().documents()))
+def _list_documents(source: Source) -> set[str]:
+    return set(source.run("", lambda: source.open().documents()))
 
 
 def describe(document: ConcatDocument) -> str:
@@ -183,7 +200,7 @@ def _list_dims(document: ConcatDocument) -> Iterator[str]:
             return
 
 
-def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -> tuple[ConcatDocument, Choice]:
+def _shorten(source: Source, document: ConcatDocument, choice: Choice) -> tuple[ConcatDocument, Choice]:
     """Return a document without the pieces that ``choice`` leaves out, and the choice to apply to this document."""
     dim, starts = document.dim, document.starts
     if dim not in choice.isel or document.view or document.beside:
@@ -194,9 +211,9 @@ def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -
         return document, choice
     metadata = document.metadata
     if document.first not in range(first, last):
-        joined = fs.source.open().cube
-        assert joined is not None, "the filesystem shows a document"
-        metadata = fs.source.run("", joined.documents_of_first)
+        joined = source.open().cube
+        assert joined is not None, "the source is a document"
+        metadata = source.run("", joined.documents_of_first)
     isel = {name: bounds for name, bounds in choice.isel.items() if name != dim}
     if (start, stop) != (starts[first], starts[last]):
         isel[dim] = (start - starts[first], stop - starts[first])

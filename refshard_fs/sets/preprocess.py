@@ -10,13 +10,14 @@ from functools import partial
 from types import CodeType
 from typing import Any, Final
 
+import fsspec
+
 from refshard_fs.core.model import Facts, Stat, Steps, batches
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.errors import RefShardError, TargetNotAllowed
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import adopt
 from refshard_fs.sets.collect_references import collect_references
-from refshard_fs.sets.rebase import open_read
+from refshard_fs.sets.opened_set import is_open
 from refshard_fs.sets.scanning import Known, Scanned, Unchanged
 from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.sets.sources import TOGETHER
@@ -25,15 +26,15 @@ from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.in_memory_source import make_portable_source
 
-Preprocess = Callable[[RefShardFileSystem], RefShardFileSystem]
+Preprocess = Callable[[Any], Any]  # takes a `RefShardFileSystem`, and returns one that its method `select` made
 BATCH: Final = 64  # sets that a worker opens in one call
 
 
 def get_import_path(function: Preprocess) -> str:
     """Return the import path of a function, for people; ValueError for a function without a name.
 
-    >>> get_import_path(open_read)
-    'refshard_fs.sets.rebase:open_read'
+    >>> get_import_path(get_import_path)
+    'refshard_fs.sets.preprocess:get_import_path'
     """
     name = getattr(function, "__qualname__", "<none>")
     if "<lambda>" in name or "<none>" in name:
@@ -87,9 +88,9 @@ def read_selected(
     return [parts[number] for number in sorted(parts)], own
 
 
-def call_preprocess(fo: Any, options: Mapping[str, Any], function: Preprocess) -> RefShardFileSystem:
+def call_preprocess(fo: Any, options: Mapping[str, Any], function: Preprocess) -> Any:
     """Return the filesystem that ``function`` returns for a set; TypeError if it is not a selection of this set."""
-    source = open_read(fo, options)
+    source = _make_filesystem(fo, options)
     shown = function(source)
     if getattr(shown, "fo", None) != source.fo:
         raise TypeError(
@@ -106,7 +107,7 @@ def select_parts(
 
     def choose(fo: Any) -> Scanned | Unchanged | Exception:
         try:
-            source = open_read(fo, options)
+            source = _make_filesystem(fo, options)
             facts = None
             if isinstance(fo, str):
                 url = str(make_portable_source(fo, None, None, True))
@@ -128,6 +129,18 @@ def select_parts(
 
     with ThreadPoolExecutor(TOGETHER) as pool:
         return list(pool.map(choose, sets))
+
+
+def _make_filesystem(fo: Any, options: Mapping[str, Any]) -> Any:
+    """Return a filesystem of ``fo``, for the user's function; ``fo`` itself if it is one.
+
+    fsspec makes it, since the class is defined above this module.
+    """
+    if is_open(fo):
+        return fo
+    fs = fsspec.filesystem("refshard", fo=fo, **options)
+    fs.source.reads_small_files_whole = False
+    return fs
 
 
 def _stat(url: str) -> Steps[Facts | None]:

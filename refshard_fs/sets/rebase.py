@@ -1,4 +1,4 @@
-"""`rebase` changes the URLs of a reference set whose targets have moved; `MadeSet` is a reference set in memory."""
+"""Change the URLs of a reference set whose targets have moved."""
 
 from __future__ import annotations
 
@@ -8,115 +8,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import msgspec
-from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.model import Origin
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError, SourceNotReachable, redact
-from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import Respell
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
-from refshard_fs.security.policy import LOCAL, directory_of, find_longest_prefix, protocol_of, resolve, split_chain
+from refshard_fs.security.policy import LOCAL, directory_of, find_longest_prefix, protocol_of, resolve
 from refshard_fs.sets.collect_references import collect_references
+from refshard_fs.sets.join_sources import join_if_many
 from refshard_fs.sets.lazy_set import OTHERS, LazySet
+from refshard_fs.sets.made_set import MadeSet, make_set, restore_set
+from refshard_fs.sets.opened_set import HasSource, open_set
 from refshard_fs.source.collect import respell_urls
-from refshard_fs.source.in_memory_source import InMemorySource, compute_digest, find_target_arguments, get_content
-from refshard_fs.source.options import RECORD_SIZE
+from refshard_fs.source.in_memory_source import find_target_arguments, get_content
 from refshard_fs.stores.objects import Objects
-from refshard_fs.tools.filesystem_view import render_filesystem
 from refshard_fs.writing.cube_document import REMARK
 
-
-class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
-    """A reference set in memory: an ``fo`` for `RefShardFileSystem`, and for everything that takes one. Immutable.
-
-    Its URLs are absolute. Two sets are equal if their contents are equal. Filesystems of this set open its targets with
-    ``opened_with``, the arguments that opened its sources. A saved set does not have these arguments.
-    """
-
-    opened_with: Mapping[str, Any] = {}
-
-    def arguments(self) -> Mapping[str, Any]:
-        """Return the arguments that opened the sources of this set: filesystems of this set use them, too."""
-        return self.opened_with
-
-    @property
-    def references(self) -> Mapping[str, Any]:
-        """The references by key, as in their JSON: text, an object, bytes, or ``[url, offset, length]``."""
-        return References(self.columns)
-
-    @property
-    def columns(self) -> ReferenceSet:
-        """The columns of the set."""
-        assert isinstance(self.content, ReferenceSet), "the content of a MadeSet is columns"
-        return self.content
-
-    def __len__(self) -> int:
-        """Return the number of keys."""
-        return len(self.columns)
-
-    def unpinned(self) -> MadeSet:
-        """Return the same references without pins."""
-        return make_set(msgspec.structs.replace(self.columns, pins=None), self.opened_with)
-
-    def save(
-        self,
-        url: str,
-        format: str | None = None,
-        record_size: int = RECORD_SIZE,
-        overwrite: bool = False,
-        callback: Callback = DEFAULT_CALLBACK,
-        **storage_options: Any,
-    ) -> str:
-        """Write the set to ``url``, as `RefShardFileSystem.save` does.
-
-        Return one line on the targets that only this package can read, and why; "" if other software reads all.
-        """
-        RefShardFileSystem(self).save(url, format, record_size, overwrite, callback, **storage_options)
-        return self.remark
-
-    @property
-    def remark(self) -> str:
-        """One line on the targets that only this package can read, and why; empty if other software reads all."""
-        chained = [url for url in self.columns.urls if url is not None and len(split_chain(url)) > 1]
-        if not chained:
-            return ""
-        return (
-            f"only refshard can read {count_text(len(chained), 'target')} of {len(self.columns.urls)}, which are files "
-            f"within other files, such as {redact(chained[0])}"
-        )
-
-    def _repr_html_(self) -> str:
-        source = RefShardFileSystem(self).source
-        source.open()  # it is in memory: nothing is read
-        return render_filesystem(source)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        remember, arguments = InMemorySource.__reduce__(self)
-        return _again, (remember, arguments, self.opened_with)
-
-
-def make_set(refs: ReferenceSet, opened_with: Mapping[str, Any] | None = None) -> MadeSet:
-    """Return ``refs``, whose URLs are absolute, as a value to open and to save."""
-    return MadeSet(refs, compute_digest(refs), opened_with or {})
-
-
-def _again(remember: Any, arguments: tuple[Any, ...], opened_with: Mapping[str, Any] | None = None) -> MadeSet:
-    """Return the set of a pickle; earlier pickles have no ``opened_with``."""
-    held: InMemorySource = remember(*arguments)
-    return MadeSet(held.content, held.digest, opened_with or {})
-
-
-def open_read(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
-    """Return a filesystem of ``fo``, or ``fo`` itself if it is one."""
-    if isinstance(fo, RefShardFileSystem):
-        return fo
-    fs = RefShardFileSystem(fo, **options)
-    fs.source.reads_small_files_whole = False
-    return fs
+_again = restore_set  # the name in pickles of earlier versions
 
 
 Missing = Literal["raise", "ignore"]
@@ -163,17 +75,18 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
         base = new if new.endswith("://") else new.rstrip("/") + "/"
         return base + rest if rest else new.rstrip("/")
 
-    fs = open_read(fo, options)
+    fo, options = join_if_many(fo, options)
+    opened = open_set(fo, options)
     try:
-        refs = collect_references(fs)
+        refs = collect_references(opened)
     except SourceNotReachable:
-        joined = _get_lazy_set(fs)
+        joined = _get_lazy_set(opened)
         if joined is None:
             raise
         if missing == "raise":
             _check_prefixes(prefixes, joined.urls)
         return joined.respell_urls(lambda url: respell(url) or url)
-    origins = _find_moved_origins(refs, respell, dict.fromkeys(prefixes.values(), True), fs.source.admission)
+    origins = _find_moved_origins(refs, respell, dict.fromkeys(prefixes.values(), True), opened.source.admission)
     if missing == "raise":
         _check_prefixes(prefixes, [url for url in refs.urls if url is not None])
     new = msgspec.structs.replace(respell_urls(refs, respell), origins=origins)
@@ -192,12 +105,12 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
     return make_set(new, find_target_arguments(fo))
 
 
-def _get_lazy_set(fs: RefShardFileSystem) -> LazySet | None:
-    """Return the user's own cube that ``fs`` could not open, with absolute URLs; None for other sources."""
-    source = fs.source.options.source
+def _get_lazy_set(opened: HasSource) -> LazySet | None:
+    """Return the user's own cube, which could not be opened, with absolute URLs; None for other sources."""
+    source = opened.source.options.source
     content = get_content(source)
-    if isinstance(source, str) and fs.source.admission.trusts_source:
-        data = Objects(source, fs.source.stores).read([""])[""]
+    if isinstance(source, str) and opened.source.admission.trusts_source:
+        data = Objects(source, opened.source.stores).read([""])[""]
         directory: str | None = directory_of(source)
     elif isinstance(content, bytes):
         data, directory = content, None

@@ -23,7 +23,6 @@ from refshard_fs.core.model import Facts, Load, Raw, Stat, Steps, batches, read_
 from refshard_fs.cubes.merging import apply_choices
 from refshard_fs.cubes.piece_view import with_origin_of_piece
 from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed, sanitize_cause
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import make_source_error, name_key
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.reference_set import ReferenceSet, adopt
@@ -35,6 +34,7 @@ from refshard_fs.sets.stored_coordinates import add_coordinates, split_coordinat
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import UnreadArrays, collect_steps, respell_urls
 from refshard_fs.source.in_memory_source import find_target_arguments
+from refshard_fs.source.normalizing import parse_options
 from refshard_fs.source.recognition import may_be_root, open_source
 from refshard_fs.source.settings import Settings
 from refshard_fs.source.source import Engines
@@ -155,11 +155,12 @@ def scan(
     scan.
     The first bytes of the sources are put into ``heads``.
     """
-    source = RefShardFileSystem({}, **choose_reading_options(urls, options), select=options.get("select")).source
+    reading = {**choose_reading_options(urls, options), "select": options.get("select")}
+    settings = Settings.of(parse_options({}, reading))
     rule_of = _prepare_rule(options)
-    pool = msgspec.structs.replace(source.options.pool, admission=rule_of(None), rule_of=rule_of)
-    whole = msgspec.structs.replace(source.options.open, shards="whole", rule_of=rule_of)
-    scanner = _Scanner(msgspec.structs.replace(source.options, open=whole, pool=pool), known, unread, heads)
+    pool = msgspec.structs.replace(settings.pool, admission=rule_of(None), rule_of=rule_of)
+    whole = msgspec.structs.replace(settings.open, shards="whole", rule_of=rule_of)
+    scanner = _Scanner(msgspec.structs.replace(settings, open=whole, pool=pool), known, unread, heads)
     try:
         scanner.wait(scanner.scan_all, urls, found)
     finally:

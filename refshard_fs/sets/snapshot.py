@@ -7,9 +7,10 @@ from typing import Any, Literal
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.errors import UnknownSource
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import adopt
-from refshard_fs.sets.rebase import MadeSet, make_set, open_read
+from refshard_fs.sets.join_sources import join_if_many
+from refshard_fs.sets.made_set import MadeSet, make_set
+from refshard_fs.sets.opened_set import HasSource, open_set
 from refshard_fs.source.collect import pin
 from refshard_fs.tools.progress import show_progress
 from refshard_fs.writing.save import make_speller
@@ -57,21 +58,21 @@ names all replaced objects
         raise ValueError(f"shards={shards!r}: expected 'whole' or 'inner'")
     flatten = shards == "inner"
     try:
-        fs = open_read(fo, {**options, "shards": "whole"})
-        return _snapshot(fs, inline_threshold, callback, flatten=flatten)
+        opened = open_set(*join_if_many(fo, {**options, "shards": "whole"}))
+        return _snapshot(opened, inline_threshold, callback, flatten=flatten)
     except UnknownSource:
         if not isinstance(fo, str) or "format" in options:
             raise
-    fs = RefShardFileSystem(fo, format="zarr-hierarchy", **options)
-    return _snapshot(fs, inline_threshold, callback, flatten=flatten)
+    opened = open_set(fo, {**options, "format": "zarr-hierarchy"})
+    return _snapshot(opened, inline_threshold, callback, flatten=flatten)
 
 
-def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
-    """Pin all references of ``fs`` to the current versions of their targets."""
-    source = fs.source
+def _snapshot(opened: HasSource, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
+    """Pin all references of a set to the current versions of their targets."""
+    source = opened.source
     shard_options = source.options.open.shard_options if flatten else None
-    respell = make_speller(source.options.open, fs.fo)
+    respell = make_speller(source.options.open, source.options.source)
     with show_progress("snapshot", callback) as shown:
-        keys = make_stored_keyspace(source, fs.writer)
+        keys = make_stored_keyspace(source, opened.writer)
         refs = pin(keys, source.run, respell, threshold, shard_options, shown.relative_update)
     return make_set(adopt(refs, source.admission))

@@ -18,7 +18,8 @@ from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.document_template import DocumentParser
-from refshard_fs.sets.rebase import MadeSet, open_read
+from refshard_fs.sets.made_set import MadeSet
+from refshard_fs.sets.opened_set import open_set
 from refshard_fs.sets.scan_workers import scan_by_workers
 from refshard_fs.sets.scanning import Scanned, Unchanged, can_scan, find_scannable, scan
 from refshard_fs.sets.scans_file import open_scans
@@ -102,10 +103,10 @@ def read_sets(
 
     def read(number: int) -> NamedSet | None:
         try:
-            fs = open_read(sets[number], options)
-            refs = adopt(collect_references(fs, unread), fs.source.admission)
+            opened = open_set(sets[number], options)
+            refs = adopt(collect_references(opened, unread), opened.source.admission)
             part = name_set(number, refs)
-            part = fs.source.run("", lambda: add_coordinates(part))
+            part = opened.source.run("", lambda: add_coordinates(part))
         except TargetNotAllowed:
             raise
         except (RefShardError, FileNotFoundError) as e:

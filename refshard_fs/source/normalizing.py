@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
-import reprlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -13,13 +11,12 @@ from typing import Any, Concatenate, Final, ParamSpec
 from urllib.parse import quote
 
 import fsspec
-from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.reference import LazyReferenceMapper
 
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import ARCHIVES, protocol_of
-from refshard_fs.source.in_memory_source import ICECHUNK, find_target_arguments, make_portable_source
-from refshard_fs.source.options import keywords, parse_configuration, spread_storage_options
+from refshard_fs.source.in_memory_source import ICECHUNK, InMemorySource, find_target_arguments, make_portable_source
+from refshard_fs.source.options import Options, parse_configuration, spread_storage_options
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.targets import find_root_url, is_store
 
@@ -29,60 +26,80 @@ MAPPER: Final = "mapper"  # the keyword for a source that is a `LazyReferenceMap
 _WRITE_MODES: Final = ("a", "w")
 
 
-class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
-    """Convert ``fo`` to a value that means the same in every process, before fsspec stores and compares keywords."""
+def parse_options(fo: Any, given: Mapping[str, Any] = {}) -> Options:
+    """Return the options of a filesystem that opens one source, ``fo``, with the keywords ``given``.
 
-    def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
-        kwargs = spread_storage_options(kwargs)
-        named = dict(zip([*keywords()][1:], args, strict=False)) | kwargs if args else kwargs
-        conf = fsspec.config.conf.get("refshard")
-        if conf:  # fsspec applies the configuration, too, but leaves values as text, and ignores positional arguments
-            args, named = (), parse_configuration(conf) | named
-            kwargs = dict(named)
-        keyword = kwargs.pop("fo", None)
-        fo = keyword if fo is None else fo
-        if fo is None:
-            raise TypeError(
-                "refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file. With a URL: "
-                "'refshard::SOURCE', or 'refshard://' and storage_options={'fo': SOURCE}"
-            )
-        if not hasattr(fo, "read") and hasattr(fo, "fs") and hasattr(fo, "path"):  # fsspec's OpenFile, or a UPath
-            options = {name: value for name, value in fo.fs.storage_options.items() if name not in FSSPEC_ARGUMENTS}
-            if options and not {"target_options", "ref_storage_args"} & named.keys():
-                kwargs["target_options"] = options
-            fo = fo.fs.unstrip_protocol(fo.path)
-        if isinstance(fo, str) and "|" in fo:
-            fo = resolve_pipeline(fo)
-        if isinstance(fo, str) and fo.startswith(ICECHUNK):
-            fo, kwargs["format"] = fo.removeprefix(ICECHUNK), ICECHUNK.removesuffix("::")
-        store, path = fo if isinstance(fo, tuple) and len(fo) == 2 else (fo, "")
-        if is_store(store):
-            root = find_root_url(store)
-            fo = root + (quote(path) if protocol_of(root) in WEB else path)
-            if type(store).__name__ != "LocalStore":
-                kwargs["options"] = {root: store, **(kwargs.get("options") or {})}
-                named = {**named, "options": kwargs["options"]}
-        fo = list_sources(fo)
-        if is_many_sources(fo):
-            fo, kwargs = join_sources(fo, named, kwargs)
-            named = kwargs
-        elif named.get("concat") is not None:
-            raise ValueError(
-                f"concat={named['concat']!r} needs several sources: expected a pattern or a list for fo=, "
-                f"got {fo!r:.200}"
-            )
-        overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
-        source = make_portable_source(fo, named.get("target_protocol"), overrides, simple)
-        kwargs = add_default_arguments(find_target_arguments(fo), named, kwargs)
-        if named.get("mode") in _WRITE_MODES and named.get("overlay") is None:
-            # fsspec and dask treat filesystems with equal keywords as equal, but these differ in uncommitted writes.
-            kwargs["overlay"] = uuid.uuid4().hex
-        if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to this mapping through the filesystem
-            kwargs[MAPPER] = fo
-        kwargs.setdefault(SESSION, uuid.uuid4().hex)
-        if conf and "fo" in conf:
-            return super().__call__(fo=source, **kwargs)
-        return super().__call__(source, *args, **kwargs)
+    >>> parse_options("refs.json", {"max_gap": 0}).reading.max_gap
+    0
+    """
+    fo, given = resolve_source(fo, collect_keywords((), given))
+    fo, given = make_portable(fo, given)
+    return Options.parse(fo, **{name: value for name, value in given.items() if name not in (SESSION, MAPPER)})
+
+
+def collect_keywords(args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a filesystem as keywords, with those of fsspec's configuration.
+
+    ``args`` are the positional arguments after ``fo``.
+    """
+    named = spread_storage_options(given)
+    if args:
+        named = {**inspect.signature(Options.parse).bind_partial(None, *args).arguments, **named}
+        del named["fo"]  # it stands for the None
+    conf = fsspec.config.conf.get("refshard")
+    # fsspec applies the configuration, too, but leaves values as text.
+    return {**parse_configuration(conf), **named} if conf else named
+
+
+def resolve_source(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Resolve the forms of ``fo`` that stand for another one, such as an open file, a URL pipeline, or a store.
+
+    Return the source, or the list of sources, and the keywords with which it is opened. ``fo`` may be among those
+    ``given``. Raise TypeError if there is no source.
+    """
+    given = dict(given)
+    keyword = given.pop("fo", None)
+    fo = keyword if fo is None else fo
+    if fo is None:
+        raise TypeError(
+            "refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file. With a URL: "
+            "'refshard::SOURCE', or 'refshard://' and storage_options={'fo': SOURCE}"
+        )
+    if not hasattr(fo, "read") and hasattr(fo, "fs") and hasattr(fo, "path"):  # fsspec's OpenFile, or a UPath
+        options = {name: value for name, value in fo.fs.storage_options.items() if name not in FSSPEC_ARGUMENTS}
+        if options and not {"target_options", "ref_storage_args"} & given.keys():
+            given["target_options"] = options
+        fo = fo.fs.unstrip_protocol(fo.path)
+    if isinstance(fo, str) and "|" in fo:
+        fo = resolve_pipeline(fo)
+    if isinstance(fo, str) and fo.startswith(ICECHUNK):
+        fo, given["format"] = fo.removeprefix(ICECHUNK), ICECHUNK.removesuffix("::")
+    store, path = fo if isinstance(fo, tuple) and len(fo) == 2 else (fo, "")
+    if is_store(store):
+        root = find_root_url(store)
+        fo = root + (quote(path) if protocol_of(root) in WEB else path)
+        if type(store).__name__ != "LocalStore":
+            given["options"] = {root: store, **(given.get("options") or {})}
+    fo = list_sources(fo)
+    if given.get("concat") is not None and not is_many_sources(fo):
+        raise ValueError(
+            f"concat={given['concat']!r} needs several sources: expected a pattern or a list for fo=, got {fo!r:.200}"
+        )
+    return fo, given
+
+
+def make_portable(fo: Any, given: Mapping[str, Any]) -> tuple[str | InMemorySource, dict[str, Any]]:
+    """Return one source as a value that means the same in every process, and its keywords with their defaults."""
+    overrides, simple = given.get("template_overrides"), given.get("simple_templates", True)
+    source = make_portable_source(fo, given.get("target_protocol"), overrides, simple)
+    named = add_default_arguments(find_target_arguments(fo), given)
+    if named.get("mode") in _WRITE_MODES and named.get("overlay") is None:
+        # fsspec and dask treat filesystems with equal keywords as equal, but these differ in uncommitted writes.
+        named["overlay"] = uuid.uuid4().hex
+    if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to this mapping through the filesystem
+        named[MAPPER] = fo
+    named.setdefault(SESSION, uuid.uuid4().hex)
+    return source, named
 
 
 def resolve_pipeline(url: str) -> str:
@@ -109,13 +126,6 @@ def resolve_pipeline(url: str) -> str:
     return source
 
 
-# The keywords for finding and opening the sources of a cube; all others are for the filesystem of the cube.
-_KEYWORDS_OF_SOURCES: Final = frozenset(
-    (
-        *("allow", "concurrency", "fast_s3", "fs", "max_manifest_bytes", "max_memory", "options", "ref_storage_args"),
-        *("remote_options", "remote_protocol", "retries", "target_options", "target_protocol", "timeout"),
-    )
-)
 _FIELD: Final = re.compile(r"\{\w+(:[^{}]*)?\}")
 _RANGE: Final = re.compile(r"\[\w-\w\]")  # `[0-9]`; other brackets may be in the name of one file
 
@@ -151,44 +161,18 @@ def is_many_sources(fo: Any) -> bool:
             return isinstance(fo, Sequence) or is_table or isinstance(getattr(fo, "items", None), list)
 
 
-def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Join several sources; return the joined source, and the remaining keywords for its filesystem."""
-    for name, default in (("mode", "r"), ("overlay", None)):
-        if named.get(name, default) != default:
-            raise ValueError(
-                f"{name}={named[name]!r} needs a single source, got several: {reprlib.repr(fo)}. Several sources can "
-                "only be read: to add to them, save the result of refshard_fs.open, and append to the saved set"
-            )
-    if not isinstance(named.get("concat") or {}, Mapping):
-        raise TypeError(
-            f"concat={named['concat']!r:.200}: expected a mapping with arguments of refshard_fs.open, such as "
-            "{'dim': 'time'}"
-        )
-    # Imported here, because sets import filesystems, and filesystems import this module.
-    cube = importlib.import_module("refshard_fs.sets.cube").cube
-    others = {name for name in named if name not in keywords()} - FSSPEC_ARGUMENTS - {SESSION}
-    for_cube = {name: named[name] for name in named if name in _KEYWORDS_OF_SOURCES or name in others}
-    joined = cube(fo, **for_cube, **(named.get("concat") or {}))
-    remaining = {name: value for name, value in kwargs.items() if name not in others}
-    for name in ("concat", "target_options", "ref_storage_args"):
-        remaining.pop(name, None)
-    return joined, remaining
-
-
 _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])  # keywords that say how targets are opened
 
 
-def add_default_arguments(
-    defaults: Mapping[str, Any], named: Mapping[str, Any], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Add the ``defaults`` of a source in memory to ``kwargs``.
+def add_default_arguments(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the ``defaults`` of a source in memory to the keywords ``given``.
 
-    Adds nothing if the user's arguments, ``named``, say how targets are opened.
+    Adds nothing if these say how targets are opened.
     """
-    if not defaults or not _ACCESS.isdisjoint(named) or ("options" in named and "options" not in kwargs):
-        return kwargs
-    merged = {**(defaults.get("options") or {}), **(kwargs.get("options") or {})}
-    return {**defaults, **kwargs, **({"options": merged} if merged else {})}
+    if not defaults or not _ACCESS.isdisjoint(given):
+        return dict(given)
+    merged = {**(defaults.get("options") or {}), **(given.get("options") or {})}
+    return {**defaults, **given, **({"options": merged} if merged else {})}
 
 
 def takes_keywords_of(

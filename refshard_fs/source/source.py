@@ -50,8 +50,8 @@ from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.source import recognition as catalog
 from refshard_fs.source.in_memory_source import InMemorySource, get_content
-from refshard_fs.source.options import CachingOptions, Directory
-from refshard_fs.source.settings import Settings
+from refshard_fs.source.options import CachingOptions, Directory, Options
+from refshard_fs.source.settings import Settings, begin_transaction
 from refshard_fs.source.transaction import Base, Transaction, find_transaction
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets import Pool, Versions
@@ -290,6 +290,11 @@ class Source(Engines):
         self.reads_small_files_whole = True  # False if only metadata and coordinates will be read, of many files
         if transaction is not None:
             transaction.join(self)
+
+    @classmethod
+    def of(cls, options: Options) -> Source:
+        """Return the source of a filesystem with these ``options``; it is not open yet."""
+        return cls(Settings.of(options), begin_transaction(options))
 
     def share(self, name: str, arguments: object) -> Source:
         """Return the source that is registered as ``name`` if it was made with equal ``arguments``, else this source.

@@ -20,6 +20,7 @@ from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.security.origins import find_origin
 from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.options import Options
 from refshard_fs.source.settings import READ_AS, WriteSettings, format_by_suffix
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base, OverlayCopy, Transaction
@@ -48,6 +49,14 @@ class Writer:
     def __init__(self, source: Source, options: WriteSettings) -> None:
         self.source = source
         self.options = options
+
+    @classmethod
+    def of(cls, options: Options) -> Writer:
+        """Return the writer of a source that is opened with ``options``; ReadOnlyError if these forbid writing."""
+        settings = WriteSettings.of(options)
+        if settings is None:
+            raise ReadOnlyError(f"cannot write to {options.source.fo}: expected mode='a' or mode='w'")
+        return cls(Source.of(options), settings)
 
     @property
     def overlay(self) -> Transaction:

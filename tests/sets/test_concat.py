@@ -16,8 +16,8 @@ import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
 from refshard_fs.sets import document_template as taking
-from refshard_fs.sets import rebase as rebasing
 from refshard_fs.sets import sources
+from refshard_fs.sets.opened_set import open_set
 from tests.support.joined_sets import VERSIONS, make_array, make_day_set, read
 
 zarr = pytest.importorskip("zarr")
@@ -300,7 +300,7 @@ def test_similar_pinned_sets_are_parsed_once_and_keep_pins(
     paths = [str(tmp_path / f"{start}.json") for start in range(0, 12, 2)]
     sets = {"files": paths, "documents": [json.loads(Path(path).read_text()) for path in paths]}.get(way, made)
     opened = []
-    monkeypatch.setattr(sources, "open_read", lambda fo, options: opened.append(fo) or rebasing.open_read(fo, options))
+    monkeypatch.setattr(sources, "open_set", lambda fo, options: opened.append(fo) or open_set(fo, options))
     counted = {"parse_references": 0}
     monkeypatch.setattr(taking, "parse_references", _count_calls(counted, "parse_references", taking.parse_references))
     found = refshard_fs.concat(sets, dim="time")

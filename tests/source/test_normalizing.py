@@ -1,73 +1,19 @@
-"""Keywords are normalized before fsspec stores and compares them; keywords in code override the configuration."""
+"""Each form of a source, and each keyword, becomes a value that means the same in every process."""
 
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pandas as pd
 import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.source.normalizing import list_sources
-
-
-@pytest.fixture
-def conf() -> Iterator[dict[str, Any]]:
-    """Return the part of fsspec's configuration for refshard, which the test fills."""
-    with pytest.MonkeyPatch.context() as patch:
-        ours: dict[str, Any] = {}
-        patch.setitem(fsspec.config.conf, "refshard", ours)
-        yield ours
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> str:
-    path = tmp_path / "refs.json"
-    path.write_text('{"a/0": "hello"}')
-    return str(path)
-
-
-def test_configured_source_is_opened(conf: dict[str, Any], source: str) -> None:
-    conf |= {"fo": source, "max_gap": "7"}
-    assert fsspec.filesystem("refshard").cat_file("a/0") == b"hello"
-    assert fsspec.filesystem("refshard").storage_options["max_gap"] == 7
-    with fsspec.open("refshard://a/0") as file:
-        assert file.read() == b"hello"
-
-
-@pytest.mark.parametrize("positional", [False, True])
-def test_arguments_override_configuration(positional: bool, conf: dict[str, Any], source: str) -> None:
-    conf |= {"fo": "nowhere.json", "max_gap": 7, "target_options": {"x": 1}}
-    if positional:
-        fs = RefShardFileSystem(source, None, None, None, {})
-    else:
-        fs = RefShardFileSystem(fo=source, target_options={}, max_gap=9)
-    assert fs.cat_file("a/0") == b"hello"
-    assert fs.storage_options["max_gap"] == (7 if positional else 9)
-
-
-def test_configuration_survives_pickling_and_json(conf: dict[str, Any], source: str) -> None:
-    conf |= {"fo": "nowhere.json", "max_gap": 7}
-    fs = RefShardFileSystem({"b": "x"})
-    for again in (pickle.loads(pickle.dumps(fs)), fsspec.AbstractFileSystem.from_json(fs.to_json())):
-        assert again.cat_file("b") == b"x"
-    conf.clear()
-    again = pickle.loads(pickle.dumps(fs))
-    assert again.cat_file("b") == b"x"
-    assert again.storage_options["max_gap"] == 7
-
-
-def test_filesystem_as_source_is_refused() -> None:
-    fs = RefShardFileSystem({"k": "v"})  # has to_dict(), as a table has
-    with pytest.raises(TypeError, match="for fo=, got RefShardFileSystem"):
-        RefShardFileSystem(fs)
+from refshard_fs.source.normalizing import collect_keywords, list_sources, parse_options, resolve_source
 
 
 @pytest.mark.parametrize("collect", [iter, np.array, lambda paths: pd.Series([str(path) for path in paths])])
@@ -85,12 +31,26 @@ def test_iterables_of_paths_are_accepted_as_lists(collect: Callable[[list[Path]]
     assert len(refshard_fs.open(collect(paths), "time")) == len(refshard_fs.concat(collect(paths), "time", lazy=True))
 
 
-def test_arguments_of_a_cube_are_a_mapping(source: str) -> None:
-    with pytest.raises(TypeError, match=r"concat='time': expected a mapping with arguments of refshard_fs.open"):
-        RefShardFileSystem([source, source], concat="time")
-
-
 def test_single_stac_item_is_a_list_of_one_item() -> None:
     item = {"type": "Feature", "assets": {}}
     assert list_sources(item) == [item]
     assert list_sources({"type": "FeatureCollection"}) == {"type": "FeatureCollection"}
+
+
+def test_positional_arguments_become_keywords() -> None:
+    assert collect_keywords(("s3://target", {"key": 1}), {"max_gap": 3}) == {
+        "target": "s3://target",
+        "ref_storage_args": {"key": 1},
+        "max_gap": 3,
+    }
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        collect_keywords(("",) * 20, {})
+
+
+def test_icechunk_prefix_chooses_the_format() -> None:
+    assert resolve_source("icechunk::s3://b/repo", {}) == ("s3://b/repo", {"format": "icechunk"})
+
+
+def test_options_of_a_local_path_have_its_absolute_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_options("a.nc", {"storage_options": {"max_gap": 3}}).source.fo == str(tmp_path / "a.nc")

@@ -23,7 +23,7 @@ from refshard_fs import (
     tune_zarr,
 )
 from refshard_fs.reading.plan import Planned
-from refshard_fs.sets.rebase import MadeSet
+from refshard_fs.sets.made_set import MadeSet
 from refshard_fs.tools.check import Finding, Report
 from refshard_fs.tools.plan_view import Plan
 

@@ -1,0 +1,29 @@
+"""A set is opened once: filesystems are used as they are, with their uncommitted writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.sets.opened_set import OpenedSet, is_open, open_set
+
+
+def test_filesystem_is_used_as_it_is() -> None:
+    fs = RefShardFileSystem({"a": "b"})
+    assert open_set(fs, {}) is fs
+    opened = OpenedSet(fs.source)
+    assert open_set(opened, {}) is opened
+
+
+def test_source_is_opened_with_the_keywords(tmp_path: Path) -> None:
+    (tmp_path / "refs.json").write_text('{"a/0": "hello"}')
+    opened = open_set(str(tmp_path / "refs.json"), {"max_gap": 7})
+    assert opened.source.options.limits.gap == 7
+    assert opened.storage_options == {"max_gap": 7}
+    assert opened.writer is None
+    assert not opened.source.reads_small_files_whole
+
+
+def test_url_and_mapping_are_not_open() -> None:
+    assert not is_open("a.json")
+    assert not is_open({"source": 1, "writer": 2, "storage_options": 3})

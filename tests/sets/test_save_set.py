@@ -1,0 +1,47 @@
+"""The name of the file tells the format in which a set is saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.callbacks import DEFAULT_CALLBACK
+
+from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.sets.save_set import save_set
+from tests.support.joined_sets import make_day_set
+
+
+@pytest.fixture
+def fs() -> RefShardFileSystem:
+    return RefShardFileSystem({".zgroup": '{"zarr_format": 2}', "a/0": ["s3://b/x", 0, 4]})
+
+
+def save(fs: RefShardFileSystem, url: str, **options: Any) -> str | None:
+    return save_set(fs.source, fs.writer, url, options.get("format"), 100, False, DEFAULT_CALLBACK, {})
+
+
+def test_suffix_chooses_the_format(fs: RefShardFileSystem, tmp_path: Path) -> None:
+    save(fs, str(tmp_path / "a.json"))
+    assert json.loads((tmp_path / "a.json").read_text())["refs"]["a/0"] == ["s3://b/x", 0, 4]
+    save(RefShardFileSystem(make_day_set(0, 2, 2)), str(tmp_path / "a.parquet"))
+    assert (tmp_path / "a.parquet" / ".zmetadata").exists()
+
+
+def test_uncommitted_writes_are_saved(fs: RefShardFileSystem, tmp_path: Path) -> None:
+    fs.pipe_file("a/1", b"new")
+    save(fs, str(tmp_path / "a.json"))
+    assert RefShardFileSystem(str(tmp_path / "a.json")).cat_file("a/1") == b"new"
+
+
+def test_only_a_cube_is_saved_as_a_document(fs: RefShardFileSystem, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"expected a source that joins sets.*give another name, such as .*a\.json"):
+        save(fs, str(tmp_path / "a.refshard"))
+
+
+def test_name_of_a_file_of_values_is_refused(fs: RefShardFileSystem, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no \.nc file"):
+        save(fs, str(tmp_path / "a.nc"))
+    assert save(fs, str(tmp_path / "a.nc"), format="json") is None
