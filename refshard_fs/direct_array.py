@@ -13,7 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product, repeat
+from itertools import pairwise, product, repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,19 +24,22 @@ from xarray.core.indexing import OuterIndexer, VectorizedIndexer
 
 from refshard_fs.core.dtypes import parse_fill_value
 from refshard_fs.core.keys import join
-from refshard_fs.core.model import ChunkPart, Span
+from refshard_fs.core.model import ChunkPart, Entry, Packed, batches
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, list_codec_documents, requires_extension
 from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.group_metadata import ArrayNode
-from refshard_fs.reading.plan import MIB, Unmade
+from refshard_fs.reading.plan import KIB, MIB, Unmade
 from refshard_fs.reading.selection import GUARD, TOGETHER, WORKERS
 from refshard_fs.tuning import hook_zarr
 
 LARGE: Final = 16 * MIB  # larger selections (bytes after decoding) are read on an event loop, and decoded meanwhile
+COPIED: Final = 4 * MIB  # bytes: of a large selection of uncompressed local chunks, so many are read at a time
 ALONE: Final = 2 * MIB  # the main thread decodes larger selections by a pool; other threads may be dask's
-SPARED: Final = MIB  # bytes: only a part of a chunk is read if that saves so many; they take as long as a request
+# Bytes: only a part of a chunk is read, or in several reads, if each read saves so many. They take as long as a read.
+SPARED: Final = MIB
+SPARED_HERE: Final = 48 * KIB  # on this machine: a read takes 12 µs, in which so many bytes are copied
 
 Within = int | slice | npt.NDArray[np.intp]
 
@@ -92,6 +95,7 @@ class _ChunkValues(NamedTuple):
     values: npt.NDArray[Any]
     convert: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
     box: tuple[int, ...] | None = None  # where `values` begin in the chunk, if they are a part of it
+    steps: int | None = None  # the axis along which `values` has only the selected positions
 
 
 class _NotDecoded(ValueError):
@@ -101,15 +105,30 @@ class _NotDecoded(ValueError):
 class DirectArray(BackendArray):
     """Read selections by integers, slices and arrays of positions along each dimension."""
 
-    __slots__ = ("_by_zarr", "_decoder", "_fill_value", "_fs", "_node", "_parts", "_token", "dtype", "meta", "shape")
+    __slots__ = (
+        "_by_zarr",
+        "_decoder",
+        "_fill_value",
+        "_fs",
+        "_node",
+        "_parts",
+        "_token",
+        "dtype",
+        "meta",
+        "shape",
+        "stored_dtype",
+    )
 
     def __init__(self, fs: RefShardFileSystem, node: ArrayNode, meta: ArrayMeta, decoder: ChunkDecoder) -> None:
         # In version 3, a codec has the byte order, not the data type.
-        self.dtype = decoder.dtype if meta.zarr_format == 2 else decoder.dtype.newbyteorder("<")
+        self.stored_dtype = decoder.dtype if meta.zarr_format == 2 else decoder.dtype.newbyteorder("<")
+        # The copy into the result converts values to the machine's byte order; xarray would make another copy.
+        self.dtype = self.stored_dtype.newbyteorder("=")
         self.shape = meta.shape
         self.meta = meta
         self._fs, self._node, self._decoder = fs, node, decoder
-        self._fill_value = np.asarray(parse_fill_value(meta, self.dtype), self.dtype)
+        fill_value = np.asarray(parse_fill_value(meta, self.stored_dtype), self.stored_dtype)
+        self._fill_value = fill_value.astype(self.dtype)
         self._token = object()  # part of the keys of cached chunks: an array that is opened later may have grown
         self._parts = _PartialReads()
         self._by_zarr: ZarrArrayWrapper | None = None  # made when zarr has to read a selection
@@ -141,9 +160,13 @@ class DirectArray(BackendArray):
             selection = self._select(key)
             parts = self._choose_parts(selection)
             if self._is_small(selection, parts):
-                return self._read_small(selection, parts)
+                return self._read_now(selection, parts, range(len(selection.keys)))
+            if self._is_copied(selection):
+                for numbers in batches(range(len(selection.keys)), max(COPIED // self._chunk_size, 1)):
+                    self._read_now(selection, parts, numbers)
+                return selection.out
             return self._fs.source.wait(self._read, selection)
-        return self._open_by_zarr()[key]
+        return np.asarray(self._open_by_zarr()[key], self.dtype)
 
     async def async_getitem(self, key: Any) -> Any:
         """Return the values of a selection, for callers on an event loop."""
@@ -153,9 +176,9 @@ class DirectArray(BackendArray):
             selection = self._select(key)
             parts = self._choose_parts(selection)
             if parts and self._is_small(selection, parts):
-                return await asyncio.to_thread(self._read_small, selection, parts)
+                return await asyncio.to_thread(self._read_now, selection, parts, range(len(selection.keys)))
             return await self._read(selection)
-        return await self._open_by_zarr().async_getitem(key)
+        return np.asarray(await self._open_by_zarr().async_getitem(key), self.dtype)
 
     def _open_by_zarr(self) -> ZarrArrayWrapper:
         if self._by_zarr is None:
@@ -170,19 +193,37 @@ class DirectArray(BackendArray):
             return _Points(self.meta, key.tuple, self._node.path, self.dtype)
         return _Selection(self.meta, key.tuple, self._node.path, self.dtype)
 
-    def _choose_parts(self, selection: _Selection | _Points) -> dict[str, Span]:
+    def _choose_parts(self, selection: _Selection | _Points) -> dict[str, Entry]:
         """Return, by key, the ranges of uncompressed chunks that suffice for a selection; none for other chunks."""
-        size, itemsize = self._chunk_size, self.dtype.itemsize
-        if size <= SPARED or not self._decoder.is_plain:
+        if self._chunk_size <= SPARED_HERE or not self._decoder.is_plain:
             return {}
-        parts: dict[str, ChunkPart] = {}
-        for number, key in enumerate(selection.keys):
-            low, high = selection.find_box(number)
-            start, stop = self._locate(low) * itemsize, (self._locate(high) + 1) * itemsize
-            if size - (stop - start) >= SPARED:
-                parts[key] = ChunkPart(start, stop, size)
+        numbers = {key: number for number, key in enumerate(selection.keys)}
+
+        def choose(key: str, is_here: bool) -> ChunkPart | None:
+            return self._choose_part(selection, numbers[key], SPARED_HERE if is_here else SPARED)
+
         unread = self._parts.add(selection.keys)
-        return self._fs.source.find_parts({key: part for key, part in parts.items() if key in unread})
+        return self._fs.source.find_parts([key for key in selection.keys if key in unread], choose)
+
+    def _choose_part(self, selection: _Selection | _Points, number: int, spared: int) -> ChunkPart | None:
+        """Return the bytes of an uncompressed chunk that suffice for a selection; None if all bytes are read.
+
+        Each read must spare so many bytes.
+        """
+        size, itemsize = self._chunk_size, self.dtype.itemsize
+        if size <= spared:
+            return None
+        low, high = selection.find_box(number)
+        steps = selection.find_steps(number)
+        if steps is not None:
+            axis, positions = steps
+            first, step = self._locate(low), math.prod((self.meta.chunks or ())[axis + 1 :])
+            length = (self._locate([*low[: axis + 1], *high[axis + 1 :]]) - first + 1) * itemsize
+            if size - length * len(positions) >= spared * len(positions):
+                starts = [(first + (at - positions[0]) * step) * itemsize for at in positions]
+                return ChunkPart(starts, length, size)
+        start, stop = self._locate(low) * itemsize, (self._locate(high) + 1) * itemsize
+        return ChunkPart([start], stop - start, size) if size - (stop - start) >= spared else None
 
     def _locate(self, at: Sequence[int]) -> int:
         """Return the number of an element of a chunk, in C order."""
@@ -191,7 +232,7 @@ class DirectArray(BackendArray):
             number = number * size + position
         return number
 
-    def _is_small(self, selection: _Selection | _Points, parts: Mapping[str, Span]) -> bool:
+    def _is_small(self, selection: _Selection | _Points, parts: Mapping[str, Entry]) -> bool:
         """Return whether to read a selection in the calling thread; never while `GUARD` limits an opening."""
         size = (len(selection.keys) - len(parts)) * self._chunk_size
         size += sum(part.size or 0 for part in parts.values())
@@ -225,9 +266,21 @@ class DirectArray(BackendArray):
             await read()
         return out
 
-    def _read_small(self, selection: _Selection | _Points, parts: Mapping[str, Span]) -> npt.NDArray[Any]:
-        """Read and decode a selection in this thread; an event loop is used only for bytes that need it."""
-        source, keys = self._fs.source, selection.keys
+    def _is_copied(self, selection: _Selection | _Points) -> bool:
+        """Return whether all chunks are uncompressed, and on this machine; never while `GUARD` limits an opening.
+
+        An event loop, and threads for requests and for decoding, would take longer than the copies.
+        """
+        return self._decoder.is_plain and GUARD.get() is None and self._fs.source.is_here(selection.keys)
+
+    def _read_now(
+        self, selection: _Selection | _Points, parts: Mapping[str, Entry], numbers: Sequence[int]
+    ) -> npt.NDArray[Any]:
+        """Read and decode the chunks ``numbers`` of a selection in this thread; return the result of the selection.
+
+        An event loop is used only for bytes that need it.
+        """
+        source, keys = self._fs.source, [selection.keys[number] for number in numbers]
         keyspace = source.open_now()
         is_fixed = keyspace is not None and keyspace.url_of is None  # other processes may write objects of a hierarchy
         cache, token = source.decoded, self._token
@@ -237,14 +290,14 @@ class DirectArray(BackendArray):
         out = selection.out
 
         def fill(number: int) -> npt.NDArray[Any]:
-            key = keys[number]
+            key = selection.keys[number]
             found = encoded.get(key)
             if key in parts and key in encoded:
-                decoded = self._decode_part(found, *selection.find_box(number))
+                decoded = self._decode_part(found, selection, number, parts[key])
             else:
                 decoded = cached.get(key) or self._decode(found)
-            values, convert, box = decoded
-            part = selection.part(number, values, box)
+            values, convert, box, steps = decoded
+            part = selection.part(number, values, box, steps)
             is_shared = key in cached or (part.size < values.size and is_fixed and box is None)
             if is_shared and key in encoded:
                 cache.put((token, key), decoded, values.nbytes)
@@ -252,8 +305,8 @@ class DirectArray(BackendArray):
                 try:
                     part = convert(part.reshape(-1)).reshape(part.shape)
                 except ValueError as e:
-                    raise _NotDecoded(keys[number]) from e
-            if len(keys) == 1 and selection.fills(part) and not is_shared:
+                    raise _NotDecoded(key) from e
+            if len(selection.keys) == 1 and selection.fills(part) and not is_shared:
                 return part
             selection.put_part(number, part, out)
             return out
@@ -261,20 +314,29 @@ class DirectArray(BackendArray):
         size = len(keys) * self._chunk_size
         if size > ALONE and len(missing) > 1 and threading.current_thread() is threading.main_thread():
             with ThreadPoolExecutor(WORKERS) as pool:
-                filled = list(pool.map(fill, range(len(keys))))
+                filled = list(pool.map(fill, numbers))
         else:
-            filled = [fill(number) for number in range(len(keys))]
+            filled = [fill(number) for number in numbers]
         return filled[0] if filled else out
 
-    def _decode_part(self, data: bytes | Unmade | None, low: Sequence[int], high: Sequence[int]) -> _ChunkValues:
-        """Return the elements of a chunk from the corner ``low`` to the corner ``high``, given all bytes in between."""
+    def _decode_part(
+        self, data: bytes | Unmade | None, selection: _Selection | _Points, number: int, entry: Entry
+    ) -> _ChunkValues:
+        """Return the elements of a chunk whose bytes `_choose_part` chose, given these bytes and their ``entry``."""
         data = data.make() if isinstance(data, Unmade) else data
         if data is None:
             return self._decode(None)
+        low, high = selection.find_box(number)
         shape = [last - first + 1 for first, last in zip(low, high, strict=True)]
         sizes = self.meta.chunks or ()
         strides = [self.dtype.itemsize * math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-        return _ChunkValues(np.ndarray(shape, self._decoder.dtype, data, 0, strides), None, tuple(low))
+        steps = selection.find_steps(number) if isinstance(entry, Packed) else None
+        if steps is None:
+            return _ChunkValues(np.ndarray(shape, self._decoder.dtype, data, 0, strides), None, tuple(low))
+        axis, positions = steps
+        shape[axis], strides[axis] = len(positions), len(data) // len(positions)
+        values = np.ndarray(shape, self._decoder.dtype, data, 0, strides)
+        return _ChunkValues(values, None, tuple(low), axis)
 
     def _decode(self, data: bytes | Unmade | None) -> _ChunkValues:
         """Decode a chunk, or return the fill value for a chunk that does not exist."""
@@ -364,16 +426,43 @@ class _Selection:
         bounds = [at.bounds for at in self._chunks[number]]
         return [low for low, _ in bounds], [high for _, high in bounds]
 
-    def part(self, number: int, values: npt.NDArray[Any], begin: tuple[int, ...] | None = None) -> npt.NDArray[Any]:
+    def find_steps(self, number: int) -> tuple[int, Sequence[int]] | None:
+        """Return the first axis along which a chunk has several selected positions, and these; None if it has none.
+
+        The positions ascend. An axis whose positions do not ascend does not count.
+        """
+        for axis, at in enumerate(self._chunks[number]):
+            if isinstance(at.within, slice):
+                positions: Sequence[int] = range(at.within.start, at.within.stop, at.within.step)
+            elif isinstance(at.within, int):
+                continue
+            else:
+                positions = at.within.tolist()
+            if len(positions) > 1:
+                ascends = all(first < last for first, last in pairwise(positions))
+                return (axis, positions) if ascends else None
+        return None
+
+    def part(
+        self,
+        number: int,
+        values: npt.NDArray[Any],
+        begin: tuple[int, ...] | None = None,
+        steps: int | None = None,
+    ) -> npt.NDArray[Any]:
         """Return the selected elements of the ``values`` of a chunk; one value stands for all elements.
 
-        The values may be a part of the chunk, from the positions ``begin`` on.
+        The values may be a part of the chunk, from the positions ``begin`` on, with only the selected positions along
+        the axis ``steps``.
         """
         if not values.ndim:
             return values
         chunk = self._chunks[number]
         if begin is not None:
             chunk = tuple(at.move_back(first) for at, first in zip(chunk, begin, strict=True))
+        if steps is not None:
+            every = chunk[steps]._replace(within=slice(0, values.shape[steps], 1))
+            chunk = (*chunk[:steps], every, *chunk[steps + 1 :])
         part = values[tuple(slice(None) if isinstance(at.within, np.ndarray) else at.within for at in chunk)]
         kept = [at.within for at in chunk if at.target is not None]
         for axis, within in enumerate(kept):
@@ -437,7 +526,16 @@ class _Points:
         within = [at[target] for at in self._within]
         return [int(at.min()) for at in within], [int(at.max()) for at in within]
 
-    def part(self, number: int, values: npt.NDArray[Any], begin: tuple[int, ...] | None = None) -> npt.NDArray[Any]:
+    def find_steps(self, number: int) -> None:
+        """Return None: the points in a chunk need not lie along an axis."""
+
+    def part(
+        self,
+        number: int,
+        values: npt.NDArray[Any],
+        begin: tuple[int, ...] | None = None,
+        steps: int | None = None,
+    ) -> npt.NDArray[Any]:
         """Return the selected elements of the ``values`` of a chunk; see `_Selection.part`."""
         if not values.ndim:
             return values

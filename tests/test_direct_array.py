@@ -121,7 +121,7 @@ def cube(tmp_path_factory: pytest.TempPathFactory) -> tuple[xr.Variable, np.ndar
 def test_part_of_an_uncompressed_chunk_has_the_right_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(direct_array, "SPARED", 1)
+    monkeypatch.setattr(direct_array, "SPARED_HERE", 1)
     values = np.random.default_rng(1).integers(0, 1000, (7, 5, 11)).astype(">i4")
     with h5netcdf.File(tmp_path / "a.nc", "w") as file:
         file.dimensions = {"t": 7, "y": 5, "x": 11}
@@ -130,6 +130,8 @@ def test_part_of_an_uncompressed_chunk_has_the_right_values(
         {"t": 2, "y": 3},
         {"t": slice(1, 7, 2), "x": slice(2, 5)},
         {"t": [6, 0], "y": slice(None, None, -2), "x": -1},
+        {"t": [0, 2, 3, 6], "y": 1, "x": [1, 2]},
+        {"y": 2, "x": slice(1, 10, 3)},
         {name: xr.DataArray([3, 0, 3, 2], dims="p") for name in "tyx"},
         {"t": xr.DataArray([5, 5], dims="p"), "x": xr.DataArray([1, 10], dims="p")},
     ]
@@ -173,6 +175,42 @@ def test_window_of_an_uncompressed_chunk_fetches_its_rows(http_server: RangeServ
     assert (array[2000:2010].values == values[2000:2010]).all()  # a second read of this chunk reads all of it
     assert (array[1500:1510].values == values[1500:1510]).all()
     assert http_server.bytes_sent < (5 << 20)
+
+
+def test_point_of_steps_far_apart_reads_each_step_alone(http_server: RangeServer) -> None:
+    values = np.arange(4 * 2 * 600 * 1000, dtype="<i4").reshape(8, 600, 1000)
+    url = http_server.put("/steps.bin", values.tobytes())
+    meta = {"zarr_format": 2, "shape": values.shape, "chunks": [2, 600, 1000], "dtype": "<i4", "order": "C"}
+    size = values[:2].nbytes
+    chunks = {f"a/{number}.0.0": [url, number * size, size] for number in range(4)}
+    named = {"a/.zattrs": '{"_ARRAY_DIMENSIONS": ["t", "y", "x"]}'}
+    document = json.dumps({**meta, "fill_value": 0, "filters": None, "compressor": None})
+    refs = {".zgroup": GROUP, "a/.zarray": document, **named, **chunks}
+    array = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)["a"]
+    assert array[:, 5, 7].values.tolist() == values[:, 5, 7].tolist()
+    assert http_server.bytes_sent == 8 * 4
+
+
+@pytest.mark.parametrize("engine", ["scipy", "h5netcdf"])
+def test_local_point_reads_few_bytes_of_a_contiguous_file(engine: Any, tmp_path: Path) -> None:
+    values = np.arange(20 * 300 * 400, dtype="f4").reshape(20, 300, 400)
+    xr.Dataset({"a": (("t", "y", "x"), values)}).to_netcdf(tmp_path / "a.nc", engine=engine)
+    array = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend)["a"]
+    fs = get_filesystem(array.to_dataset())
+    before = fs.stats()["bytes_fetched"]
+    assert array[:, 5, 7:9].values.tolist() == values[:, 5, 7:9].tolist()
+    assert fs.stats()["bytes_fetched"] - before == 20 * 2 * 4
+
+
+def test_large_local_selection_needs_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(18 << 18, dtype=">f4").reshape(18, 512, 512)
+    xr.Dataset({"a": (("t", "y", "x"), values)}).to_netcdf(tmp_path / "a.nc", engine="scipy")
+    array = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend)["a"]
+    monkeypatch.setattr(DirectArray, "_read", None)
+    read = array.values
+    assert read.dtype == np.dtype("f4")  # in the machine's byte order
+    assert array.encoding["dtype"] == np.dtype(">f4")
+    assert (read == values).all()
 
 
 def test_loop_over_uncompressed_chunks_reads_them_whole(http_server: RangeServer) -> None:

@@ -292,23 +292,34 @@ class Packed(msgspec.Struct, frozen=True):
 Entry = Span | Inline | Packed
 
 
-class ChunkPart(NamedTuple):
-    """Bytes ``[start, stop)`` of a chunk that has ``size`` bytes after decoding."""
+class JoinedBytes(msgspec.Struct, frozen=True):
+    """The recipe for bytes that are stored as they are, in several ranges."""
 
-    start: int
-    stop: int
+    def make(self, raw: bytes) -> bytes:
+        return raw
+
+
+class ChunkPart(NamedTuple):
+    """Runs of ``length`` bytes, which begin at ``starts``, of a chunk that has ``size`` bytes after decoding."""
+
+    starts: Sequence[int]
+    length: int
     size: int
 
-    def find_stored(self, entry: Entry) -> Span | None:
-        """Return the range that has these bytes of a chunk with the ``entry``; None if they are encoded."""
+    def find_stored(self, entry: Entry) -> Span | Packed | None:
+        """Return the ranges that have these bytes of a chunk with the ``entry``; None if they are encoded."""
         if isinstance(entry, Packed) and isinstance(entry.recipe, PaddingRecipe) and entry.made == self.size:
             is_whole = entry.start is None and entry.stop is None and not entry.parts
-            has_part = is_whole and self.stop <= (entry.source.size or 0)
+            has_part = is_whole and self.starts[-1] + self.length <= (entry.source.size or 0)
             source = entry.source if has_part else None
         else:
             source = entry if isinstance(entry, Span) and entry.size == self.size else None
-        part = None if source is None else source.part(self.start, self.stop - self.start)
-        return part if isinstance(part, Span) else None
+        if source is None:
+            return None
+        runs = tuple(source.part(start, self.length) for start in self.starts)
+        if len(runs) > 1:
+            return Packed(source, JoinedBytes(), self.length * len(runs), parts=runs)
+        return runs[0] if isinstance(runs[0], Span) else None
 
 
 class Quota(msgspec.Struct, frozen=True):

@@ -68,6 +68,8 @@ class ChunkDecoder:
                 decoded = codec.decode(decoded)
             if self.dtype.kind == "O":
                 flat = np.asarray(decoded, object)
+            elif isinstance(decoded, bytes | bytearray):  # numpy would copy them to make an array of texts
+                flat = np.frombuffer(decoded, self.dtype)
             else:
                 flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), self.dtype)
         except Exception as e:  # codecs of numcodecs may raise any error

@@ -115,7 +115,7 @@ class Immediate:
                 and entry.exact
                 and request.is_whole
                 and (entry.size or SMALL + 1) <= SMALL
-                and (self._on_disk is None or self._is_here(entry))
+                and (self._on_disk is None or self.is_here(entry))
             ):
                 small.setdefault((entry.url, entry.pin, entry.origin), []).append(place)
             else:
@@ -150,7 +150,7 @@ class Immediate:
         """Count keys that one read, or data in memory, served."""
         if all(map(self._is_kept, entry.spans)):
             self._stats.add(keys=keys, bytes_wanted=wanted, cache_hits=1)
-        elif self._on_disk is not None and not self._is_here(entry):
+        elif self._on_disk is not None and not self.is_here(entry):
             self._stats.add(keys=keys, bytes_wanted=wanted)
         elif keys == 1:
             self._stats.add_read(fetched)
@@ -221,7 +221,7 @@ class Immediate:
             return False
         return self._on_disk.has(span)
 
-    def _is_here(self, entry: Entry) -> bool:
+    def is_here(self, entry: Entry) -> bool:
         """Return whether the objects of ``entry`` are on this machine."""
         return all(self._pool.place(span.url, span.origin) is not None for span in entry.spans)
 

@@ -752,26 +752,38 @@ class Source(Engines):
         if guard is not None and isinstance(data, bytes) and request.is_whole:
             guard(request.key, data)
 
-    def find_parts(self, parts: Mapping[str, ChunkPart]) -> dict[str, Span]:
-        """Return, by key, the ranges of ``parts`` of chunks that are stored uncompressed, and found without reads.
+    def find_parts(self, keys: Sequence[str], choose: Callable[[str, bool], ChunkPart | None]) -> dict[str, Entry]:
+        """Return, by key, the ranges of parts of chunks that are stored uncompressed, and found without reads.
 
-        A cache on disk has whole chunks: with such a cache, there are no parts.
+        ``choose(key, is_here)`` returns the part of a chunk that suffices; ``is_here`` says whether the chunk is on
+        this machine. A cache on disk has whole chunks: with such a cache, there are no parts.
         """
         keyspace = self._keyspace or self.open_now()
-        if not parts or keyspace is None or self._on_disk is not None:
+        if not keys or keyspace is None or self._on_disk is not None:
             return {}
-        found = zip(parts.items(), self._get_immediate().find_all(keyspace, list(parts)), strict=True)
-        stored = [
-            (key, part.find_stored(outcome.value))
-            for (key, part), outcome in found
-            if outcome is not None and outcome.value is not None
-        ]
-        return {key: span for key, span in stored if span is not None}
+        reader = self._get_immediate()
+        stored: dict[str, Entry] = {}
+        for key, outcome in zip(keys, reader.find_all(keyspace, keys), strict=True):
+            if outcome is not None and outcome.value is not None:
+                part = choose(key, reader.is_here(outcome.value))
+                entry = None if part is None else part.find_stored(outcome.value)
+                if entry is not None:
+                    stored[key] = entry
+        return stored
 
-    def read_chunks(self, keys: Sequence[str], parts: Mapping[str, Span]) -> Chunks:
+    def is_here(self, keys: Sequence[str]) -> bool:
+        """Return whether chunks are found without reads, and all their bytes are on this machine."""
+        keyspace = self._keyspace or self.open_now()
+        if keyspace is None:
+            return False
+        reader = self._get_immediate()
+        found = reader.find_all(keyspace, keys)
+        return all(outcome is not None and (not outcome.value or reader.is_here(outcome.value)) for outcome in found)
+
+    def read_chunks(self, keys: Sequence[str], parts: Mapping[str, Entry]) -> Chunks:
         """Read chunks together; None stands for a missing chunk. For callers that may block.
 
-        The caller assembles each `Unmade` chunk. Of the chunks in ``parts``, only this range is read.
+        The caller assembles each `Unmade` chunk. Of the chunks in ``parts``, only these ranges are read.
         """
         keyspace = self._keyspace or self.open_now()
         if keyspace is None:

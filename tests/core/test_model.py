@@ -68,7 +68,14 @@ def test_parts_outside_of_an_entry_are_refused() -> None:
     ],
 )
 def test_part_of_a_chunk_is_found_where_it_is_stored(entry: Entry, stored: Span | None) -> None:
-    assert ChunkPart(2, 5, 10).find_stored(entry) == stored
+    assert ChunkPart([2], 3, 10).find_stored(entry) == stored
+
+
+def test_runs_of_a_chunk_are_joined() -> None:
+    runs = ChunkPart([1, 5], 2, 10).find_stored(Span("memory://x", 100, 110))
+    assert isinstance(runs, Packed)
+    assert runs.spans == (Span("memory://x", 101, 103), Span("memory://x", 105, 107))
+    assert runs.finish([b"ab", b"cd"]) == b"abcd"
 
 
 def ask(*urls: str) -> Steps[list[Any]]:
