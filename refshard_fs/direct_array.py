@@ -116,19 +116,17 @@ class DirectArray(BackendArray):
         "dtype",
         "meta",
         "shape",
-        "stored_dtype",
     )
 
     def __init__(self, fs: RefShardFileSystem, node: ArrayNode, meta: ArrayMeta, decoder: ChunkDecoder) -> None:
         # In version 3, a codec has the byte order, not the data type.
-        self.stored_dtype = decoder.dtype if meta.zarr_format == 2 else decoder.dtype.newbyteorder("<")
-        # The copy into the result converts values to the machine's byte order; xarray would make another copy.
-        self.dtype = self.stored_dtype.newbyteorder("=")
+        stored = decoder.dtype if meta.zarr_format == 2 else decoder.dtype.newbyteorder("<")
+        # The copy into the result converts numbers to the machine's byte order; xarray would make another copy.
+        self.dtype = stored.newbyteorder("=") if stored.kind in "biufc" else stored
         self.shape = meta.shape
         self.meta = meta
         self._fs, self._node, self._decoder = fs, node, decoder
-        fill_value = np.asarray(parse_fill_value(meta, self.stored_dtype), self.stored_dtype)
-        self._fill_value = fill_value.astype(self.dtype)
+        self._fill_value = np.asarray(parse_fill_value(meta, stored), stored).astype(self.dtype)
         self._token = object()  # part of the keys of cached chunks: an array that is opened later may have grown
         self._parts = _PartialReads()
         self._by_zarr: ZarrArrayWrapper | None = None  # made when zarr has to read a selection

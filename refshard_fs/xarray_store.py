@@ -96,8 +96,6 @@ class GroupStore(AbstractDataStore):
             fill_value = direct.fill_value
             meta = direct.meta
             encoding = {"chunks": meta.chunks, **_make_codec_encoding(meta), **_make_netcdf_encoding(meta)}
-            if direct.stored_dtype != direct.dtype:
-                encoding["dtype"] = direct.stored_dtype
         encoding["preferred_chunks"] = dict(zip(dimensions, encoding["chunks"], strict=True))
         if self._fill_value_is_mask:
             if fill_value is not None:

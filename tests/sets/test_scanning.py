@@ -159,4 +159,4 @@ def test_selection_error_names_the_source(tmp_path: Path) -> None:
     for day in range(2):
         RefShardFileSystem(make_day_set(day, 1)).select(drop="x" if day else ()).save(str(tmp_path / f"{day}.json"))
     with pytest.raises(ManifestError, match=r"/1\.json: drop= names 'x', which the source does not have"):
-        refshard_fs.concat(f"{tmp_path}/*.json", "time", drop="x")
+        refshard_fs.concat(f"{tmp_path}/*.json", "time", select=[{"drop": ["x"]}])
