@@ -48,7 +48,7 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
     left = most + 1
     try:
         while left and not stream.eof:
-            decoded = stream.decompress(data, min(left, part))
+            decoded: bytes = stream.decompress(data, min(left, part))
             data = getattr(stream, "unconsumed_tail", b"")  # zlib returns unused input; other decompressors keep it
             if stream.eof and left > most >= len(decoded):
                 return decoded  # the usual case: the first part is all

@@ -181,7 +181,7 @@ def _make_dtype(name: object) -> np.dtype[Any] | None:
             for field in name:
                 match field:
                     case [str(own), of, *shape] if own and of != "|O" and (dtype := _make_dtype(of)) is not None:
-                        fields.append((own, dtype, *map(tuple, shape)))
+                        fields.append((own, dtype, *(tuple(part) for part in shape)))
                     case _:
                         return None
             return np.dtype(fields)
