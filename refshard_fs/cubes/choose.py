@@ -160,7 +160,10 @@ def _shorten(
                 first, last = isel[dim]
                 start, stop, _ = slice(first, last).indices(shape[axis])
                 if start >= stop and first is not None and (squeezed is True or dim in (squeezed or ())):
-                    raise ManifestError(f"isel={{{dim!r}: {first}}}: {dim!r} has the length {shape[axis]:,}")
+                    expected = f"expected an element from {-shape[axis]} to {shape[axis] - 1}"
+                    raise ManifestError(
+                        f"isel={{{dim!r}: {first}}}: {dim!r} has the length {shape[axis]:,}: {expected}"
+                    )
                 starts[axis] += start
                 shape[axis] = max(stop - start, 0)
         node.starts = tuple(starts)

@@ -47,9 +47,10 @@ class Overlaid(View):
             meta = zarrmeta.array_meta(docs[0], f"{path!r} of {where}") if docs else None
             if meta is None or meta.grid is None or meta.grid.size != 1:
                 raise ManifestError(f"{where} holds the bytes of {path!r}: expected metadata of an array of one chunk")
-            if len(data) != math.prod(meta.chunks or ()) * (itemsize_of(meta) or 0):
+            size = math.prod(meta.chunks or ()) * (itemsize_of(meta) or 0)
+            if len(data) != size:
                 raise ManifestError(
-                    f"{where}: expected as many bytes of {path!r} as the shape {meta.shape} has, got {len(data)} bytes"
+                    f"{where}: expected {size} bytes of {path!r} for its chunk of {meta.chunks}, got {len(data)}"
                 )
             self._inline[join(path, meta.grid.tail(0))] = Inline(data)
 

@@ -45,7 +45,8 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
     dtype = find_decoded_type(meta)
     try:
         if dtype is None or meta.chunks is None or meta.grid is None:
-            raise ValueError("expected numbers or texts, in chunks of one size")
+            grid = zarrmeta.shorten(meta.raw.get("chunk_grid", meta.chunks))
+            raise ValueError(f"expected numbers or texts in chunks of one size, found {meta.dtype} in {grid}")
         find_chunk_limits(meta)  # raises ValueError if a chunk is too large to be made
         if decode_chunk(meta, encode_chunk(meta, make_blank_chunk(meta, dtype))) is None:
             raise ValueError(describe_codecs(meta))

@@ -17,7 +17,8 @@ def dump_texts(values: npt.NDArray[Any]) -> bytes:
     try:
         return join_texts([text if isinstance(text, bytes) else text.encode() for text in flat])
     except (AttributeError, UnicodeEncodeError) as e:
-        raise ValueError(f"expected texts: {e}") from e
+        wrong = next((text for text in flat if not isinstance(text, (str, bytes))), e)
+        raise ValueError(f"expected texts, found {wrong!r:.80}") from e
 
 
 def join_texts(texts: Sequence[bytes]) -> bytes:

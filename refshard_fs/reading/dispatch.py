@@ -279,7 +279,7 @@ class Dispatch(Share):
         began = self.loop.time()
         place = self.pool.place(span.url, span.origin)
         if place is None:
-            raise RuntimeError(f"the filesystem of {span.url} cannot be used on this event loop")
+            raise RuntimeError(f"expected an event loop to open {span.url}, found none")
         target, path = place
         most = None
         if span.stop is None:

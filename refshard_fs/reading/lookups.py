@@ -221,7 +221,7 @@ class Lookups:
         """Call ``ask`` for an object, and return its result; None if the object does not exist."""
         place = self.pool.place(url, origin)
         if place is None:
-            raise RuntimeError(f"the filesystem of {url} cannot be used on this event loop")
+            raise RuntimeError(f"expected an event loop to open {url}, found none")
         try:
             async with self._asking:
                 return await ask(*place)

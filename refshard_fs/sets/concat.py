@@ -300,7 +300,9 @@ def _check_types(dim: Any, tolerance: Any, executor: Any) -> None:
     if dim is not None and not isinstance(dim, str):
         raise TypeError(f"dim={dim!r:.200}: expected the name of one dimension; dims= takes several")
     if not isinstance(tolerance, Real):
-        raise TypeError(f"tolerance={tolerance!r:.200}: expected a number, the largest difference that is rounding")
+        raise TypeError(
+            f"tolerance={tolerance!r:.200}: expected a number, the largest difference that counts as rounding"
+        )
     if executor is not None and not hasattr(executor, "submit"):
         raise TypeError(
             f"executor={executor!r:.200}: expected an executor of concurrent.futures, such as ThreadPoolExecutor(4), "

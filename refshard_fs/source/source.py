@@ -744,9 +744,9 @@ class Source(Engines):
             document = b""  # the document names no codecs
         if zarrmeta.may_use_pickle(document) and not self.is_own and zarrmeta.uses_pickle(document):
             raise ManifestError(
-                f"{request.key!r}, the metadata of a set from elsewhere, says that chunks are pickles, which may run "
-                "code: they are refused. If you trust the set, add its URL to allow=; if it was made of other sets, "
-                "pass allow='any'"
+                f"{request.key!r}, metadata of a set from elsewhere: expected chunks without pickles, which may run "
+                "code, found a codec of pickles. If you trust the set, add its URL to allow=; if it was made of other "
+                "sets, pass allow='any'"
             )
         guard = GUARD.get()
         if guard is not None and isinstance(data, bytes) and request.is_whole:

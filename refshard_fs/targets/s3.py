@@ -325,7 +325,7 @@ def parse_page(text: str, skipped: int) -> tuple[list[Listed], str]:
                 found.append(Listed(decode(fields["Prefix"])[skipped:].rstrip("/"), None, True))
     token = page.findtext("{*}NextContinuationToken") or ""
     if page.findtext("{*}IsTruncated") == "true" and not token:  # the server supports only ListObjects
-        raise ValueError("expected the token of the next page")
+        raise ValueError("expected a NextContinuationToken in a truncated listing, found none")
     return [listed for listed in found if listed.name], token
 
 

@@ -57,7 +57,7 @@ def test_held_bytes_need_an_array_of_one_chunk(metadata: dict[str, Any], message
 
 
 def test_held_bytes_of_a_wrong_length_are_refused() -> None:
-    with pytest.raises(ManifestError, match="bytes of 'x' as the shape .* got 9 bytes"):
+    with pytest.raises(ManifestError, match="bytes of 'x' for its chunk of .* got 9"):
         make_overlaid({"x/.zarray": META}, {"x": bytes(9)})
 
 

@@ -258,9 +258,9 @@ def test_pickle_codec_of_a_saved_set_reaches_no_reader(made: str, http_server: R
         Path(out).write_text(json.dumps({"refshard": "concat", "dim": "t", "axes": {}, "sets": [[source, 1]]}))
     else:
         RefShardFileSystem(source).save(out, format="json" if made == "save" else made)
-    with pytest.raises(ManifestError, match="are pickles, which may run code"):
+    with pytest.raises(ManifestError, match="pickles, which may run code"):
         RefShardFileSystem(out).cat_file(key)
-    with pytest.raises(ManifestError, match="are pickles, which may run code"):
+    with pytest.raises(ManifestError, match="pickles, which may run code"):
         RefShardFileSystem(out).cat_file(key, start=0, end=9)
     assert RefShardFileSystem(out, allow="any").cat_file(key)
 

@@ -344,7 +344,7 @@ def test_listing_continues_to_the_last_page() -> None:
 
 def test_listing_that_is_cut_without_a_token_is_an_error() -> None:
     text = "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"
-    with pytest.raises(ValueError, match="token of the next page"):
+    with pytest.raises(ValueError, match="NextContinuationToken"):
         parse_page(text, 0)
 
 

@@ -152,9 +152,9 @@ def test_local_header_that_contradicts_directory_is_error(http_server: RangeServ
     data = bytearray(zipped({"member": DATA, "other": DATA}))
     data[at] ^= 1
     url = http_server.put("/a.zip", bytes(data))
-    with pytest.raises(Unreadable, match="CRC-32 of the directory, found others"):
+    with pytest.raises(Unreadable, match="of the directory, no flag"):
         Reader().read(f"zip://member::{url}")
-    with pytest.raises(RefShardError, match="CRC-32 of the directory, found others"):
+    with pytest.raises(RefShardError, match="of the directory, no flag"):
         RefShardFileSystem(fo=bytes(data)).cat_file("member")
     assert Reader().read(f"zip://other::{url}") == DATA
 

@@ -49,8 +49,8 @@ _METADATA: Final = struct.Struct("<8sBBBBIII8s")
 _OFFSETS: Final = 1  # flags of options
 _HAS_METADATA: Final = 2
 _OTHER_VERSIONS: Final = {
-    1: "which is one chunk of a bcolz carray: open the carray's directory",
-    2: "which was proposed for bcolz but never released",
+    1: "Files of version 1 are chunks of a bcolz carray: open the carray's directory",
+    2: "No program writes version 2, which was only proposed: the file is damaged",
 }
 
 
@@ -98,8 +98,8 @@ def parse_header(data: bytes, size: int, url: str) -> Header:
     if header.magic != MAGIC:
         raise ManifestError(f"{url} is not a bloscpack file: it begins with {header.magic!r}, expected {MAGIC!r}")
     if header.version != 3:
-        version_note = _OTHER_VERSIONS.get(header.version, "which is unknown")
-        raise ManifestError(f"{url}: its version is {header.version}, {version_note}; expected 3")
+        note = _OTHER_VERSIONS.get(header.version, "Write the file again with bloscpack 0.16")
+        raise ManifestError(f"{url}: its version is {header.version}: expected 3. {note}")
     if header.options & ~(_OFFSETS | _HAS_METADATA):
         expected = "expected no bits except 1 (offsets) and 2 (metadata)"
         raise ManifestError(f"{url}: its options are {header.options:#04x}: {expected}")

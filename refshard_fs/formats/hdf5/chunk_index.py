@@ -409,7 +409,7 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
     coords, remainders = np.divmod(entries["at"][:, :rank].astype(np.uint64), np.array(space.chunk, np.uint64))
     if remainders.any() or entries["at"][:, rank].any():
         raise ValueError(
-            f"{name} has a chunk that begins in the middle of a chunk: expected multiples of {space.chunk}"
+            f"{name} has chunks at {entries['at'][:, :rank].tolist()[:4]}: expected only multiples of {space.chunk}"
         )
     firsts, is_inside = space.number_coords(coords)
     if (firsts[1:] < firsts[:-1]).any():

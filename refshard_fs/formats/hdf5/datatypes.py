@@ -185,7 +185,7 @@ class _Parser:
         layout = (precision, flags >> 8 & 0xFF, exponent, exponents, mantissa, mantissas, bias)
         order, normal = flags & 0x41, flags >> 4 & 3
         if order > 1:
-            found = "VAX" if order == 0x41 else f"of the unknown number {order:#x}"
+            found = "of a VAX" if order == 0x41 else f"of the unknown number {order:#x}"
             refusal = f"its datatype is a float in the byte order {found}: expected little- or big-endian"
             return Datatype(size, "float", refusal=refusal)
         if layout == _BFLOAT16 and size == 2:

@@ -208,7 +208,7 @@ def _split_messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
             found = f"a message of type {kind:#06x} ends at byte {position} of its object header"
             raise ValueError(f"{found}: expected at most {len(block)}, the size of the block")
         if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
-            expected = f"expected a type up to {_LAST_KNOWN:#06x}, since the file forbids to ignore this message"
+            expected = f"expected a type up to {_LAST_KNOWN:#06x}, because readers may not ignore this message"
             raise ManifestError(f"it has a message of the unknown type {kind:#06x}: {expected}")
         yield Message(kind, block[position - size : position], bool(flags & _IS_SHARED), *order)
 

@@ -79,7 +79,7 @@ def read_end(tail: bytes, size: int | None) -> tuple[End, int]:
     if not records:
         raise ValueError(reason)
     if len(records) > 1:
-        raise ValueError("it has two valid end records, one in the comment of the other: expected one")
+        raise ValueError(f"it has {len(records)} valid end records, one in the comment of another: expected one")
     return records[0]
 
 

@@ -75,9 +75,15 @@ class LocalHeader(msgspec.Struct, frozen=True):
             numbers = ((stored, self.stored), (size, self.size))
             is_same = is_same and crc == self.crc
             is_same = is_same and all(number in (0xFFFFFFFF, expected) for number, expected in numbers)
-        if not is_same or (end <= len(data) and not _is_valid_extra(data[start:end])):
-            expected = "expected the compression, name, sizes and CRC-32 of the directory, found others"
-            raise ValueError(f"a local header: {expected}. The archive is damaged")
+        if not is_same:
+            found = [method, stored, size, crc, data[HEADER:start][:80], flags, extra]
+            expected = [self.method, self.stored, self.size, self.crc, self.name[:80]]
+            raise ValueError(
+                f"a local header has the method, sizes, CRC-32, name, flags and extra bytes {found}: expected "
+                f"{expected} of the directory, no flag {_ENCRYPTED}, and at most {self.room} extra bytes"
+            )
+        if end <= len(data) and not _is_valid_extra(data[start:end]):
+            raise ValueError(f"a local header has the extra field {data[start:end][:40]!r}: expected whole fields")
         return int(end)
 
 
