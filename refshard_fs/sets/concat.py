@@ -244,6 +244,7 @@ def concat(
     _check_dimensions(inputs, rules, on_error, finds_dims=finds_dims)
     if lazy:
         inputs = inputs._replace(sources=tuple(get_set_url(fo, options, "lazy=True") for fo in inputs.sources))
+        options = {name: value for name, value in options.items() if name != "target_protocol"}  # the URLs have it
     whole_sources = inputs.sources
     if choice != Choice():
         selected = [

@@ -25,6 +25,7 @@ from refshard_fs.sets.stored_coordinates import add_coordinates
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.in_memory_source import make_portable_source
+from refshard_fs.source.source import find_running_loop
 
 Preprocess = Callable[[Any], Any]  # takes a `RefShardFileSystem`, and returns one that its method `select` made
 BATCH: Final = 64  # sets that a worker opens in one call
@@ -127,6 +128,8 @@ def select_parts(
         select = list(shown.storage_options.get("select", ()))[len(source.storage_options.get("select") or ()) :]
         return Scanned(refs, facts, select)
 
+    if find_running_loop() is not None:  # other threads would wait for this loop
+        return list(map(choose, sets))
     with ThreadPoolExecutor(TOGETHER) as pool:
         return list(pool.map(choose, sets))
 

@@ -6,6 +6,7 @@ sources, and those with options that change what a document means, are opened on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from refshard_fs.sets.stored_coordinates import add_coordinates, list_coordinate
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.in_memory_source import make_portable_source
+from refshard_fs.source.source import find_running_loop
 
 OnError = Literal["raise", "skip", "hole"]  # what happens to a set that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
@@ -118,11 +120,14 @@ def read_sets(
             count(1)
         return part
 
-    # Threads help only to wait for the network: reading local sets runs Python, in one thread at a time.
+    # Threads help only to wait for the network: reading local sets runs Python, in one thread at a time. If zarr calls
+    # this on its event loop, other threads would wait for this loop for ever.
     left = [number for number in range(len(sets)) if number not in found and number not in (failed or ())]
     remote = any(isinstance(sets[number], str) and not _is_local(sets[number]) for number in left)
-    with ThreadPoolExecutor(TOGETHER if remote else 1) as pool:
-        found.update((number, part) for number, part in zip(left, pool.map(read, left), strict=True) if part)
+    with contextlib.ExitStack() as stack:
+        has_threads = remote and find_running_loop() is None
+        run = stack.enter_context(ThreadPoolExecutor(TOGETHER)).map if has_threads else map
+        found.update((number, part) for number, part in zip(left, run(read, left), strict=True) if part)
     return [found[number] for number in sorted(found)]
 
 

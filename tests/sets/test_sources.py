@@ -14,6 +14,7 @@ from refshard_fs import RefShardFileSystem, TargetNotAllowed, UnknownSource
 from refshard_fs.cli import main
 from refshard_fs.references.values import encode
 from tests.servers.http import RangeServer
+from tests.support.day_sets import make_days
 from tests.support.joined_sets import VERSIONS, make_day_set, read
 from tests.support.set_files import make_plain_file
 
@@ -149,3 +150,25 @@ def test_error_of_one_of_several_says_how_to_skip_it(tmp_path: Path) -> None:
     with pytest.raises(UnknownSource) as caught:
         refshard_fs.concat([str(tmp_path / "0.json"), str(tmp_path / "1.json")], "time")
     assert "on_error='skip' leaves out sources that cannot be opened" in caught.value.__notes__
+
+
+def choose_days(source: RefShardFileSystem) -> RefShardFileSystem:
+    return source.select(keep=["t"])
+
+
+@pytest.mark.skipif(zarr.__version__.startswith("2."), reason="zarr 3 opens filesystems on its own event loop")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"concat": {"preprocess": choose_days}}, {"remote_protocol": "file"}],
+    ids=["scanned", "chosen", "one by one"],
+)
+def test_zarr_opens_a_pattern_on_its_event_loop(tmp_path: Path, http_server: RangeServer, options: Any) -> None:
+    urls = []
+    for number in range(2):
+        data = json.dumps(make_days(2 * number, 2)).encode()
+        (tmp_path / f"{number}.json").write_bytes(data)
+        urls.append(http_server.put(f"{number}.json", data))
+    group = zarr.open_group(f"refshard::{tmp_path}/*.json", mode="r", storage_options={"refshard": options})
+    assert group["time"].shape == (4,)
+    remote = zarr.open_group("refshard://", mode="r", storage_options={"fo": urls, "allow": "any", **options})
+    assert remote["time"].shape == (4,)
