@@ -15,6 +15,7 @@ from xml.etree.ElementTree import Element
 from xml.sax.saxutils import unescape
 
 import msgspec
+import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, convert_fill_value
 from refshard_fs.core.format import OpenOptions, Probe, parse_xml
@@ -364,7 +365,8 @@ def parse_texts(ifd: Ifd) -> dict[str, Any]:
     attributes: dict[str, Any] = {name: text for name, text in texts.items() if 0 < len(text) <= SMALL}
     tag = ifd.tags.get(COLOR_MAP)
     if tag is not None and tag.dtype.kind == "u" and 0 < len(tag.values) <= 3 << 8 and not tag.count % 3:
-        divisor = 257 if tag.values.max() > 255 else 1  # some writers store 8 bits
+        # Like GDAL, decide by the values: some writers shift 8 bits to 16, or store 8 bits.
+        divisor = 1 if tag.values.max() <= 255 else 257 if np.any(tag.values & 255) else 256
         colors = (tag.values // divisor).astype("u1").reshape(3, -1).T
         attributes["color_map"] = [f"#{color.tobytes().hex()}" for color in colors]
     return attributes

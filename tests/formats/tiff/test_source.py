@@ -326,6 +326,18 @@ def test_tags_texts_and_colours_are_attributes_as_in_rioxarray(tmp_path: Path) -
     assert (found["mean"], found["unit"]) == ([1, 2, 3], "K")
 
 
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
+@pytest.mark.parametrize("factor", [1, 256, 257])
+def test_colours_of_8_and_16_bits_equal_gdal(tmp_path: Path, factor: int) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    path = tmp_path / "a.tif"
+    colours = RNG.integers(0, 256, (3, 256)).astype("u2") * np.uint16(factor)
+    tifffile.imwrite(path, SMOOTH, photometric="palette", colormap=colours, metadata=None)
+    with rasterio.open(path) as ds:
+        want = [f"#{bytes(colour[:3]).hex()}" for _, colour in sorted(ds.colormap(1).items())]
+    assert read_metadata(path, "0")[1]["color_map"] == want
+
+
 @pytest.mark.usefixtures("large_files")
 def test_overview_and_window_take_one_request_each(tmp_path: Path) -> None:
     values = np.tile(COLOURS, (1, 14, 10))
