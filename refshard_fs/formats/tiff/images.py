@@ -376,11 +376,12 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     if not height or not width or not 0 < samples < 1 << 16:
         found = f"{height} rows, {width} columns and {samples} samples for a pixel"
         raise ValueError(f"its image has {found}: expected 1 or more of each, and at most 65535 samples")
-    described = len(ifd.get_integers(BITS, 1))
-    if described not in (1, samples):
-        raise ValueError(f"its BitsPerSample has {described} values: expected 1 or SamplesPerPixel, {samples}")
-    bits, dtype = _choose_dtype(ifd, tiff.order)
+    bits, dtype = _choose_dtype(ifd, tiff.order, samples)
     compression, photometric, within = _parse_compression(ifd)
+    described = len(ifd.get_integers(BITS, 1))
+    # Some writers describe further samples. But decoders of images may convert colours to the number of samples.
+    if described not in (1, samples) and (described < samples or compression in IMAGES):
+        raise ValueError(f"its BitsPerSample has {described} values: expected 1 or SamplesPerPixel, {samples}")
     is_planar, is_tiled = samples > 1 and ifd.get_integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags
     rows, columns = ifd.get_integer(TILE_HEIGHT, 0), ifd.get_integer(TILE_WIDTH, 0)
     if not is_tiled:
@@ -466,9 +467,9 @@ def _parse_compression(ifd: Ifd) -> tuple[int, int, int]:
     return compression, photometric, LERC_WITHIN[lerc]
 
 
-def _choose_dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
-    """Return the number of bits of a sample in the file, and its type in the array."""
-    sizes, formats = set(ifd.get_integers(BITS, 1)), set(ifd.get_integers(FORMAT, 1))
+def _choose_dtype(ifd: Ifd, order: str, samples: int) -> tuple[int, np.dtype[Any]]:
+    """Return the number of bits of each of the ``samples`` in the file, and their type in the array."""
+    sizes, formats = (set(ifd.get_integers(tag, 1)[:samples]) for tag in (BITS, FORMAT))
     if len(sizes) != 1 or len(formats) != 1:
         raise ValueError(
             f"its samples differ: BitsPerSample {sorted(sizes)}, SampleFormat {sorted(formats)}; expected one of each"

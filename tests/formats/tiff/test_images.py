@@ -236,11 +236,17 @@ def test_unsupported_samples_are_refused(tmp_path: Path, dtype: str, options: di
         Files.of(write(tmp_path / "a.tif", values, **options)).open()
 
 
-def test_contradicting_numbers_of_samples_are_refused() -> None:
-    data = make_tiff(bytes(60), 5, 4, t258=(8, 8, 8), t277=1)
-    with pytest.raises(ManifestError, match="its BitsPerSample has 3 values: expected 1 or SamplesPerPixel, 1"):
+@pytest.mark.parametrize(("bits", "samples", "compression"), [((8, 8), 3, 1), ((8, 8, 8), 1, 7)])
+def test_contradicting_numbers_of_samples_are_refused(bits: tuple[int, ...], samples: int, compression: int) -> None:
+    data = make_tiff(bytes(60), 5, 4, compression=compression, t258=bits, t277=samples)
+    reason = f"its BitsPerSample has {len(bits)} values: expected 1 or SamplesPerPixel, {samples}"
+    with pytest.raises(ManifestError, match=reason):
         Files({ROOT: data}).open()
-    assert not Files({ROOT: make_tiff(bytes(60), 5, 4, t258=(8, 8, 8), t277=3)}).open().reports
+
+
+def test_sizes_of_further_samples_are_ignored() -> None:
+    files = Files({ROOT: make_tiff(bytes(range(60)), 5, 4, t258=(8, 8, 8, 1), t277=3)})
+    assert files.read(files.open(), "0/0.0.0") == bytes(range(60))
 
 
 @pytest.mark.parametrize(
