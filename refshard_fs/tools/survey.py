@@ -86,7 +86,7 @@ class PlacedChunks(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[PlacedChunks]) -> PlacedChunks:
-        """Return the chunks of all ``parts``, ascending by number; for equal numbers, the last part wins."""
+        """Return the chunks of all ``parts``, ascending by number; of chunks with equal numbers, the last is kept."""
         parts = [part for part in parts if len(part.numbers)] or parts[:1]
         found = cls(*map(np.concatenate, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
         numbers = found.numbers

@@ -21,7 +21,7 @@ REFS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_longest_prefix_wins_and_ends_at_a_slash(slash: str) -> None:
+def test_longest_prefix_applies_and_ends_at_a_slash(slash: str) -> None:
     new = refshard_fs.rebase(REFS, {f"s3://old{slash}": f"file:///data{slash}", f"s3://old/deep{slash}": "gs://b/c"})
     found = new.references
     assert found["a"] == ["file:///data/x.nc", 0, 4]
