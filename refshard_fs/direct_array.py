@@ -30,7 +30,7 @@ from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.group_metadata import ArrayNode
-from refshard_fs.reading.plan import KIB, MIB, Unmade
+from refshard_fs.reading.plan import KIB, MIB, UnmadeBytes
 from refshard_fs.reading.selection import GUARD, TOGETHER, WORKERS
 from refshard_fs.tuning import hook_zarr
 
@@ -318,10 +318,10 @@ class DirectArray(BackendArray):
         return filled[0] if filled else out
 
     def _decode_part(
-        self, data: bytes | Unmade | None, selection: _Selection | _Points, number: int, entry: Entry
+        self, data: bytes | UnmadeBytes | None, selection: _Selection | _Points, number: int, entry: Entry
     ) -> _ChunkValues:
         """Return the elements of a chunk whose bytes `_choose_part` chose, given these bytes and their ``entry``."""
-        data = data.make() if isinstance(data, Unmade) else data
+        data = data.make() if isinstance(data, UnmadeBytes) else data
         if data is None:
             return self._decode(None)
         low, high = selection.find_box(number)
@@ -336,10 +336,10 @@ class DirectArray(BackendArray):
         values = np.ndarray(shape, self._decoder.dtype, data, 0, strides)
         return _ChunkValues(values, None, tuple(low), axis)
 
-    def _decode(self, data: bytes | Unmade | None) -> _ChunkValues:
+    def _decode(self, data: bytes | UnmadeBytes | None) -> _ChunkValues:
         """Decode a chunk, or return the fill value for a chunk that does not exist."""
         try:
-            if isinstance(data, Unmade):
+            if isinstance(data, UnmadeBytes):
                 stored = data.array()
                 if stored is not None:  # a selection may have dropped axes of length 1, and a cube added one
                     return _ChunkValues(stored[0].reshape(self.meta.chunks or ()), stored[1])

@@ -128,8 +128,8 @@ class Chunks:
         """Return the entry of chunk ``number`` of the grid; None if the chunk does not exist.
 
         Chunks are numbered in C order: the last dimension runs fastest. zarr expects all chunks to have the same size:
-        if a file cuts chunks at the edge of the array, `Padded` fills them. The method is a generator: if it needs no
-        reads, it begins with ``yield from ()``.
+        if a file cuts chunks at the edge of the array, `ZeroPaddingRecipe` fills them. The method is a generator: if it
+        needs no reads, it begins with ``yield from ()``.
         """
         raise NotImplementedError
 
@@ -592,7 +592,7 @@ def choose_chunks(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tup
     return tuple(chunks)
 
 
-class Padded(msgspec.Struct, frozen=True):
+class ZeroPaddingRecipe(msgspec.Struct, frozen=True):
     """A recipe that pads a chunk at the edge of an array with zeros to ``size`` bytes, which zarr expects."""
 
     size: int
@@ -650,7 +650,7 @@ class Contiguous(Chunks):
     def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         found = self._source.part(*self.place(number))
-        return found if found.size == self._size else make_entry(found, Padded(self._size), self._size, "")
+        return found if found.size == self._size else make_entry(found, ZeroPaddingRecipe(self._size), self._size, "")
 
     def place(self, number: int) -> tuple[int, int]:
         """Return the offset of chunk ``number``, and how many bytes of the chunk are in the file."""

@@ -34,7 +34,7 @@ _SUMS: Final[dict[str, Callable[[bytes], int]]] = {"crc32c": crc32c, "crc32": zl
 _CHECKSUM: Final = re.compile(r"([a-z0-9_]+):([0-9a-fA-F]+)", re.ASCII)
 
 
-class Checked(msgspec.Struct, frozen=True):
+class ChecksumRecipe(msgspec.Struct, frozen=True):
     """A recipe that verifies the ``checksum`` of the bytes, and returns them unchanged."""
 
     checksum: str
@@ -53,7 +53,7 @@ def add_checksum(entry: Entry, checksum: str | None, where: str, key: str) -> En
     """Return an entry of ``key`` that verifies ``checksum`` when it is read; ManifestError if that is not possible."""
     if checksum is None:
         return entry
-    recipe = Checked(checksum)
+    recipe = ChecksumRecipe(checksum)
     try:
         name, digits = _split_checksum(checksum)
         expected = 8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2

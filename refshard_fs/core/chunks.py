@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.checksums import Checked
+from refshard_fs.core.checksums import ChecksumRecipe
 from refshard_fs.core.columns import NO_TARGET, WHOLE, Part, Ranges, Row, UInt64s, distinct_codes
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, add_origin
@@ -140,7 +140,7 @@ class ChunksBuilder:
             case Inline(data):
                 self.inline[row] = data
                 return
-            case Packed(source, Checked() as recipe, start=None, stop=None):
+            case Packed(source, ChecksumRecipe() as recipe, start=None, stop=None):
                 self.checks[row] = {"checksum": recipe.checksum}
                 entry = source
         if not isinstance(entry, Span) or entry.start < 0:

@@ -1,7 +1,7 @@
 """Edits: uncommitted writes and removals, by key. Thread-safe.
 
-An edit is the new content of a key (bytes, as `Inline` or `Spooled`, or a `Span` of an object) or `REMOVED`. A removed
-prefix is one record, for any number of keys below it. `EditedKeySpace` shows a source with its edits.
+An edit is the new content of a key (bytes, as `Inline` or `SpooledValue`, or a `Span` of an object) or `REMOVED`. A
+removed prefix is one record, for any number of keys below it. `EditedKeySpace` shows a source with its edits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _File:
         self._file.close()
 
 
-class Spooled(msgspec.Struct, frozen=True, eq=False):
+class SpooledValue(msgspec.Struct, frozen=True, eq=False):
     """A value in a temporary file: ``size`` bytes at ``offset``."""
 
     file: _File
@@ -91,7 +91,7 @@ class Spool:
         self._file: _File | None = None
         self._files: weakref.WeakSet[_File] = weakref.WeakSet()  # all files in use
 
-    def keep(self, data: bytes, replaced: object = None) -> Inline | Spooled:
+    def keep(self, data: bytes, replaced: object = None) -> Inline | SpooledValue:
         """Return an edit with ``data``; the memory of the edit ``replaced``, which it replaces, counts as free."""
         with self._lock:
             if isinstance(replaced, Inline):
@@ -104,7 +104,7 @@ class Spool:
             if file is None or not is_ours or file.end >= FILE << len(self._files) - 1:
                 file = self._file = _File()
                 self._files.add(file)
-            return Spooled(file, file.add(data), len(data))
+            return SpooledValue(file, file.add(data), len(data))
 
     def clear(self) -> None:
         """Begin with empty memory and a new file. Values that are still in use stay readable."""
@@ -113,20 +113,20 @@ class Spool:
             self._file = None
 
 
-class Removed(Enum):
+class Removal(Enum):
     """The type of `REMOVED`, the edit of a key that was removed."""
 
     REMOVED = "removed"
 
 
-REMOVED: Final = Removed.REMOVED
+REMOVED: Final = Removal.REMOVED
 
-Edit: TypeAlias = Inline | Spooled | Span | Removed
+Edit: TypeAlias = Inline | SpooledValue | Span | Removal
 
 
 def make_entry(edit: Edit) -> Inline | Span | None:
     """Return the entry of a key whose edit is ``edit``; None if the key was removed."""
-    if isinstance(edit, Spooled):
+    if isinstance(edit, SpooledValue):
         return Inline(bytes(edit.data))
     return None if edit is REMOVED else edit
 
@@ -219,7 +219,7 @@ class Edits:
         """Return a copy of the edits as they are now, with all values in memory."""
         new = self.copy()
         for key, edit in new._changes.items():
-            if isinstance(edit, Spooled):
+            if isinstance(edit, SpooledValue):
                 new._changes[key] = Inline(bytes(edit.data))
         return new
 

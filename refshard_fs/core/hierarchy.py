@@ -23,7 +23,7 @@ from refshard_fs.core.model import (
     Listed,
     Load,
     Names,
-    Parsed,
+    ParsedIndex,
     Span,
     Stat,
     Steps,
@@ -166,7 +166,9 @@ class Hierarchy(KeySpace):
     def _read_nodes(self, paths: Sequence[str], names: Sequence[str]) -> Steps[dict[str, Node]]:
         """Read the documents ``names`` of the nodes at ``paths``; return the existing ones by key."""
         entries = {key: self._find_entry(key) for key in [join(path, name) for path in paths for name in names]}
-        needs = {key: Load(entry, Parsed(_parse_node, (key,))) for key, entry in entries.items() if entry is not None}
+        needs = {
+            key: Load(entry, ParsedIndex(_parse_node, (key,))) for key, entry in entries.items() if entry is not None
+        }
         answers = (yield tuple(needs.values())) if needs else ()
         return {key: node for key, node in zip(needs, answers, strict=True) if node is not None}
 
@@ -174,7 +176,9 @@ class Hierarchy(KeySpace):
         """Return the nodes in consolidated metadata; no nodes if there are none."""
         entries = {name: self._find_entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
         needs = [
-            Load(entry, Parsed(_parse_consolidated, (name,))) for name, entry in entries.items() if entry is not None
+            Load(entry, ParsedIndex(_parse_consolidated, (name,)))
+            for name, entry in entries.items()
+            if entry is not None
         ]
         found = yield tuple(needs)
         return next((known for known in found if known is not None and known.keys), KnownNodes())

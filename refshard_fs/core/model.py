@@ -349,7 +349,7 @@ class Raw(msgspec.Struct, frozen=True):
         return data
 
 
-class Parsed(msgspec.Struct, frozen=True):
+class ParsedIndex(msgspec.Struct, frozen=True):
     """An index that is decoded by ``parse(data, *arguments)``; ``parse`` is a function of a module."""
 
     parse: Callable[..., Any]

@@ -13,7 +13,7 @@ from refshard_fs.core.model import Need, Steps
 T = TypeVar("T")
 
 
-class _Shared(Generic[T]):
+class _SharedSteps(Generic[T]):
     """Steps that several look-ups follow. The first look-up with the answer to a need continues the steps for all."""
 
     def __init__(self, steps: Steps[T]) -> None:
@@ -86,7 +86,7 @@ class Sharing:
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())
-        self._under_way: dict[Hashable, _Shared[Any]] = {}
+        self._under_way: dict[Hashable, _SharedSteps[Any]] = {}
 
     def run_once(self, key: Hashable, known: Callable[[], T | None], make: Callable[[], Steps[T]]) -> Steps[T]:
         """Return ``known()`` if it is not None; else run the steps ``make()``, once for all concurrent callers.
@@ -100,7 +100,7 @@ class Sharing:
                     return found
                 shared = self._under_way.get(key)
                 if shared is None or shared.is_of_parent:
-                    shared = self._under_way[key] = _Shared(make())
+                    shared = self._under_way[key] = _SharedSteps(make())
             try:
                 results: tuple[T, ...] = yield from shared.follow()
             finally:

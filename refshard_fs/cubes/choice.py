@@ -23,7 +23,7 @@ COORDINATES: Final = "coordinates"
 _KINDS: Final = "biufSU"  # numpy's kinds of the types that can be assigned
 
 
-class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class AssignedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An array that a selection adds: its dimensions, numpy's name of its type, and its values, little-endian."""
 
     dims: tuple[str, ...]
@@ -33,7 +33,7 @@ class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     attrs: Attributes = {}
 
     @classmethod
-    def of(cls, name: str, value: Any) -> Assigned:
+    def of(cls, name: str, value: Any) -> AssignedArray:
         """Make an array of an argument of xarray's ``assign_coords``: values, ``(dims, values[, attrs])``, an array."""
         dims: Any
         attrs: Mapping[str, Any] = {}
@@ -112,7 +112,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     attrs: dict[str, Attributes] = {}
     isel: dict[str, tuple[int | None, int | None]] = {}
     squeeze: tuple[str, ...] | bool = ()
-    assign: dict[str, Assigned] = {}
+    assign: dict[str, AssignedArray] = {}
     lenient: bool = False
 
     @classmethod
@@ -142,7 +142,9 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             "attrs": {path: dict(values) for path, values in (attrs or {}).items()},
             "isel": {dim: _parse_bounds(dim, bounds) for dim, bounds in (isel or {}).items()},
             "squeeze": squeezed,
-            "assign": {path: msgspec.to_builtins(Assigned.of(path, value)) for path, value in (assign or {}).items()},
+            "assign": {
+                path: msgspec.to_builtins(AssignedArray.of(path, value)) for path, value in (assign or {}).items()
+            },
         }
         return cls.read(values)
 

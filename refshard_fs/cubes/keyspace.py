@@ -27,7 +27,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, iterate_splits, join, make_relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, find_chunk, make_tails
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, run_together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, ParsedIndex, Steps, batches, run_together
 from refshard_fs.core.sharing import Sharing
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS
@@ -35,7 +35,7 @@ from refshard_fs.cubes.document import DEEPEST, ConcatDocument
 from refshard_fs.cubes.fit import ArrayFacts, Fit, fit
 from refshard_fs.cubes.merging import apply_choices, merge, open_selected
 from refshard_fs.cubes.moving import Move, find_range, move_numbers, shift_by
-from refshard_fs.cubes.overlaid import Gap, Overlaid
+from refshard_fs.cubes.overlaid import Gap, OverlaidPiece
 from refshard_fs.cubes.piece_view import PieceView, with_origin_of_piece
 from refshard_fs.cubes.placement import Placement
 from refshard_fs.cubes.recutting import SECTIONS, Recut, cut_sections
@@ -99,7 +99,7 @@ class ConcatKeySpace(KeySpace):
         keep: int,
     ) -> None:
         is_shown_otherwise = document.metadata or document.held
-        self.first = Overlaid(first, document.metadata, document.held, where) if is_shown_otherwise else first
+        self.first = OverlaidPiece(first, document.metadata, document.held, where) if is_shown_otherwise else first
         self.attribute_dtypes = first.attribute_dtypes
         self.unlimited_dimensions = first.unlimited_dimensions
         self.document = document
@@ -734,7 +734,7 @@ def _parse(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a document and its first piece."""
     most = options.max_manifest_bytes
-    document: ConcatDocument = yield Load(probe.document(most), Parsed(ConcatDocument.read, (probe.url, most)))
+    document: ConcatDocument = yield Load(probe.document(most), ParsedIndex(ConcatDocument.read, (probe.url, most)))
     resolve = make_resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     return (yield from _open_document(document, probe.url, options, resolve))
 

@@ -34,7 +34,7 @@ class Gap(KeySpace):
         return ChunksBuilder(len(numbers)).finish()
 
 
-class Overlaid(View):
+class OverlaidPiece(View):
     """A piece with other ``metadata``, by key. Arrays in ``held``, by path, have these bytes as their one chunk."""
 
     def __init__(self, base: KeySpace, metadata: Mapping[str, Any], held: Mapping[str, bytes], where: str) -> None:

@@ -22,7 +22,7 @@ from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Answers, Outcome
 from refshard_fs.reading.lookups import Lookups
-from refshard_fs.reading.plan import ReadPlan, Request, Unmade, plan_read
+from refshard_fs.reading.plan import ReadPlan, Request, UnmadeBytes, plan_read
 from refshard_fs.reading.prefetch import KeysRead, Prefetcher
 
 
@@ -136,7 +136,7 @@ class Engine(Lookups):
 
         ``entries`` are the entries of the keys; None is looked up. ``guess``: later reads may be predicted from these.
         A future's exception is FileNotFoundError for a key that does not exist, and never for another reason. With
-        ``make`` false, a result may be an `Unmade` in place of bytes: the caller makes the bytes, in a thread.
+        ``make`` false, a result may be an `UnmadeBytes` in place of bytes: the caller makes the bytes, in a thread.
 
         Requests under way take at most the budget's memory. With ``is_paid``, the caller has reserved memory for the
         results. Otherwise nobody counts the memory of results: the caller must request only as many as it can hold.
@@ -159,11 +159,11 @@ class Engine(Lookups):
 
     async def read_chunks(
         self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Outcome | None], *, guess: bool
-    ) -> list[bytes | Unmade | None]:
+    ) -> list[bytes | UnmadeBytes | None]:
         """Return the bytes of chunks, read together; None for chunks that do not exist.
 
         ``found`` are the entries that are known. Chunks that have to be decoded, or joined from several ranges, are
-        returned as `Unmade`. ``guess``: later reads may be predicted from these.
+        returned as `UnmadeBytes`. ``guess``: later reads may be predicted from these.
         """
         loop = asyncio.get_running_loop()
         reads = [_Read(keyspace, Request(key), None, loop.create_future(), guess=False, make=False) for key in keys]
@@ -182,7 +182,7 @@ class Engine(Lookups):
                 existing = [entry for entry in entries if entry is not None and not isinstance(entry, Exception)]
                 self.ahead.note_selection(keyspace, keys, [span for entry in existing for span in entry.spans])
             self._serve(zip(reads, entries, strict=True), begun)
-            out: list[bytes | Unmade | None] = []
+            out: list[bytes | UnmadeBytes | None] = []
             for read in reads:
                 try:
                     out.append(await read.future)
@@ -300,7 +300,7 @@ class Engine(Lookups):
             if any(reader.future.cancelled() for reader in readers):
                 future.cancel()
                 return
-            unmade = Unmade(plan, [reader.future.exception() or reader.future.result() for reader in readers])
+            unmade = UnmadeBytes(plan, [reader.future.exception() or reader.future.result() for reader in readers])
             self.stats.add(keys=1)
             if not read.make:
                 future.set_result(unmade)

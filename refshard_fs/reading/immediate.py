@@ -26,7 +26,7 @@ from refshard_fs.reading.loading import (
     is_streamed,
     name_location,
 )
-from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, Unmade, coalesce, plan_read
+from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, UnmadeBytes, coalesce, plan_read
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 from refshard_fs.targets.failures import NOT_FOUND
 
@@ -75,7 +75,7 @@ class Immediate:
         unmade = self.take_unmade(request, entry)
         return None if unmade is None else unmade.make()
 
-    def take_unmade(self, request: Request, entry: Entry) -> Unmade | None:
+    def take_unmade(self, request: Request, entry: Entry) -> UnmadeBytes | None:
         """Read the ranges of ``request``, whose key has the entry ``entry``, without assembling them."""
         try:
             plan = plan_read(request, entry, self._answers.longest)
@@ -91,7 +91,7 @@ class Immediate:
         parts = self._read(plan)
         if parts is None:
             return None
-        unmade = Unmade(plan, parts)
+        unmade = UnmadeBytes(plan, parts)
         if isinstance(plan.window, Inline):
             self._stats.count("keys", 1)
         elif unmade.is_complete:

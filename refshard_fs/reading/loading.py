@@ -61,7 +61,7 @@ class Decoder(Protocol):
         """Return the index."""
 
 
-class Streamed(Protocol):
+class StreamedIndex(Protocol):
     """An index that is decoded piece by piece."""
 
     def decoder(self) -> Decoder:
@@ -93,7 +93,7 @@ class Scanned(Protocol):
 
 
 def is_streamed(index: Any) -> bool:
-    """Return whether ``index`` is `Streamed`."""
+    """Return whether ``index`` is `StreamedIndex`."""
     return hasattr(index, "decoder")
 
 

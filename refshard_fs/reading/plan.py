@@ -101,7 +101,7 @@ def plan_read(request: Request, entry: Entry, most: int | None) -> ReadPlan | No
     return ReadPlan(key, window, most if key.endswith(DOCUMENTS) else None)
 
 
-class Unmade(NamedTuple):
+class UnmadeBytes(NamedTuple):
     """The bytes of a key's ranges before they are assembled."""
 
     plan: ReadPlan
@@ -172,7 +172,7 @@ class Block(NamedTuple):
     members: tuple[int, ...]
 
 
-class Planned(NamedTuple):
+class PlannedRequest(NamedTuple):
     """A request that a read would send, and the keys that it serves; ``stop=None`` is the end of the target."""
 
     url: str
@@ -222,15 +222,15 @@ def _append(blocks: list[Block], block: Block, limits: Limits) -> None:
     blocks.append(block)
 
 
-def plan_requests(url: str, wanted: Sequence[tuple[str, int, int | None]], limits: Limits) -> list[Planned]:
+def plan_requests(url: str, wanted: Sequence[tuple[str, int, int | None]], limits: Limits) -> list[PlannedRequest]:
     """Return the requests to one target that fetch ``wanted``: keys and their ranges."""
     known = [(key, start, stop) for key, start, stop in wanted if stop is not None]
-    out = [Planned(url, start, None, (key,)) for key, start, stop in wanted if stop is None]
+    out = [PlannedRequest(url, start, None, (key,)) for key, start, stop in wanted if stop is None]
     for block in coalesce([(start, stop) for _, start, stop in known], limits):
         for first, last in split_block(block.start, block.stop, limits):
             served = (known[i] for i in block.members)
             keys = [key for key, start, stop in served if start < last and (stop > first or start == stop == first)]
-            out.append(Planned(url, first, last, tuple(dict.fromkeys(keys))))
+            out.append(PlannedRequest(url, first, last, tuple(dict.fromkeys(keys))))
     return out
 
 

@@ -21,7 +21,7 @@ from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Outcome
 from refshard_fs.reading.memory import Share, SharedMemory
-from refshard_fs.reading.plan import MIB, Request, Unmade
+from refshard_fs.reading.plan import MIB, Request, UnmadeBytes
 
 # Called with a chunk's position in the selection and its bytes; None for a key that does not exist.
 Take = Callable[[int, bytes | None], object]
@@ -102,10 +102,10 @@ class SelectionRead:
         self._share = Share(memory, spare)
         self._loop = asyncio.get_running_loop()
         self._far: deque[_Chunk] = deque()  # chunks that are not requested yet
-        self._asked: dict[asyncio.Future[bytes | Unmade], _Chunk] = {}  # chunks that are requested
+        self._asked: dict[asyncio.Future[bytes | UnmadeBytes], _Chunk] = {}  # chunks that are requested
         # Chunks that a thread may read or decode, and chunks whose bytes have arrived: `_ready`, if threads decode.
-        self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()
-        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()
+        self._ready: deque[tuple[_Chunk, bytes | UnmadeBytes | None]] = deque()
+        self._arrived: deque[tuple[_Chunk, bytes | UnmadeBytes | None]] = deque()
         self._jobs: set[asyncio.Future[None]] = set()  # running threads
         self._decoded: list[int] = []  # weights of decoded chunks, to be given back
         self._error: BaseException | None = None  # the first error
@@ -179,7 +179,7 @@ class SelectionRead:
             self._jobs.add(job)
             job.add_done_callback(self._on_job_end)
 
-    def _on_arrival(self, future: asyncio.Future[bytes | Unmade]) -> None:
+    def _on_arrival(self, future: asyncio.Future[bytes | UnmadeBytes]) -> None:
         chunk = self._asked.pop(future)
         error = asyncio.CancelledError() if future.cancelled() else future.exception()
         if error is None or isinstance(error, FileNotFoundError):
@@ -207,9 +207,9 @@ class SelectionRead:
             done += self._finish(chunk, data)
         self._decoded.append(done)
 
-    def _finish(self, chunk: _Chunk, data: bytes | Unmade | None) -> int:
+    def _finish(self, chunk: _Chunk, data: bytes | UnmadeBytes | None) -> int:
         """Pass one chunk to ``take``; return the bytes of memory that were reserved for it."""
-        if isinstance(data, Unmade):
+        if isinstance(data, UnmadeBytes):
             unmade, data = data, None
             with contextlib.suppress(FileNotFoundError):  # the key does not exist
                 data = unmade.make()

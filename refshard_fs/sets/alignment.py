@@ -22,11 +22,11 @@ from refshard_fs.sets.common_units import convert_to_common_units, make_comparab
 from refshard_fs.sets.coordinates import check_same_coordinate
 from refshard_fs.sets.fills import choose_fill_values
 from refshard_fs.sets.steps import Steps
-from refshard_fs.sets.text_widths import Widened, widen_texts
+from refshard_fs.sets.text_widths import WidenedTexts, widen_texts
 from refshard_fs.sets.variables import NamedSet
 
 
-class Aligned(NamedTuple):
+class AlignedSets(NamedTuple):
     """Sets with the same coordinates.
 
     ``unions`` has, for each dimension along which coordinates differed, the values of all sets. ``places`` has, for
@@ -43,7 +43,7 @@ Regular = Mapping[str, str | float]  # the step between values of a coordinate, 
 
 def prepare_parts(
     parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool, has_gaps: bool, is_outer: bool
-) -> tuple[Aligned, dict[str, Any]]:
+) -> tuple[AlignedSets, dict[str, Any]]:
     """Prepare ``parts`` for `concatenate`; return the prepared sets, and the new fill values of arrays, by path.
 
     If ``is_outer``, each part gets all arrays along ``dim``, and the union of the coordinates along other dimensions.
@@ -51,9 +51,9 @@ def prepare_parts(
     change, and texts get the same width in all parts: chunks are looked up when they are read. ManifestError if
     references cannot describe the result, or if an array needs a fill value that means "missing" and has none.
     """
-    texts = widen_texts(parts, dim) if lazy else Widened(list(parts), [{}] * len(parts), {})
+    texts = widen_texts(parts, dim) if lazy else WidenedTexts(list(parts), [{}] * len(parts), {})
     parts = texts.parts
-    aligned = _align(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{}] * len(parts))
+    aligned = _align(parts, dim, regular, lazy=lazy) if is_outer else AlignedSets(list(parts), [{}] * len(parts))
     missing = _find_missing_arrays(parts, dim) if is_outer else []
     incomplete = {*missing, *_find_incomplete_arrays(parts, aligned.unions)}
     if has_gaps:
@@ -63,7 +63,7 @@ def prepare_parts(
     fills = choose_fill_values(parts, incomplete, lazy=lazy)
     pairs = zip(aligned.places, texts.places, strict=True)
     places = [{**own, **of_texts} if of_texts else own for own, of_texts in pairs]
-    return Aligned(_add_arrays(aligned.parts, dim, missing), places, {**aligned.unions, **texts.unions}), fills
+    return AlignedSets(_add_arrays(aligned.parts, dim, missing), places, {**aligned.unions, **texts.unions}), fills
 
 
 def _find_missing_arrays(parts: Sequence[NamedSet], dim: str | None) -> list[str]:
@@ -85,7 +85,7 @@ def _add_arrays(parts: Sequence[NamedSet], dim: str | None, paths: Sequence[str]
     return complete
 
 
-def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool) -> Aligned:
+def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool) -> AlignedSets:
     """Return ``parts`` with the union of their coordinates along all dimensions but ``dim``."""
     for other in dict.fromkeys(v.dims[0] for part in parts for v in part.variables.values() if v.is_coordinate):
         if other is not None and other != dim:
@@ -118,7 +118,7 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
             if name is not None and name in unions and path != path_of[name]:
                 check_same_coordinate(part, name, path_of[name], path)
     if not unions:
-        return Aligned(list(parts), [{}] * len(parts))
+        return AlignedSets(list(parts), [{}] * len(parts))
     moved, places = [], []
     for number, part in enumerate(parts):
         placements: dict[str, Placement] = {}
@@ -129,7 +129,7 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
                 placements[name] = Placement.of(order[np.searchsorted(union, values_here, sorter=order)])
         moved.append(_place_elements(part, dim, placements, unions, lazy=lazy))
         places.append({d: p for d, p in placements.items() if p.runs != ((0, len(unions[d])),)})
-    return Aligned(moved, places, unions)
+    return AlignedSets(moved, places, unions)
 
 
 def _get_values_to_compare(part: NamedSet, path: str) -> npt.NDArray[Any] | None:

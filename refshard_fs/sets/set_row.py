@@ -17,7 +17,7 @@ from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument, Piece
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.values import object_in
-from refshard_fs.sets.alignment import Aligned, prepare_parts
+from refshard_fs.sets.alignment import AlignedSets, prepare_parts
 from refshard_fs.sets.arrange import Overlap
 from refshard_fs.sets.changed_set import replace_metadata
 from refshard_fs.sets.concatenation import concatenate
@@ -130,7 +130,7 @@ class SetRow(msgspec.Struct, frozen=True):
         )
         return document, whole
 
-    def _prepare_parts(self, every: Sequence[NamedSet]) -> Aligned:
+    def _prepare_parts(self, every: Sequence[NamedSet]) -> AlignedSets:
         """Prepare the parts and the gaps between them for `concatenate`."""
         dim, rules = self.dim, self.rules
         sets = [part for source, part in zip(self.sources, every, strict=True) if source]
@@ -149,7 +149,7 @@ class SetRow(msgspec.Struct, frozen=True):
             if not source:
                 row.insert(number, make_gap(parts[0], str(dim), extent.name, extent.length(str(dim)), extent))
                 places.insert(number, {})
-        return Aligned(row, places, aligned.unions)
+        return AlignedSets(row, places, aligned.unions)
 
 
 def _warn_of_lost_variables(whole: NamedSet, parts: Sequence[NamedSet], first: int, dim: str) -> None:

@@ -35,7 +35,7 @@ class _Texts(NamedTuple):
         return len({*self.names} - {None}) > 1 or len({*self.widths} - {None}) > 1
 
 
-class Widened(NamedTuple):
+class WidenedTexts(NamedTuple):
     """Sets whose arrays of characters are equally wide.
 
     ``places`` has, for each set, the places of its characters, and ``unions`` the numbers of all characters, both by
@@ -47,7 +47,7 @@ class Widened(NamedTuple):
     unions: dict[str, npt.NDArray[Any]]
 
 
-def widen_texts(parts: Sequence[NamedSet], dim: str | None, only: Collection[str] | None = None) -> Widened:
+def widen_texts(parts: Sequence[NamedSet], dim: str | None, only: Collection[str] | None = None) -> WidenedTexts:
     """Return ``parts`` with metadata in which texts along ``dim`` have the number of characters of the widest set.
 
     With ``only``, all other arrays are left out. Chunks are not changed.
@@ -58,7 +58,7 @@ def widen_texts(parts: Sequence[NamedSet], dim: str | None, only: Collection[str
             groups.setdefault(texts, []).append(path)
     groups = {texts: paths for texts, paths in groups.items() if texts.differ}
     if not groups:
-        return Widened(list(parts), [{}] * len(parts), {})
+        return WidenedTexts(list(parts), [{}] * len(parts), {})
     changed = [ChangedSet(part) for part in parts]
     places: list[dict[str, Placement]] = [{} for _ in parts]
     unions: dict[str, npt.NDArray[Any]] = {}
@@ -76,7 +76,7 @@ def widen_texts(parts: Sequence[NamedSet], dim: str | None, only: Collection[str
             if width is not None and width < texts.width:
                 places[number][name] = Placement(((0, width),))
         unions[name] = np.arange(texts.width)
-    return Widened([part.result() for part in changed], places, unions)
+    return WidenedTexts([part.result() for part in changed], places, unions)
 
 
 def _find_texts(parts: Sequence[NamedSet], dim: str | None) -> Iterator[tuple[str, _Texts]]:

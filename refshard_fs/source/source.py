@@ -42,7 +42,7 @@ from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, find_default_directory
 from refshard_fs.reading.loading import Answers, Heads, Outcome
 from refshard_fs.reading.memory import SharedBudget, SharedMemory
-from refshard_fs.reading.plan import MIB, Limits, Planned, Request, Unmade, plan_requests
+from refshard_fs.reading.plan import MIB, Limits, PlannedRequest, Request, UnmadeBytes, plan_requests
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.lazy_references import LazyReferences
 from refshard_fs.references.reference_set import References, ReferenceSet
@@ -59,7 +59,7 @@ from refshard_fs.targets.pool import Grants, make_instance
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
-Chunks = Sequence[bytes | Unmade | None]
+Chunks = Sequence[bytes | UnmadeBytes | None]
 
 DECODED = 32 * MIB  # the most bytes of decoded chunks that a source holds in memory
 INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes of the process: at most so many bytes
@@ -783,7 +783,7 @@ class Source(Engines):
     def read_chunks(self, keys: Sequence[str], parts: Mapping[str, Entry]) -> Chunks:
         """Read chunks together; None stands for a missing chunk. For callers that may block.
 
-        The caller assembles each `Unmade` chunk. Of the chunks in ``parts``, only these ranges are read.
+        The caller assembles each `UnmadeBytes` chunk. Of the chunks in ``parts``, only these ranges are read.
         """
         keyspace = self._keyspace or self.open_now()
         if keyspace is None:
@@ -796,7 +796,7 @@ class Source(Engines):
             found = reader.find_all(keyspace, keys)
         if any(outcome is None or (outcome.value is not None and not reader.has(outcome.value)) for outcome in found):
             return self.wait(self._read_chunks, keys, found, not parts)
-        out: list[Unmade | None] = []
+        out: list[UnmadeBytes | None] = []
         for key, outcome in zip(keys, found, strict=True):
             data = None
             if outcome is not None and outcome.value is not None:
@@ -821,7 +821,7 @@ class Source(Engines):
             raise FileNotFoundError(key)
         return entry
 
-    async def plan(self, keys: Sequence[str]) -> list[Planned]:
+    async def plan(self, keys: Sequence[str]) -> list[PlannedRequest]:
         """Return the requests for reading ``keys``, without sending them; FileNotFoundError if a key does not exist."""
         keyspace = await self.keyspace()
         spans: dict[tuple[str, Pin | None, Limits], list[tuple[str, int, int | None]]] = {}

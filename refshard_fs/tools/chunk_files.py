@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.columns import WHOLE
 from refshard_fs.errors import redact
-from refshard_fs.reading.plan import Planned
+from refshard_fs.reading.plan import PlannedRequest
 from refshard_fs.tools.colours import HUES, mix_colours, pick_shade
 from refshard_fs.tools.survey import INLINE, PlacedChunks, Positions
 
@@ -63,7 +63,7 @@ class _Ranges(NamedTuple):
     stops: Floats
 
 
-def find_files(chunks: PlacedChunks, urls: Sequence[str], requests: Sequence[Planned]) -> Files:
+def find_files(chunks: PlacedChunks, urls: Sequence[str], requests: Sequence[PlannedRequest]) -> Files:
     """Return the files in which ``chunks`` lie, in the order of their first chunks."""
     in_files = chunks.targets != INLINE
     known, first, places = np.unique(chunks.targets[in_files], return_index=True, return_inverse=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from refshard_fs.core.columns import WHOLE
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import escape_controls
-from refshard_fs.reading.plan import Planned
+from refshard_fs.reading.plan import PlannedRequest
 from refshard_fs.tools.chunk_files import Files, Floats, Strip, have_own_colours, lighten, pick_hue
 from refshard_fs.tools.colours import HUES, pick_shade
 from refshard_fs.tools.picture import Picture
@@ -35,7 +35,7 @@ class Selection(msgspec.Struct, frozen=True, eq=False):
     text: str
     numbers: Positions
     present: int
-    requests: list[Planned]
+    requests: list[PlannedRequest]
     wanted: int  # bytes of chunks
     fetched: int  # bytes of requests, as far as known
 

@@ -6,16 +6,17 @@ from typing import Final
 
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import sanitize
-from refshard_fs.reading.plan import Planned
+from refshard_fs.reading.plan import PlannedRequest
 from refshard_fs.tools.views import render_table, render_view
 
 REQUESTS: Final = 20  # the most requests of a plan that are shown
 
 
-class Plan(list[Planned]):
+class Plan(list[PlannedRequest]):
     """The requests that a read would send, target by target: a list that prints as a table.
 
-    >>> Plan([Planned("s3://b/x.nc", 0, 2000, ("a/0", "a/1")), Planned("s3://b/y.nc", 9000, 9100, ("a/2",))])
+    >>> first = PlannedRequest("s3://b/x.nc", 0, 2000, ("a/0", "a/1"))
+    >>> Plan([first, PlannedRequest("s3://b/y.nc", 9000, 9100, ("a/2",))])
     2 requests for 3 keys of 2 targets: 2.1 KiB
     s3://b/x.nc
           0 to 2,000  2.0 KiB  a/0 and 1 more
@@ -56,7 +57,7 @@ class Plan(list[Planned]):
         return f"{requests} for {served} of {count_text(len(targets), 'target')}: {' and '.join(sizes)}"
 
 
-def _make_row(request: Planned) -> tuple[str, str, str, str]:
+def _make_row(request: PlannedRequest) -> tuple[str, str, str, str]:
     """Return a row of a plan: the target, the byte range in it, the size of the range, and the keys that it serves."""
     url, start, stop, keys = request
     first = sanitize(keys[0]) if keys else ""

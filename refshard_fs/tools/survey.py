@@ -24,7 +24,7 @@ from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, bat
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.reading.failures import name_key
-from refshard_fs.reading.plan import Planned, Request
+from refshard_fs.reading.plan import PlannedRequest, Request
 from refshard_fs.source.source import Source
 from refshard_fs.tools.progress import show_progress
 
@@ -44,7 +44,7 @@ class SurveyedFileSystem(Protocol):
 
     @property
     def left_whole(self) -> dict[str, str]: ...
-    def plan(self, paths: Sequence[str]) -> list[Planned]: ...
+    def plan(self, paths: Sequence[str]) -> list[PlannedRequest]: ...
     @property
     def attribute_dtypes(self) -> Mapping[str, Mapping[str, str]]: ...
 

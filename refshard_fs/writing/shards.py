@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool, Spooled
+from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool, SpooledValue
 from refshard_fs.core.keys import ChunkGrid, is_within, iterate_splits, join, make_relative, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
@@ -101,7 +101,7 @@ class ShardPlan(NamedTuple):
     array: str
     layout: ShardLayout
     lengths: tuple[int, ...]
-    changes: dict[tuple[int, ...], Inline | Spooled | None]
+    changes: dict[tuple[int, ...], Inline | SpooledValue | None]
     old: bool
     inside: tuple[int, ...]
 
@@ -121,7 +121,7 @@ class Plan(NamedTuple):
     """The steps of a commit, in this order: shards and other chunks, then documents, then removals."""
 
     shards: list[ShardPlan]
-    data: dict[str, Inline | Spooled | Span]
+    data: dict[str, Inline | SpooledValue | Span]
     documents: list[tuple[str, bytes]]
     removed: list[str]
     prefixes: list[str]  # the commit removes all objects below these prefixes, except the objects that it puts
@@ -141,7 +141,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
     fit its new metadata.
     """
 
-    def load(edit: Inline | Spooled | Span) -> Steps[Inline | Spooled]:
+    def load(edit: Inline | SpooledValue | Span) -> Steps[Inline | SpooledValue]:
         if isinstance(edit, Span):
             data: bytes = yield Load(edit, Raw())
             return spool.keep(data)
@@ -167,7 +167,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
     arrays = _Arrays(view, edits, layouts)
     whole, within = yield from _split_prefixes(view, arrays, edits)
     shards: dict[str, ShardPlan] = {}
-    data: dict[str, Inline | Spooled | Span] = {}
+    data: dict[str, Inline | SpooledValue | Span] = {}
     removed: list[str] = []
     for key, edit in [*((key, REMOVED) for key in within if key not in changes), *changes.items()]:
         if key in documents:

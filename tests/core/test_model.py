@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.core.array_group import Padded
+from refshard_fs.core.array_group import ZeroPaddingRecipe
 from refshard_fs.core.model import (
     ChunkPart,
     Entry,
@@ -61,9 +61,9 @@ def test_parts_outside_of_an_entry_are_refused() -> None:
         (Span("memory://x", 100, 110), Span("memory://x", 102, 105)),
         (Span("memory://x", 100, 111), None),  # not the size of the chunk
         (Span("memory://x", 100, 110, exact=False), None),
-        (Packed(Span("memory://x", 100, 105), Padded(10), 10), Span("memory://x", 102, 105)),
-        (Packed(Span("memory://x", 100, 104), Padded(10), 10), None),  # the part is in the padding
-        (Packed(Span("memory://x", 100, 105), Padded(10), 10, 0, 10), None),
+        (Packed(Span("memory://x", 100, 105), ZeroPaddingRecipe(10), 10), Span("memory://x", 102, 105)),
+        (Packed(Span("memory://x", 100, 104), ZeroPaddingRecipe(10), 10), None),  # the part is in the padding
+        (Packed(Span("memory://x", 100, 105), ZeroPaddingRecipe(10), 10, 0, 10), None),
         (Inline(BYTES), None),
     ],
 )

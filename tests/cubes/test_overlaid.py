@@ -9,7 +9,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import Inline
-from refshard_fs.cubes.overlaid import Gap, Overlaid, stack_metadata
+from refshard_fs.cubes.overlaid import Gap, OverlaidPiece, stack_metadata
 from refshard_fs.errors import ManifestError
 from tests.support.arrays_in_memory import make_array, make_references
 from tests.support.key_spaces import answer
@@ -17,9 +17,9 @@ from tests.support.key_spaces import answer
 META = make_array([10], ["x"])[".zarray"]
 
 
-def make_overlaid(metadata: dict[str, Any], held: dict[str, bytes]) -> Overlaid:
+def make_overlaid(metadata: dict[str, Any], held: dict[str, bytes]) -> OverlaidPiece:
     base = RefShardFileSystem(make_references(a=make_array([3], ["x"]), x=make_array([3], ["x"]))).source.open()
-    return Overlaid(base, metadata, held, "the document")
+    return OverlaidPiece(base, metadata, held, "the document")
 
 
 def test_gap_has_no_keys() -> None:
@@ -79,7 +79,7 @@ def test_consolidated_metadata_equal_the_shown_documents(version: int) -> None:
         members = {"kind": "inline", "must_understand": False, "metadata": {"x": own, "a": own}}
         key, root = "zarr.json", {"zarr_format": 3, "node_type": "group", "consolidated_metadata": members}
     base = RefShardFileSystem({key: json.dumps(root), f"x/{name}": json.dumps(own)}).source.open()
-    data = answer(Overlaid(base, {f"x/{name}": shown}, {}, "the document").lookup(key)).data
+    data = answer(OverlaidPiece(base, {f"x/{name}": shown}, {}, "the document").lookup(key)).data
     found = json.loads(data)
     known = found["metadata"] if version == 2 else found["consolidated_metadata"]["metadata"]
     assert list(known.values()) == [shown, own]

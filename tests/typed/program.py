@@ -22,7 +22,7 @@ from refshard_fs import (
     snapshot,
     tune_zarr,
 )
-from refshard_fs.reading.plan import Planned
+from refshard_fs.reading.plan import PlannedRequest
 from refshard_fs.sets.made_set import MadeSet
 from refshard_fs.tools.check import Finding, Report
 from refshard_fs.tools.plan_view import Plan
@@ -53,7 +53,7 @@ def reading() -> None:
 def seeing() -> None:
     fs = RefShardFileSystem({"a/0": "text"}, allow="any")
     assert_type(fs.plan(["a/0"]), Plan)
-    assert_type(fs.plan(["a/0"])[0], Planned)
+    assert_type(fs.plan(["a/0"])[0], PlannedRequest)
     assert_type(fs.plan(["a/0"])[0].keys, tuple[str, ...])
     assert_type(fs.resolve("a/0"), tuple[str, int, int | None] | bytes)
     assert_type(fs.stats()["requests"], int)

@@ -20,7 +20,7 @@ from refshard_fs.core.compression import decompress
 from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Load, Parsed, Raw, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, ParsedIndex, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import check_integers, object_in, shorten
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import MAGIC
@@ -216,7 +216,9 @@ class FrameChunks(Chunks):
         offsets = yield from self._read_offsets(first_frame, end_frame)
         for number, offset in enumerate(offsets, first_frame):
             self._check_offset(number, offset)
-        headers = yield tuple(Load(self._base.part(offset, BODY), Parsed(parse_frame_header)) for offset in offsets)
+        headers = yield tuple(
+            Load(self._base.part(offset, BODY), ParsedIndex(parse_frame_header)) for offset in offsets
+        )
         located_frames = list(map(LocatedFrame, offsets, headers))
         for number, located in enumerate(located_frames, first_frame):
             self._check_frame(number, located)
@@ -242,7 +244,7 @@ class FrameChunks(Chunks):
                 offset = previous.offset + step
             self._check_offset(number, offset)
             window = min(WINDOW if step * 4 <= WINDOW and end_frame - number > FEW else BODY, self._size - offset)
-            index = Parsed(parse_frames, (self._header.frames - number, self._header.digest.size))
+            index = ParsedIndex(parse_frames, (self._header.frames - number, self._header.digest.size))
             headers = yield Load(self._base.part(offset, window), index)
             for header in headers:
                 located = LocatedFrame(offset, header)

@@ -17,7 +17,7 @@ from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, m
 from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Load, Parsed, Raw, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Load, ParsedIndex, Raw, Span, Stat, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE, check_integer, check_integers, is_node_name, object_in, shorten
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import COLUMNS, STORAGE
@@ -87,7 +87,7 @@ class CarrayChunks(Chunks):
 
     def _read_frame(self, number: int) -> Steps[FrameHeader]:
         url = self._make_chunk_url(number)
-        load = Load(Span(url, 0, FILE_HEADER + BODY, exact=False, optional=True), Parsed(parse_chunk_file))
+        load = Load(Span(url, 0, FILE_HEADER + BODY, exact=False, optional=True), ParsedIndex(parse_chunk_file))
         frame: FrameHeader | None = yield load
         if frame is None:
             raise DamagedIndex("", url, "expected a file for each chunk of the carray: this file is missing")

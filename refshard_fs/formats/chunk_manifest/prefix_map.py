@@ -16,7 +16,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import add_to_tree, is_key, iterate_splits, join, parent
 from refshard_fs.core.keyspace import KeySpace, by_name
-from refshard_fs.core.model import Entry, Listed, Load, Names, Parsed, Span, Steps
+from refshard_fs.core.model import Entry, Listed, Load, Names, ParsedIndex, Span, Steps
 from refshard_fs.core.version_3 import convert_group
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.entries import (
@@ -165,6 +165,6 @@ class Composite(KeySpace):
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a chunk manifest that is a document, as a source with the keys that it maps."""
-    keys: KeyMap = yield Load(probe.document(options.max_manifest_bytes), Parsed(_parse_document, (probe.url,)))
+    keys: KeyMap = yield Load(probe.document(options.max_manifest_bytes), ParsedIndex(_parse_document, (probe.url,)))
     resolver = PathResolver("", None if probe.is_in_memory else Span(probe.url), options, has_keys=False)
     return Composite(None, keys, resolver, probe.url)

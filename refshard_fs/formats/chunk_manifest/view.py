@@ -22,7 +22,7 @@ from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, is_key, join
 from refshard_fs.core.keyspace import KeySpace, has_chunks_below, list_chunks_below
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps, add_origin
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, ParsedIndex, Span, Stat, Steps, add_origin
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.entries import MARK as DECLARED
 from refshard_fs.formats.chunk_manifest.entries import Declaration, Key, PathResolver, StripManifests, Url, resolve_key
@@ -120,7 +120,7 @@ class ManifestView(ArrayView[Declaration]):
         self._is_committed = document is not None and COMMITTED in document.data
         if document is not None and PENDING in document.data:
             entry = yield from self.base.lookup("zarr.json")
-            pending = None if entry is None else (yield Load(entry, Parsed(read_pending_edits, ("zarr.json",))))
+            pending = None if entry is None else (yield Load(entry, ParsedIndex(read_pending_edits, ("zarr.json",))))
             if pending is not None:
                 self._show_base(EditedKeySpace(self.base, pending))
                 document = yield from self._documents.read("zarr.json")
@@ -223,7 +223,7 @@ class ManifestView(ArrayView[Declaration]):
             raise SourceNotReachable(f"expected the manifest of {_name_node(path)} at {where}, found nothing")
         pinned = entry.pin.size if isinstance(entry, Span) and entry.pin is not None else None
         check_size(entry.size if pinned is None else pinned, self._options.max_manifest_bytes, where)
-        index = Parsed(parse_key_map, (where,)) if grid is None else Parsed(parse, (grid, where))
+        index = ParsedIndex(parse_key_map, (where,)) if grid is None else ParsedIndex(parse, (grid, where))
         return _Manifest(Load(entry, index), resolver, where)
 
     @property

@@ -19,7 +19,7 @@ import msgspec
 
 from refshard_fs.core.chain import EVEN, FIRST_BLOCK, LAST_BLOCK, UNEVEN, foresee
 from refshard_fs.core.format import FileBytes
-from refshard_fs.core.model import Inline, Load, Parsed, Raw, Span, Steps
+from refshard_fs.core.model import Inline, Load, ParsedIndex, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 
 Octets = bytes | memoryview
@@ -472,7 +472,7 @@ class Grib(FileBytes):
     def _read_block(self, start: int, size: int) -> Steps[None]:
         """Read a block of the file from byte ``start`` on, and keep the windows of its messages."""
         size = min(size, self.size - start)
-        windows: Windows = yield Load(self.part(start, size), Parsed(cut_windows, (start + size == self.size,)))
+        windows: Windows = yield Load(self.part(start, size), ParsedIndex(cut_windows, (start + size == self.size,)))
         self._windows_at.update((start + at, data) for at, data in windows.data.items())
 
     def _search_message(self, due: int) -> Steps[int | None]:

@@ -24,7 +24,19 @@ from refshard_fs.core.array_group import ENCODINGS, ArrayDescription, ArrayGroup
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key
 from refshard_fs.core.keyspace import KeySpace, find_chunk
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Parsed, Span, Stat, Steps, run_together
+from refshard_fs.core.model import (
+    Entry,
+    Facts,
+    Inline,
+    Listed,
+    Load,
+    Packed,
+    ParsedIndex,
+    Span,
+    Stat,
+    Steps,
+    run_together,
+)
 from refshard_fs.errors import ManifestError, NotListable, NotYetThere, ReferenceNotReachable
 from refshard_fs.formats.grib2.messages import (
     NO_SURFACE,
@@ -494,7 +506,7 @@ class FieldPlace(NamedTuple):
 
     def load_sidecar(self, rule: Rule) -> Load:
         """Return the need for the sidecar, whose answer is a `Sidecar`, or None if no sidecar exists."""
-        return Load(Span(self.sidecar, optional=True), Parsed(parse_lines, (rule.dialect,)))
+        return Load(Span(self.sidecar, optional=True), ParsedIndex(parse_lines, (rule.dialect,)))
 
 
 class FieldChunks(Chunks):
@@ -635,7 +647,7 @@ class RuleKeySpace(ArrayGroup):
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Return the keys of an archive. It shows the runs up to the last that is due, or whose first sidecar exists."""
-    rule: Rule = yield Load(probe.document(options.max_manifest_bytes), Parsed(Rule.read, (probe.url,)))
+    rule: Rule = yield Load(probe.document(options.max_manifest_bytes), ParsedIndex(Rule.read, (probe.url,)))
     resolve = make_resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     try:
         runs = yield from count_runs(rule, resolve)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from refshard_fs.core.model import Facts, Load, Parsed, Span, Stat, Steps, run_together
+from refshard_fs.core.model import Facts, Load, ParsedIndex, Span, Stat, Steps, run_together
 from refshard_fs.errors import SourceNotReachable
 from refshard_fs.formats.grib2.library import ParameterName
 from refshard_fs.formats.grib2.messages import Field, Grib, UnshownPart, parse_length
@@ -105,7 +105,7 @@ def _read_sample(rule: Rule, sample: Sample, resolve: Callable[[str | None], str
     url, sidecar = make_urls(rule, sample, resolve)
     facts: Facts | None
     lines: Sidecar | None
-    load = Load(Span(sidecar, optional=True), Parsed(parse_lines, (rule.dialect,)))
+    load = Load(Span(sidecar, optional=True), ParsedIndex(parse_lines, (rule.dialect,)))
     facts, lines = yield Stat(url, fresh=True), load
     if facts is None or facts.size is None or lines is None:
         missing = url if facts is None else sidecar

@@ -16,7 +16,7 @@ import numpy as np
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, RecipeChunks, SingleChunk
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, T, run_together
+from refshard_fs.core.model import Inline, Load, Need, ParsedIndex, Span, Steps, T, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2 import edition_1
 from refshard_fs.formats.grib2.decoding import Values, Values1, find_truncation
@@ -184,7 +184,7 @@ class FileScan(msgspec.Struct, frozen=True):
         """Return the fields. A small file of short messages is read whole, other files by a sidecar or windows."""
         if self.size <= WHOLE and self._begins_with_short_message():
             rest = source.resolve_end(self.size).part(len(self.head), self.size - len(self.head))
-            scan: Scan = yield Load(rest, Parsed(_scan_in_memory, (self.head, source.url)))
+            scan: Scan = yield Load(rest, ParsedIndex(_scan_in_memory, (self.head, source.url)))
         else:
             offsets = yield from _read_sidecar(source)
             scan = yield from scan_messages(
@@ -298,7 +298,7 @@ def _read_sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
         return None
     stem = url.rpartition(".")[0] if "." in url.rpartition("/")[2] else url
     names = dict.fromkeys(base + end for base in (url, stem) for end in SIDECARS)
-    loads = tuple(Load(Span(name, optional=True, origin=source.origin), Parsed(parse_sidecar)) for name in names)
+    loads = tuple(Load(Span(name, optional=True, origin=source.origin), ParsedIndex(parse_sidecar)) for name in names)
     sidecars = yield loads
     return next((offsets for offsets in sidecars if offsets), None)
 

@@ -16,7 +16,7 @@ from refshard_fs.core.array_group import (
     Chunks,
     Contiguous,
     FilledChunks,
-    Padded,
+    ZeroPaddingRecipe,
     choose_chunks,
     encode_chunk,
     make_entry_of_parts,
@@ -151,7 +151,7 @@ class LinkedBlocks(Contiguous):
         super().__init__(elements.file.source, 0, array.shape, array.chunks, itemsize, array.where)
         self._elements = elements
         self._key = key
-        self._recipe = Padded(math.prod(array.chunks) * itemsize)
+        self._recipe = ZeroPaddingRecipe(math.prod(array.chunks) * itemsize)
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
         parts = yield from self._elements.find_parts(self._key)
@@ -245,7 +245,9 @@ class CodedChunks(FilledChunks):
         if self._recipe is not None:
             return make_entry_of_parts(source, parts, self._recipe, self._chunk_size, url)
         return (
-            source.part(*parts[0]) if len(parts) == 1 else make_entry_of_parts(source, parts, Padded(size), size, url)
+            source.part(*parts[0])
+            if len(parts) == 1
+            else make_entry_of_parts(source, parts, ZeroPaddingRecipe(size), size, url)
         )
 
     def _find_parts(self, key: Key) -> Steps[list[Part]]:

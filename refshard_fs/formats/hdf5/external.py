@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from refshard_fs.core.array_group import ArrayDescription, Chunks, Contiguous, Padded
+from refshard_fs.core.array_group import ArrayDescription, Chunks, Contiguous, ZeroPaddingRecipe
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Entry, Packed, Span, Steps
 from refshard_fs.errors import ManifestError
@@ -160,4 +160,4 @@ class ExternalChunks(Chunks):
             begin += part.size
         if len(spans) == 1 and isinstance(chunk, Span):
             return spans[0]
-        return Packed(spans[0], Padded(chunk.size or 0), chunk.size, parts=tuple(spans)) if spans else None
+        return Packed(spans[0], ZeroPaddingRecipe(chunk.size or 0), chunk.size, parts=tuple(spans)) if spans else None

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from refshard_fs.core.model import Entry, Inline, Load, Parsed, Raw, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, ParsedIndex, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 
 A = TypeVar("A")
@@ -214,7 +214,7 @@ class MetadataFile:
 
     def load(self, address: int, length: int, label: str, parse: Callable[..., object], *arguments: Hashable) -> Load:
         """Make the need for a structure of ``length`` bytes, which ``parse(data, *arguments)`` decodes."""
-        return Load(self.locate_metadata(address, length, label), Parsed(parse, arguments))
+        return Load(self.locate_metadata(address, length, label), ParsedIndex(parse, arguments))
 
     def locate_metadata(self, address: int, length: int, label: str) -> Span | Inline:
         """Return the span of metadata, or the bytes if they were read before."""
@@ -267,13 +267,13 @@ class MetadataFile:
             yield from self._fetch([(span.start, span.stop or 0) for span in spans])
             parsed: dict[Load, Any] = {}  # in one round, many objects may need the same collection
             for load in needs:
-                if isinstance(load.index, Parsed) and load not in parsed:
+                if isinstance(load.index, ParsedIndex) and load not in parsed:
                     try:
                         parsed[load] = load.index.decode(self._get_data(load.entry))
                     except ValueError as e:
                         parsed[load] = e
             answers = tuple(
-                [parsed[load] if isinstance(load.index, Parsed) else self._get_data(load.entry) for load in needs]
+                [parsed[load] if isinstance(load.index, ParsedIndex) else self._get_data(load.entry) for load in needs]
             )
             answer = answers if isinstance(need, tuple) else answers[0]
 

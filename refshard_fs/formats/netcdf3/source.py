@@ -22,7 +22,7 @@ from refshard_fs.core.array_group import (
     ArrayGroup,
     Chunks,
     Contiguous,
-    Padded,
+    ZeroPaddingRecipe,
     choose_chunks,
     convert_fill_value,
     encode_fill_value,
@@ -388,7 +388,7 @@ class RecordChunks(Chunks):
             whole_range = self._source.part(first, (count - 1) * step + slab)
             slabs = tuple(self._source.part(first + index * step, slab) for index in range(count))
             assert isinstance(whole_range, Span)
-            return Packed(whole_range, Padded(size), size, parts=slabs)
+            return Packed(whole_range, ZeroPaddingRecipe(size), size, parts=slabs)
         offset = self._variable.begin - self._begin
         if not 0 <= offset <= step - slab:  # a damaged header: the variable does not lie within the records
             offset = 0

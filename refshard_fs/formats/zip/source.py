@@ -14,7 +14,7 @@ import msgspec
 from refshard_fs.core.array_group import make_entry
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Parsed, Span, Steps
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, ParsedIndex, Span, Steps
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.zip import MEMBER
 from refshard_fs.formats.zip.directory import (
@@ -203,10 +203,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     source = Span(probe.url, 0, size, pin=facts.pin)
     whole = Inline(probe.head) if size is not None and size == len(probe.head) else source
     tail = whole.window(-TAIL) if size is None or size > TAIL else whole
-    parsed: Members | End = yield Load(tail, Parsed(parse_tail, (probe.url, size)))
+    parsed: Members | End = yield Load(tail, ParsedIndex(parse_tail, (probe.url, size)))
     match parsed:
         case End(start=start, size=length) as end:
-            members: Members = yield Load(whole.part(start, length), Parsed(parse_directory, (probe.url, end)))
+            members: Members = yield Load(whole.part(start, length), ParsedIndex(parse_directory, (probe.url, end)))
         case _:
             members = parsed
     return ZipKeySpace(probe.url, whole if probe.is_in_memory else source, members)
