@@ -181,7 +181,8 @@ def _make_dtype(name: object) -> np.dtype[Any] | None:
             for field in name:
                 match field:
                     case [str(own), of, *shape] if own and of != "|O" and (dtype := _make_dtype(of)) is not None:
-                        fields.append((own, dtype, *(tuple(part) for part in shape)))
+                        rest: list[Any] = shape
+                        fields.append((own, dtype, *map(tuple, rest)))
                     case _:
                         return None
             return np.dtype(fields)
