@@ -65,8 +65,8 @@ class Span(msgspec.Struct, frozen=True):
     - ``dense``: the range is one of many that lie close together and are usually read together, such as the chunks of
       a shard, so that fetching larger gaps between them pays.
     - ``apart``: the range is merged only with ranges that touch or overlap it; bytes between ranges are not read.
-    - ``mixed``: values of several arrays lie in the range, such as records of a file. Its bytes are kept in memory for
-      reads of the other arrays.
+    - ``mixed``: values of several arrays lie in the range, such as records of a file, or chunks between metadata. Its
+      bytes are kept in memory for reads of the other arrays.
     - ``origin``: the servers of other people's sets that named the object, if a set of the user contains references
       from these sets. Each of these servers must be allowed to reach the object; this is checked when the target is
       opened.

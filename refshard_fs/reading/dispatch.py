@@ -13,9 +13,11 @@ from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading.failures import make_read_error
 from refshard_fs.reading.memory import Budget, Share, SharedBudget
+from refshard_fs.reading.plan import KIB
 from refshard_fs.targets import Answer, Pool, check
 
 UNSIZED_AT_ONCE = 8  # the most objects of unknown size that are requested at a time before the first has arrived
+GAP = 16 * KIB  # bytes: gaps up to this size are read between ranges of one request, too
 QUEUED, UNDER_WAY, OVER = range(3)  # the states of a request
 
 
@@ -51,8 +53,8 @@ class Block:
     """
 
     __slots__ = (
-        "absence", "arrived", "begun", "data", "expected", "facts", "host", "readers", "reserved", "shared", "span",
-        "spare", "state", "task",
+        "absence", "arrived", "begun", "data", "expected", "facts", "host", "passed", "read_to", "readers", "reserved",
+        "shared", "span", "spare", "state", "task",
     )  # fmt: skip
 
     def __init__(self, span: Span, host: Host, shared: bool) -> None:
@@ -64,6 +66,8 @@ class Block:
         self.readers: list[tuple[Reader, int, int]] = []  # each reader, and its range
         self.expected: dict[tuple[int, int], int] = {}
         self.begun = 0
+        self.read_to = span.start  # the end of the last bytes that were read
+        self.passed = 0  # bytes in short gaps that readers passed over
         self.spare = False
         self.task: asyncio.Task[None] | None = None  # the task of its request, while this counts at the host
         self.data: bytes | memoryview | None = None
@@ -75,6 +79,11 @@ class Block:
     def is_wanted(self) -> bool:
         """Whether readers or look-ups need the block now, or reads of it are expected."""
         return bool(self.readers or self.expected or self.begun)
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether readers have read all expected bytes, or passed over them."""
+        return bool(self.expected) and sum(self.expected.values()) <= self.passed
 
     def expect(self, start: int, stop: int) -> None:
         """Expect one more read of ``[start, stop)``, unless a longer range that contains it is expected."""
@@ -91,6 +100,11 @@ class Block:
 
     def note_read(self, start: int, stop: int) -> None:
         """Note that bytes ``[start, stop)`` were read."""
+        if start < self.read_to:
+            self.passed = max(self.passed - (stop - start), 0)
+        elif start - self.read_to <= GAP:
+            self.passed += start - self.read_to
+        self.read_to = max(self.read_to, stop)
         pieces = [(start, stop)] if (start, stop) in self.expected else list(self.expected)
         for first, last in pieces:
             unread = self.expected[first, last] - max(min(stop, last) - max(start, first), 0)

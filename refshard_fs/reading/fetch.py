@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from operator import attrgetter
 from typing import Any, Final
@@ -31,6 +33,7 @@ FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while l
 # Bytes that were fetched ahead and are no longer expected, but are kept while there is room: dask reads chunks in the
 # order of their names (0, 1, 10, 100, 101, ...), and returns later to chunks that it skipped.
 SPARE = 16 * plan.MIB
+SPARE_SECONDS = 60.0  # time for which bytes between metadata or chunks are kept: the file's arrays are often read soon
 # A small source is fetched whole for look-ups, since more rounds follow. For its first chunks, it is fetched whole only
 # if its missing bytes are at most twice the bytes of these chunks, plus IN_VAIN bytes (20 ms at 100 Mbit/s).
 IN_VAIN: Final = 256 << 10
@@ -387,6 +390,8 @@ class Fetcher:
         start, stop, first = parts[0]
         if first is not None and (start, stop) in first.expected:
             self._stats.count("ahead_hits", 1)
+        if file is not None and not gaps:
+            file.note(span.start, span.stop or 0)
         for start, stop, block in parts:
             if block is not None:
                 self._join(reader, block, start, stop)
@@ -424,6 +429,9 @@ class Fetcher:
         if block.expected:
             self.progress += 1
             block.note_read(start, stop)
+            if block.is_passed:  # indexes in the gaps may still be read
+                block.expected.clear()
+                self._keep_for_a_while(block)
         if block.absence is not None:
             reader.fail(block.absence)
             return
@@ -486,6 +494,8 @@ class Fetcher:
                 urgent = any(reader is not None for _, reader in merged)
                 for first, last in plan.split_block(start, stop, limits):
                     block = self._open(Span(url, first, last, pin=pin, dense=dense, origin=origin), urgent=urgent)
+                    if any(span.mixed for span, _ in merged) and self.requests.pool.versions.of(url).is_kept:
+                        self._keep_for_a_while(block)
                     for span, reader in merged:
                         begin, end = max(span.start, first), min(span.stop or 0, last)
                         if begin < end and reader is None:
@@ -510,11 +520,15 @@ class Fetcher:
             file.read = span.size or 0
             self._files.put(object_id, file)
         stop = file.extend(span.start, span.stop, facts.size, self._known.count_unread(object_id), self.most_ahead)
+        if stop == span.stop:
+            return
         # Bytes that other blocks have are not fetched again.
-        _, stop, known = next(self._known.cover(_cut_span(span, span.stop, stop))) if stop > span.stop else (0, 0, None)
-        if known is None and stop > span.stop:
-            block.expect(span.stop, stop)
-            block.span = _cut_span(span, span.start, stop)
+        for first, last, known in list(self._known.cover(_cut_span(span, span.stop, stop))):
+            if known is None and first == span.stop:
+                block.expect(first, last)
+                block.span = _cut_span(span, span.start, last)
+            elif known is None:
+                self._open(_cut_span(span, first, last), urgent=False).expect(first, last)
 
     def _open(self, span: Span, *, urgent: bool, shared: bool = True) -> Block:
         """Make a block, and queue its request."""
@@ -546,6 +560,11 @@ class Fetcher:
                 room -= len(spare.data or b"")
                 if room < 0:
                     self._forget(spare)
+
+    def _keep_for_a_while(self, block: Block) -> None:
+        """Make ``block`` spare, for at most `SPARE_SECONDS`."""
+        block.spare = True
+        self.requests.loop.call_later(SPARE_SECONDS, partial(_forget_spare, weakref.ref(self), block))
 
     def _count_waste(self, block: Block) -> None:
         wasted = sum(block.expected.values())
@@ -636,6 +655,14 @@ class Fetcher:
             reader.fail(error)
 
 
+def _forget_spare(fetcher_ref: weakref.ref[Fetcher], block: Block) -> None:
+    fetcher = fetcher_ref()
+    block.spare = False
+    if fetcher is not None and block in fetcher._idle and not block.is_wanted:
+        fetcher._forget(block)
+        fetcher.requests.pump()
+
+
 class BlockIndex:
     """The blocks that readers may join, in order of their ranges."""
 
@@ -666,8 +693,12 @@ class BlockIndex:
             del self._blocks[object_id]
 
     def count_unread(self, object_id: Hashable) -> int:
-        """Return the number of bytes of an object that are in blocks, and expected to be read."""
-        return sum(sum(block.expected.values()) for block in self._blocks.get(object_id, ()))
+        """Return the number of bytes of an object that are in blocks, and expected to be read.
+
+        Short gaps that readers passed over do not count: they cost less than another request.
+        """
+        blocks = self._blocks.get(object_id, ())
+        return sum(sum(block.expected.values()) - block.passed for block in blocks if block.expected)
 
     def cover(self, span: Span) -> Iterator[tuple[int, int, Block | None]]:
         """Divide ``span`` into parts; yield the start and stop of each, and a block that has it, or None.

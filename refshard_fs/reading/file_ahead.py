@@ -37,11 +37,16 @@ class FileAhead:
 
         ``unread`` bytes have been fetched ahead, and may still be read. They become at most ``most`` bytes.
         """
-        is_near = any(0 <= start - before <= NEAR for before in self._stops)
-        self._near = self._near + 1 if is_near else max(self._near - 1, 0)
+        self.note(start, stop)
         if self._near >= SURE:
             room = min(min(max(FREE, self.read // SHARE), MOST) - self.wasted, most) - unread
             if room >= FREE // 4:  # else too few bytes to save a request
                 stop = max(min(stop + room, size), stop)
         self._stops.append(stop)
         return stop
+
+    def note(self, start: int, stop: int) -> None:
+        """Note a read of ``[start, stop)``, for which no request was needed."""
+        is_near = any(0 <= start - before <= NEAR for before in self._stops)
+        self._near = self._near + 1 if is_near else max(self._near - 1, 0)
+        self._stops.append(stop)

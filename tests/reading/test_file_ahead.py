@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import h5netcdf
@@ -11,6 +12,7 @@ import pytest
 import xarray as xr
 
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading import fetch
 from refshard_fs.reading.file_ahead import FREE, NEAR, SHARE, SURE, FileAhead
 from refshard_fs.targets.versioned import SMALL_FILE
 from tests.servers.faults import Kind
@@ -85,11 +87,38 @@ def test_load_of_many_variables_takes_few_requests(http_server: RangeServer, man
     assert len(http_server.requests()) - before < COUNT // 3
 
 
+def test_load_fetches_bytes_between_metadata_once(http_server: RangeServer, many: str, tmp_path: Path) -> None:
+    """Opening reads most of the file, because metadata lie between the chunks."""
+    with xr.open_dataset(many, engine="refshard") as ds:
+        opened = http_server.bytes_sent
+        ds.load()
+    size = (tmp_path / "many.nc").stat().st_size
+    assert opened > size // 2
+    assert http_server.bytes_sent < 1.1 * size
+    again = xr.open_dataset(many, engine="refshard", storage_options={"skip_instance_cache": True})
+    http_server.clear()
+    xr.testing.assert_identical(again.load(), ds)
+    assert len(http_server.requests()) < COUNT // 6
+    assert http_server.bytes_sent < 1.1 * size
+
+
+def test_bytes_between_metadata_are_kept_for_a_while(
+    http_server: RangeServer, many: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "SPARE_SECONDS", 0.1)
+    with xr.open_dataset(many, engine="refshard", storage_options={"skip_instance_cache": True}) as ds:
+        opened = http_server.bytes_sent
+        time.sleep(0.3)
+        ds.load()
+    assert http_server.bytes_sent > 1.5 * opened
+
+
 def test_unread_bytes_of_a_real_file_are_bounded(http_server: RangeServer, many: str) -> None:
     """Only the first chunk of each variable in the first half of the file is read: an eighth of all chunks."""
     stats = {}
     for readahead in (0, 64 << 20):
         fs = RefShardFileSystem(many, readahead=readahead, skip_instance_cache=True)
+        fs.source.reads_small_files_whole = False  # else the bytes between metadata are kept, and need no requests
         for i in range(COUNT // 2):
             fs.cat_file(f"v{i}/0.0.0")
         stats[readahead] = fs.stats()

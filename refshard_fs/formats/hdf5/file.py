@@ -321,11 +321,12 @@ class MetadataFile:
         end = -(-self.size // PAGE)
         around = {number for block in blocks for number in range(block * width, min((block + 1) * width, end))}
         runs = _join_pages(sorted(around - self._pages.keys()))
-        loads = [
-            Load(self.source.part(first_page * PAGE, min(end_page * PAGE, self.size) - first_page * PAGE), Raw())
+        parts = [
+            self.source.part(first_page * PAGE, min(end_page * PAGE, self.size) - first_page * PAGE)
             for first_page, end_page in runs
         ]
-        answers: Sequence[bytes] = yield tuple(loads)
+        parts = [msgspec.structs.replace(part, mixed=True) if isinstance(part, Span) else part for part in parts]
+        answers: Sequence[bytes] = yield tuple([Load(part, Raw()) for part in parts])
         for (first_number, end_number), data in zip(runs, answers, strict=True):
             for number in range(first_number, end_number):
                 self._pages[number] = data[(number - first_number) * PAGE : (number - first_number + 1) * PAGE]
