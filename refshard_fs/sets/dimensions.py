@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from refshard_fs.cubes.cf_times import is_time
+from refshard_fs.cubes.recoding import EXACT
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.arrange import are_descending
 from refshard_fs.sets.common_units import convert_to_common_units
@@ -108,7 +109,8 @@ def _identify_values(parts: Sequence[NamedSet], names: Iterable[str]) -> dict[st
     """Identify the values of each coordinate in each set, by name; skip coordinates that a set lacks."""
     found: dict[str, list[Hashable]] = {}
     for name in names:
-        every = [_identify(part, _get_variable(part, name)) for part in parts]
+        alike = _convert_times(parts, name)
+        every = [_identify(part, _get_variable(part, name)) for part in alike]
         if None not in every:
             found[name] = every
     return found
@@ -118,11 +120,23 @@ def _get_variable(part: NamedSet, name: str) -> Variable | None:
     return part.coordinate(name) or part.variables.get(name)
 
 
+def _convert_times(parts: Sequence[NamedSet], dim: str) -> Sequence[NamedSet]:
+    """Return ``parts`` with the times of a dimension in common units, if there are any."""
+    try:
+        return convert_to_common_units(parts, dim, lazy=True).parts
+    except ManifestError:  # the join raises it, if it needs these times
+        return parts
+
+
 def _identify(part: NamedSet, variable: Variable | None) -> Hashable:
-    """Return the bytes, the type and the units of an array's values; None if they are not known."""
+    """Return the bytes, the kind and the units of an array's values; None if they are not known."""
     values = None if variable is None else part.values(variable.path)
     if variable is None or values is None:
         return None
+    if values.dtype.kind in "iu" and values.dtype.itemsize < 8:
+        values = values.astype("i8")
+    if is_time(variable.attributes) and (np.abs(values) < EXACT).all():
+        values = values.astype("f8")
     return values.tobytes(), values.dtype.str, str(variable.attributes.get("units"))
 
 
@@ -179,7 +193,7 @@ def _order_sets(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashab
         is_descending = are_descending(values)
     elif all(_get_variable(part, dim) is not None for part in sets):
         every = [part.values(dim) for part in sets]
-        firsts = [own.reshape(-1)[0] for own in every if own is not None]
+        firsts = [own.reshape(-1)[0] for own in every if own is not None and own.size]
     if firsts is not None and len(firsts) == len(order):
         ranks = np.argsort(np.argsort(np.array(firsts), kind="stable"), kind="stable")
         place = dict(zip(order, (len(ranks) - 1 - ranks if is_descending else ranks).tolist(), strict=True))

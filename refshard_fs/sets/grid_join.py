@@ -109,7 +109,7 @@ class GridJoin(msgspec.Struct, frozen=True):
         if not self.rules.lazy:
             whole = SetRow(dim, sources, row, self.rules).make_references() if len(row) > 1 else row[0]
             return whole.name, whole
-        metadata = {**times.metadata, **(stacking.metadata if stacking else {})}
+        metadata = {**(stacking.metadata if stacking else {}), **times.metadata}
         document, whole = SetRow(
             dim, sources, row, self.rules, metadata, times.bounds, stacking=stacking
         ).make_document()

@@ -79,7 +79,8 @@ class SetRow(msgspec.Struct, frozen=True):
         parts, places, unions = self._prepare_parts(with_lead)
         lead = parts[first]
         axes, variables = lead.axes_along(dim), lead.variables
-        metadata = {**self.metadata, **_find_changed_documents(lead, stored)}
+        changed = _find_changed_documents(lead, stored)
+        metadata = {**self.metadata, **changed}
         recut = {**choose_recut_shapes(parts, dim, self.rules.chunks, self.rules.subchunks, places), **self.recut}
         whole = concatenate(parts, dim, self.rules.same, recut=recut)
         _warn_of_lost_variables(whole, parts, first, dim)
@@ -108,10 +109,14 @@ class SetRow(msgspec.Struct, frozen=True):
             url, within = ("", source) if isinstance(source, ConcatDocument) else (source, None)
             chosen = self.rules.own.get(url, ())
             lines.append(Piece(url, length, data, within, own_places, part.take if source else None, chosen))
-        held = {
+        held = {  # values in other units, and all values of `unions`
             path: lead.inline_chunks(path)[0]
             for path, v in variables.items()
-            if v.is_coordinate and v.dims[0] in unions
+            if v.is_coordinate
+            and (
+                v.dims[0] in unions
+                or (path not in axes and not changed.keys().isdisjoint((v.key, join(path, ".zattrs"))))
+            )
         }
         metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
         document = ConcatDocument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import refshard_fs
@@ -41,3 +42,20 @@ def test_variable_that_the_first_set_lacks_is_reported(tmp_path: Path, join: Any
         cube = refshard_fs.open(f"{tmp_path}/*.nc", join=join)
     assert set(xr.open_dataset(cube, engine="refshard").variables) == {"air", "time"}
     assert len(refshard_fs.open(f"{tmp_path}/*.nc", join=join, drop=["mask"])) == 3
+
+
+@pytest.mark.parametrize("join", ["exact", "outer"])
+def test_members_count_their_times_in_other_units(tmp_path: Path, join: Any) -> None:
+    times = np.array(["2000-01-01T00", "2000-01-01T01", "2000-01-01T02"], "M8[ns]")
+    for member, unit in enumerate(("hours", "seconds", "minutes")):
+        ds = xr.Dataset({"air": (("member", "time"), np.full((1, 3), member))}, {"time": times, "member": [member]})
+        encoding = {"time": {"units": f"{unit} since 1970-01-01", "dtype": "f8" if unit == "hours" else "i4"}}
+        ds.to_netcdf(tmp_path / f"{member}.nc", engine="h5netcdf", encoding=encoding)
+    expected = xr.combine_by_coords([xr.load_dataset(path) for path in sorted(tmp_path.glob("*.nc"))])
+    for cube in (
+        refshard_fs.open(f"{tmp_path}/*.nc", join=join),
+        refshard_fs.concat(f"{tmp_path}/*.nc", "member", join=join, lazy=True),
+    ):
+        cube.save(f"{tmp_path}/cube.refshard")
+        found = xr.open_dataset(f"{tmp_path}/cube.refshard", engine="refshard").load()
+        xr.testing.assert_equal(found, expected)

@@ -222,3 +222,17 @@ def test_names_of_characters_do_not_get_the_dimension(tmp_path: Path) -> None:
     xr.testing.assert_identical(xr.open_dataset(cube, engine="refshard").load(), expected)
     listed = refshard_fs.open([(path, {"day": day}) for day, path in enumerate(sorted(tmp_path.glob("*.nc")))])
     assert xr.open_dataset(listed, engine="refshard")["station"].dims == ("station",)
+
+
+@pytest.mark.parametrize("units", [("days", "hours", "hours"), ("hours", "days", "minutes")])
+def test_scalar_times_in_other_units_keep_their_instants(tmp_path: Path, units: tuple[str, ...]) -> None:
+    for number, unit in enumerate(units):
+        ds = xr.Dataset(
+            {"air": ("x", [1.0, 2.0])}, {"time": np.datetime64("2000-01-01", "ns") + np.timedelta64(3 * number, "h")}
+        )
+        encoding = {"time": {"units": f"{unit} since 1850-01-01", "dtype": "f8" if unit == "days" and number else "i4"}}
+        ds.to_netcdf(tmp_path / f"{number}.nc", engine="h5netcdf", encoding=encoding)
+    each = [xr.load_dataset(path) for path in sorted(tmp_path.glob("*.nc"))]
+    expected = xr.concat(each, "time", data_vars="all", coords="minimal", compat="equals", join="exact")
+    for cube in (refshard_fs.open(f"{tmp_path}/*.nc"), refshard_fs.concat(f"{tmp_path}/*.nc", "time")):
+        xr.testing.assert_equal(xr.open_dataset(cube, engine="refshard").load(), expected)
