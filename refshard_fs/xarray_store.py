@@ -153,8 +153,9 @@ def _split_dimensions(node: ArrayNode) -> tuple[tuple[Any, ...], dict[str, Any]]
         names = [PurePosixPath(name).name for name in (node.document.get("_NCZARR_ARRAY") or {}).get("dimrefs", ())]
     if len(names) != len(node.document.get("shape") or ()):
         raise KeyError(
-            f"xarray needs names of dimensions, but the array {node.path!r} has none: expected 'dimension_names' in "
-            f"its zarr.json, or the attribute {_DIMENSIONS!r} in version 2"
+            f"xarray needs names of dimensions, but the array {node.path!r} has {len(names) or 'none'}: expected "
+            f"{len(node.document.get('shape') or ())} names as 'dimension_names' in its zarr.json, or as the attribute "
+            f"{_DIMENSIONS!r} in version 2"
         )
     if node.document.get("zarr_format") == 3:
         return tuple(names), dict(attributes)

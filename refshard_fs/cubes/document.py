@@ -274,7 +274,8 @@ def _parse_piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
     url = line.of if isinstance(line.of, str) else ""
     length = given.length if line.length is None else line.length
     if length is None or length < 1:
-        raise ValueError(f"the set {url!r} has no length along {given.dim!r}: give [url, length], or a length for all")
+        found = f"the set {url!r} has the length {length} along {given.dim!r}"
+        raise ValueError(f"{found}: expected at least 1, as [url, length] or as a length for all sets")
     if line.take is not None and given.stacked:
         raise ValueError(f"the set {url!r}: stacked arrays take the whole set: expected no element to begin with")
     if line.take is not None and line.take[0] + length > line.take[1]:

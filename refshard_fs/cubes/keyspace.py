@@ -375,7 +375,8 @@ class ConcatKeySpace(KeySpace):
                 continue
             try:
                 if axis >= len(first.shape) or axis == self.document.axes[path]:
-                    raise ValueError(f"expected another axis than {axis} for {dim!r}")
+                    own = self.document.axes[path]
+                    raise ValueError(f"axis {axis} of {dim!r}: expected 0 to {len(first.shape) - 1}, without {own}")
                 placement.check(first.shape[axis])
             except ValueError as e:
                 raise ManifestError(f"{path!r} of {where}: {e}") from e

@@ -50,8 +50,8 @@ def check_same_coordinate(part: NamedSet, dim: str, one: str, other: str) -> Non
         mine, theirs = part.values(one), part.values(other)
         if mine is None or theirs is None or not are_same_values(mine, theirs):
             raise ManifestError(
-                f"{one!r} and {other!r} of {part.name} have different values, so its groups have different dimensions "
-                f"{dim!r}: elements can only be left out, moved or added along a dimension that all groups share"
+                f"{one!r} and {other!r} of {part.name} have different or unknown values: expected the same values of "
+                f"{dim!r} in all groups, so that elements can be left out, moved or added"
             )
 
 

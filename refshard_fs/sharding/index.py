@@ -203,6 +203,7 @@ def count_slots(lengths: tuple[int, ...]) -> int:
     if slots < 1 or slots * PAIR > MAX_INDEX:
         chunks = "×".join(map(str, lengths))
         raise ValueError(
-            f"expected an index of at most {MAX_INDEX} bytes: {chunks} chunks in a shard take {slots * PAIR}"
+            f"expected an index of at most {MAX_INDEX} bytes for one chunk or more, got {chunks} chunks in a shard, "
+            f"which take {slots * PAIR}"
         )
     return slots

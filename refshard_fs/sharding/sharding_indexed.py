@@ -61,7 +61,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
         count_slots(_divide(outer.part, nest.part))
     chunk_grid = {"name": "regular", "configuration": {"chunk_shape": list(inner)}}
     shown = {**doc, "chunk_grid": chunk_grid, "codecs": innermost}
-    reason = reason and f"its inner chunks are shards themselves, and {reason}"
+    reason = reason and f"its inner chunks are shards themselves: {reason}"
     return Unsharded(ShardLayout(grid, cuts, nests), shown, reason)
 
 

@@ -868,8 +868,8 @@ class Source(Engines):
         self._arrays[array] = number, meta
         if meta.chunks is None or meta.grid is None:
             raise ValueError(
-                f"the chunks of {array!r} have different sizes: expected a regular grid of chunks for a selection. "
-                "Pass the keys of chunks instead"
+                f"the chunks of {array!r} form no regular grid: expected chunks of one size for a selection. Pass the "
+                "keys of chunks instead"
             )
         numbers = select_chunk_numbers(selection, meta.shape, meta.chunks, mode)
         return [join(array, meta.grid.tail(n)) for n in numbers.tolist()]

@@ -39,5 +39,5 @@ def test_divided_chunks_have_no_place() -> None:
 
 @pytest.mark.parametrize("runs", [((0, 3), (2, 2)), ((8, 3),), ((0, 0),), ((-1, 2),)])
 def test_runs_that_overlap_or_lie_outside_are_errors(runs: tuple[tuple[int, int], ...]) -> None:
-    with pytest.raises(ValueError, match="expected places below 10 as runs"):
+    with pytest.raises(ValueError, match="expected runs of different places below 10"):
         Placement(runs).check(10)

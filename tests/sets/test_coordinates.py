@@ -48,7 +48,7 @@ def test_groups_of_different_coordinates_get_no_common_union(tmp_path: Path, whi
         write_refs(tmp_path, f"{i}.json", both(2 * i, x, other))
         for i, (x, other) in enumerate([([0, 1], [5, 6]), ([1, 2], [5, 6])])
     ]
-    with pytest.raises(ManifestError, match="different dimensions 'x'"):
+    with pytest.raises(ManifestError, match="expected the same values of 'x'"):
         refshard_fs.concat(names, "time", join="outer", lazy=lazy)
     same = [write_refs(tmp_path, f"s{i}.json", both(2 * i, x, x)) for i, x in enumerate([[0, 1], [1, 2]])]
     cube: Any = refshard_fs.concat(same, "time", join="outer", lazy=lazy)
@@ -63,7 +63,7 @@ def test_overlap_and_freq_need_equal_times_in_all_groups(tmp_path: Path, how: di
     starts = (0, second)
     parts = [make_groups({"a": [t, t + 1], "b": [10 + i, 20 + i]}, alone) for i, t in enumerate(starts)]
     names = [write_refs(tmp_path, f"{i}.json", part) for i, part in enumerate(parts)]
-    with pytest.raises(ManifestError, match="different dimensions 'time'"):
+    with pytest.raises(ManifestError, match="expected the same values of 'time'"):
         refshard_fs.concat(names, "time", **how)
     parts = [make_groups({"a": [t, t + 1], "b": [t, t + 1]}, alone) for t in starts]
     cube: Any = refshard_fs.concat(parts, "time", **how)
@@ -78,5 +78,5 @@ def test_duplicates_of_groups_with_other_times_are_refused(tmp_path: Path, how: 
     url = str(tmp_path / "cube.json")
     made: Any = refshard_fs.concat([write_refs(tmp_path, "0.json", first)], "time", lazy=lazy)
     made.save(url)
-    with pytest.raises(ManifestError, match="different dimensions 'time'|is the first set of"):
+    with pytest.raises(ManifestError, match="expected the same values of 'time'|is the first set of"):
         refshard_fs.append(url, write_refs(tmp_path, "1.json", second), "time", on_duplicate=how)

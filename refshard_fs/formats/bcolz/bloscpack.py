@@ -117,7 +117,8 @@ def _check_fields(header: Header, size: int, url: str) -> None:
         raise ManifestError(f"{url}: its nchunks is {frames}: expected 0 to {most_frames} in a file of {size} bytes")
     if not 0 <= header.last_size <= header.frame_size or (frames > 1 and not header.last_size):
         raise ManifestError(
-            f"{url}: its last_chunk is {header.last_size}: expected at most {header.frame_size}, its chunk_size"
+            f"{url}: its last_chunk is {header.last_size}: expected {int(frames > 1)} to {header.frame_size}, its "
+            "chunk_size"
         )
     if header.spare < 0 or header.slots * 8 > size:
         expected = f"expected at least 0, and at most {size // 8} offsets in a file of {size} bytes"

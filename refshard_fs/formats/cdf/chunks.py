@@ -171,7 +171,7 @@ class VariableChunks(FilledChunks):
         """
         if level > MOST_LEVELS:
             raise self._records.make_error(
-                f"{self.where}: its index is nested too deeply: expected {MOST_LEVELS} levels"
+                f"{self.where}: its index is too deep: expected at most {MOST_LEVELS} levels"
             )
         if stop <= start:
             return

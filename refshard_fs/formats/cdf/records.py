@@ -281,7 +281,8 @@ class Records:
         records = last_record + 1 if flags & _RECORDS_VARY else 1
         if min(lengths, default=1) < 0 or records < 0 or math.prod(lengths) * records * elements > _MOST_VALUES:
             raise self.make_error(
-                f"variable {name!r} has {records} records of shape {lengths}: expected less than 2**60 values"
+                f"variable {name!r} has {records} records of shape {lengths}: expected numbers of at least 0, and less "
+                "than 2**60 values"
             )
         pad = data[position + 4 * len(varies) :] if flags & _HAS_PAD else b""
         coding = compression if flags & _IS_COMPRESSED else 0

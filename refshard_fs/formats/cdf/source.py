@@ -89,7 +89,7 @@ def _decompress_file(records: Records) -> Steps[bytes]:
     packed_size, _, cpr_offset, plain_size, _ = layout.unpack((yield from records.read(8, layout.size)))
     if max(plain_size, packed_size) > MOST_INFLATED or plain_size < 0:
         raise ManifestError(
-            f"{records.url}: it is compressed as a whole, {packed_size} bytes to {plain_size}: expected at most "
+            f"{records.url}: it is compressed as a whole, {packed_size} bytes to {plain_size}: expected 0 to "
             f"{MOST_INFLATED}, because it is decompressed in memory. Compress its variables instead: cdfconvert "
             "-compression vars:gzip.6"
         )

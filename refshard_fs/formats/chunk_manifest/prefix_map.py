@@ -63,7 +63,7 @@ def _parse_document(data: bytes, where: str) -> KeyMap:
         case bytes(manifest):
             keys = parse_key_map(manifest, where)
         case _:
-            raise ManifestError(f"{where}: expected an object 'manifest' in its 'configuration'")
+            raise ManifestError(f"{where}: expected an object 'manifest' in its 'configuration', found another value")
     if "" not in keys.prefixes and keys.keys.keys().isdisjoint(zarrmeta.NODE_DOCUMENTS):
         keys.keys["zarr.json"] = JsonEntry(data=convert_group({}))
     return keys

@@ -43,8 +43,8 @@ def make_structure(variable: Variable, shapes: Sequence[tuple[int, ...]], order:
         or any(end > after for end, after in zip(ends, [*offsets[1:], size], strict=True))
     ):
         raise ValueError(
-            f"its structOffset is {variable.struct_offsets!r}: expected {len(fields) - 1} ascending offsets, then the "
-            "size of the structure"
+            f"its structOffset is {variable.struct_offsets!r}: expected {len(fields) - 1} ascending offsets of members "
+            f"that do not overlap, then the size of the structure, at most {LONGEST}"
         )
     return make_dtype([(*field, offset) for field, offset in zip(fields, offsets, strict=True)], size)
 
@@ -133,7 +133,8 @@ def decode_values_with_texts(
     dtype = np.dtype(fields)
     if dtype.itemsize > LONGEST or dtype.itemsize * math.prod(shape) > limit:
         raise ValueError(
-            f"its elements have {dtype.itemsize} bytes: expected at most {LONGEST}, and at most {limit} in all"
+            f"its {math.prod(shape)} elements have {dtype.itemsize} bytes each: expected at most {LONGEST}, and at "
+            f"most {limit} in all"
         )
     array = np.zeros(shape, dtype)
     for name, kind, values, inner in zip(names, kinds, members, shapes, strict=True):

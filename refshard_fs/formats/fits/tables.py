@@ -80,7 +80,7 @@ def _parse_text_forms(header: Header, row_size: int) -> Iterator[Form]:
         if form is None or not width or at + width > row_size:
             raise ManifestError(
                 f"{header.where}: its TFORM{number} is {header.cards.get(f'TFORM{number}')!r}, at byte {at} of a row: "
-                f"expected a column within the {row_size} bytes of a row"
+                f"expected a form such as I6, A10 or E12.5, and a column within the {row_size} bytes of a row"
             )
         yield Form(number, at, width, width, form[1])
 

@@ -180,8 +180,12 @@ def _arrange_rows(values: _Array, across: int, flags: int) -> _Array:
 
 def _decode_ieee(data: Octets, packing: Octets, stored: int) -> _Array:
     size = {1: 4, 2: 8}.get(parse_integer(packing, 12), 0)
-    if not size or len(data) != stored * size:
-        raise ValueError(f"expected {stored} IEEE numbers of 4 or 8 bytes, found {len(data)} bytes")
+    if not size:
+        raise ValueError(
+            f"its IEEE numbers have precision {parse_integer(packing, 12)}: expected 1 or 2 (4 or 8 bytes)"
+        )
+    if len(data) != stored * size:
+        raise ValueError(f"expected {stored} IEEE numbers of {size} bytes, found {len(data)} bytes")
     return np.frombuffer(data, f">f{size}")
 
 

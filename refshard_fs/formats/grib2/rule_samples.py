@@ -108,6 +108,8 @@ def _read_sample(rule: Rule, sample: Sample, resolve: Callable[[str | None], str
     load = Load(Span(sidecar, optional=True), ParsedIndex(parse_lines, (rule.dialect,)))
     facts, lines = yield Stat(url, fresh=True), load
     if facts is None or facts.size is None or lines is None:
+        if facts is not None and lines is not None:
+            raise SourceNotReachable(f"{url}: expected a file whose size the server reports, found no size")
         missing = url if facts is None else sidecar
         raise SourceNotReachable(f"expected a file and its sidecar, found nothing at {missing}: choose another run")
     by_offset: dict[int, list[tuple[str, ...]]] = {}

@@ -408,9 +408,9 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
     addresses = _decode_uints(entries["child"], undefined=UNDEFINED_ADDRESS)
     coords, remainders = np.divmod(entries["at"][:, :rank].astype(np.uint64), np.array(space.chunk, np.uint64))
     if remainders.any() or entries["at"][:, rank].any():
-        raise ValueError(
-            f"{name} has chunks at {entries['at'][:, :rank].tolist()[:4]}: expected only multiples of {space.chunk}"
-        )
+        row = (remainders.any(axis=1) | (entries["at"][:, rank] > 0)).argmax()
+        found = entries["at"][row].tolist()
+        raise ValueError(f"{name} has a chunk at {found}: expected multiples of {space.chunk}, and 0 as last number")
     firsts, is_inside = space.number_coords(coords)
     if (firsts[1:] < firsts[:-1]).any():
         raise ValueError(f"{name} lists chunks in the wrong order: expected ascending coordinates")

@@ -244,7 +244,8 @@ class _Parser:
     def _parse_enumeration(self, count: int, version: int, depth: int) -> Datatype:
         base = self.parse(depth + 1)
         if base.kind != "integer" or base.dtype is None:
-            raise ValueError(f"the base type of an enumeration is of the kind {base.kind!r}: expected an integer")
+            found = f"the base type of an enumeration is {base.kind!r} of {base.size} bytes"
+            raise ValueError(f"{found}: expected an integer of 1, 2, 4 or 8 bytes")
         names = [self._parse_name(padded=version < 3) for _ in range(count)]
         values = np.frombuffer(self._fields.take(count * base.size), base.dtype).tolist()
         members = tuple(zip(names, values, strict=True))

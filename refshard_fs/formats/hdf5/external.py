@@ -31,8 +31,8 @@ def check_file_is_beside(name: str) -> None:
     is_elsewhere = protocol_of(name) is not None or is_absolute(name) or {"..", ""} & set(name.split("/"))
     if is_elsewhere or set(name) & set("\\?#%"):
         raise ManifestError(
-            f"{name[:SHOWN]!r} does not lie in the directory of the file that refers to it, or below: expected a "
-            "relative path without '..', '\\', '?', '#' and '%'"
+            f"{name[:SHOWN]!r}: expected a relative path into the directory of the file that refers to it, or below, "
+            "without '..', '\\', '?', '#' and '%'"
         )
 
 

@@ -102,8 +102,8 @@ def _open_other_files(names: Sequence[str], probe: Probe, options: OpenOptions) 
     """Open the files ``names``. Return the key space of each, or the reason why it cannot be opened."""
     level = max(options.depth - OTHER_DEPTH + 1, 0)
     if level > MOST_LEVELS:
-        reason = "it is in the third file of a chain: expected at most the opened file and a file to which it refers"
-        return dict.fromkeys(names, reason)
+        most = MOST_LEVELS + 1
+        return dict.fromkeys(names, f"expected a chain of at most {most} files after the opened file, found one more")
     if options.open_other is None or probe.is_in_memory:
         return dict.fromkeys(names, NOT_OPENED)
     opened_names = names[: MOST_FILES // 100**level]

@@ -78,7 +78,8 @@ def _parse_selection(fields: Fields) -> Box | None:
         fields.take(8)
         rank, blocks = fields.read_uint(4), fields.read_uint(4)
         if blocks != 1 or rank > 32:
-            raise ManifestError(f"one of its mappings selects {blocks} separate blocks: expected a single block")
+            found = f"one of its mappings selects {blocks} separate blocks of {rank} dimensions"
+            raise ManifestError(f"{found}: expected a single block of at most 32 dimensions")
         starts, ends = ([fields.read_uint(4) for _ in range(rank)] for _ in range(2))
         return tuple((start, end + 1 - start) for start, end in zip(starts, ends, strict=True))
     flags, width = fields.read_uint(1), 8
@@ -88,7 +89,9 @@ def _parse_selection(fields: Fields) -> Box | None:
         width = fields.read_uint(1)
     rank = fields.read_uint(4)
     if not flags & 1 or rank > 32 or width not in (2, 4, 8):
-        raise ManifestError("one of its mappings selects irregular blocks: expected a regular hyperslab")
+        found = f"a hyperslab with flags {flags}, of {rank} dimensions in numbers of {width} bytes"
+        expected = "expected a regular one (flag 1) of at most 32 dimensions, in 2, 4 or 8 bytes"
+        raise ManifestError(f"one of its mappings selects {found}: {expected}")
     return tuple(
         _parse_hyperslab([fields.read_uint(width) for _ in range(4)], (1 << 8 * width) - 1) for _ in range(rank)
     )

@@ -53,7 +53,8 @@ class Size(NamedTuple):
         stop, start, tile, first = zip(numbers[::2], numbers[1::2], strict=True)
         size = cls(capabilities, stop, start, tile, first, data[_SIZ.size :])
         if length != 38 + 3 * count or not count:
-            raise ValueError(f"its segment SIZ has {length} bytes for {count} components: expected {38 + 3 * count}")
+            expected = f"expected {38 + 3 * count} bytes, and at least 1 component"
+            raise ValueError(f"its segment SIZ has {length} bytes for {count} components: {expected}")
         if 0 in size.components[1::3] or 0 in size.components[2::3]:
             raise ValueError("its segment SIZ has samples at distances of 0: expected at least 1")
         for axis in (0, 1):

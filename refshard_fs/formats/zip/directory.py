@@ -330,8 +330,8 @@ def _parse_names(data: bytes) -> tuple[_UInt64s, list[bytes]]:
     while at < len(data):
         if data[at : at + 4] != _SIGNATURE or len(data) - at < SMALLEST_ENTRY:
             raise ValueError(
-                f"after {len(entries)} members, its directory continues with {data[at : at + 4]!r}: expected "
-                f"{_SIGNATURE!r}, as at each member"
+                f"after {len(entries)} members, its directory continues with {data[at : at + 4]!r} and "
+                f"{len(data) - at} bytes in all: expected {_SIGNATURE!r} and at least {SMALLEST_ENTRY} bytes"
             )
         name_length, extra, comment = _LENGTHS.unpack_from(data, at + 28)
         stop = at + SMALLEST_ENTRY + name_length

@@ -168,7 +168,7 @@ class ZipKeySpace(KeySpace):
             raise ReferenceNotReachable(
                 key,
                 self.url,
-                f"it ends at byte {start + head + stored}: expected at most {limit}, where the next begins",
+                f"it ends at byte {start + head + stored}: expected at most {limit}, where the next member begins",
             )
         return self._source.part(start + head, stored)
 

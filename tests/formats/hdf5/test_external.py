@@ -164,5 +164,5 @@ def test_names_outside_of_the_directory_are_refused() -> None:
     for name in ("a.h5", "./a.h5", "sub/a.h5"):
         external.check_file_is_beside(name)
     for name in ("", "/a", "..", "../a", "a//b", "a/../b", "s3://b/a", "C:\\a", "a?b", "a#b", "%2e%2e/a", "zip::a"):
-        with pytest.raises(ValueError, match="does not lie"):
+        with pytest.raises(ValueError, match="expected a relative path"):
             external.check_file_is_beside(name)
