@@ -35,11 +35,12 @@ from refshard_fs.reading.selection import GUARD, TOGETHER, WORKERS
 from refshard_fs.tuning import hook_zarr
 
 LARGE: Final = 16 * MIB  # larger selections (bytes after decoding) are read on an event loop, and decoded meanwhile
-COPIED: Final = 4 * MIB  # bytes: of a large selection of uncompressed local chunks, so many are read at a time
+COPIED: Final = 4 * MIB  # bytes that are read at a time of a large selection of uncompressed local chunks
 ALONE: Final = 2 * MIB  # the main thread decodes larger selections by a pool; other threads may be dask's
-# Bytes: only a part of a chunk is read, or in several reads, if each read saves so many. They take as long as a read.
+# Parts of a chunk are read, by one or several reads, if each of these reads saves so many bytes: copying or fetching
+# so many takes as long as a read.
 SPARED: Final = MIB
-SPARED_HERE: Final = 48 * KIB  # on this machine: a read takes 12 µs, in which so many bytes are copied
+SPARED_HERE: Final = 48 * KIB  # the same on this machine, where a read takes 12 µs
 
 Within = int | slice | npt.NDArray[np.intp]
 
@@ -204,9 +205,9 @@ class DirectArray(BackendArray):
         return self._fs.source.find_parts([key for key in selection.keys if key in unread], choose)
 
     def _choose_part(self, selection: _Selection | _Points, number: int, spared: int) -> ChunkPart | None:
-        """Return the bytes of an uncompressed chunk that suffice for a selection; None if all bytes are read.
+        """Return the bytes of an uncompressed chunk that suffice for a selection; None if all bytes are to be read.
 
-        Each read must spare so many bytes.
+        Parts are returned only if each read of a part saves at least ``spared`` bytes.
         """
         size, itemsize = self._chunk_size, self.dtype.itemsize
         if size <= spared:

@@ -41,7 +41,7 @@ def is_open(fo: Any) -> bool:
 
 
 def open_set(fo: Any, given: Mapping[str, Any]) -> HasSource:
-    """Open ``fo`` with the keywords ``given``, or return ``fo`` itself if it is a `RefShardFileSystem`."""
+    """Open ``fo`` with the keywords ``given``; return ``fo`` itself if it is a set that is open already."""
     if isinstance(fo, HasSource):
         return fo
     source = Source.of(parse_options(fo, given))

@@ -566,7 +566,7 @@ class Source(Engines):
         reader = self._get_immediate()
         keys = [request.key for request in requests]
         found: list[Outcome | None] = [None] * len(keys)
-        if None not in reader.find_all(keyspace, keys[:1]):  # else its index has to be read, as probably for all keys
+        if None not in reader.find_all(keyspace, keys[:1]):  # otherwise an index has to be read, probably for all keys
             found = reader.find_all(keyspace, keys)
         elif self._is_local:
             found = await asyncio.to_thread(reader.find_all, keyspace, keys, may_load=True)

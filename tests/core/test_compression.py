@@ -200,7 +200,7 @@ def test_rows_are_added_up_separately(dtype: str, has_imagecodecs: bool, monkeyp
     assert (add_up_rows(steps) == expected).all()
 
 
-def test_imagecodecs_is_loaded_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagecodecs_is_loaded_once_many_rows_were_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("imagecodecs")
     monkeypatch.setattr(compression, "_by_numpy", [])
     monkeypatch.setattr(compression, "BY_NUMPY", 20)

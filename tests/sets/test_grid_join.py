@@ -115,7 +115,7 @@ def test_unreadable_files_become_holes(tmp_path: Path) -> None:
         xr.testing.assert_equal(load_dataset(cube).transpose(*expected.dims), expected)
 
 
-def test_array_along_one_dimension_of_a_grid_with_holes(tmp_path: Path) -> None:
+def test_error_names_an_array_that_lacks_a_dimension_of_a_grid(tmp_path: Path) -> None:
     for number in range(2):  # neither dimension is of times, so that the files are the corners of a grid
         x, y = [float(number)], [10.0 * number, 10.0 * number + 1]
         ds = xr.Dataset({"v": (("x", "y"), [[1.0, 2.0]]), "a": ("x", x), "b": ("y", y)}, {"x": x, "y": y})

@@ -8,7 +8,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.sets.opened_set import OpenedSet, is_open, open_set
 
 
-def test_filesystem_is_used_as_it_is() -> None:
+def test_open_set_returns_an_open_set_unchanged() -> None:
     fs = RefShardFileSystem({"a": "b"})
     assert open_set(fs, {}) is fs
     opened = OpenedSet(fs.source)
@@ -24,6 +24,6 @@ def test_source_is_opened_with_the_keywords(tmp_path: Path) -> None:
     assert not opened.source.reads_small_files_whole
 
 
-def test_url_and_mapping_are_not_open() -> None:
+def test_is_open_is_false_for_a_url_and_a_mapping() -> None:
     assert not is_open("a.json")
     assert not is_open({"source": 1, "writer": 2, "storage_options": 3})

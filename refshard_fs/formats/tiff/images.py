@@ -379,7 +379,8 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     bits, dtype = _choose_dtype(ifd, tiff.order, samples)
     compression, photometric, within = _parse_compression(ifd)
     described = len(ifd.get_integers(BITS, 1))
-    # Some writers describe further samples. But decoders of images may convert colours to the number of samples.
+    # Some writers describe more samples than there are: the others are ignored. But image codecs convert colours to the
+    # number of samples, so that for them a contradiction is an error.
     if described not in (1, samples) and (described < samples or compression in IMAGES):
         raise ValueError(f"its BitsPerSample has {described} values: expected 1 or SamplesPerPixel, {samples}")
     is_planar, is_tiled = samples > 1 and ifd.get_integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags

@@ -76,7 +76,7 @@ def test_projection_of_esri_precedes_a_geographic_code(tmp_path: Path) -> None:
         assert rasterio.crs.CRS.from_wkt(found) == ds.crs
 
 
-def test_kind_of_a_crs_is_the_stated_model() -> None:
+def test_kind_of_a_crs_follows_from_its_model_type() -> None:
     assert describe_crs({1024: 2, 2048: 4326, 3072: 32633})["crs_wkt"] == "EPSG:4326"
     assert describe_crs({1024: 1, 2048: 4326}) == {}  # a projected CRS without its projection
 
