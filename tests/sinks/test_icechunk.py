@@ -252,7 +252,7 @@ def read_stores(url: str) -> dict[str, str]:
     return {prefix: repr(container.store) for prefix, container in config.virtual_chunk_containers.items()}
 
 
-def test_repository_has_the_endpoints_that_the_source_was_read_with(tmp_path: Path) -> None:
+def test_repository_has_the_endpoints_of_its_source(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     client = {"endpoint_url": "http://127.0.0.1:9", "region_name": "eu-here-1"}
     refs = {**ONE_ARRAY, "a/0": ["s3://own/x", 0, 2], "a/1": ["s3://other/x", 0, 2]}
