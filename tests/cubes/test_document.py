@@ -143,7 +143,7 @@ def test_overlapping_bounds_in_other_units_are_joined(tmp_path: Path, chunk: int
         each.append(xr.load_dataset(paths[-1]))
     for overlap, pieces in (("first", (slice(4), slice(2, 4))), ("last", (slice(2), slice(4)))):
         expected = xr.concat([ds.isel(time=some) for ds, some in zip(each, pieces, strict=True)], "time")
-        lazy = refshard_fs.concat(paths, "time", lazy=True, overlap=overlap)  # type: ignore[call-overload]
+        lazy = refshard_fs.concat(paths, "time", lazy=True, overlap=overlap)
         xr.testing.assert_equal(xr.open_dataset(lazy, engine="refshard").load(), expected)
 
 

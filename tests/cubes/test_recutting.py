@@ -158,7 +158,7 @@ def test_chunks_of_several_lengths_stay_references(tmp_path: Path) -> None:
     assert len(keys) == 5
     assert fs.cat_file(keys[-1]) == last.cat_file(sorted(last.find("v"))[1])
     with pytest.raises(TypeError, match="lazy=True"):
-        refshard_fs.concat(files, "time", grid="rectilinear", lazy=True)  # type: ignore[call-overload]
+        refshard_fs.concat(files, "time", grid="rectilinear", lazy=True)
     with pytest.raises(ManifestError, match="'v' has the chunks"):  # of version 2
         refshard_fs.concat(files, "time", grid="rectilinear")
 

@@ -37,7 +37,7 @@ def test_sort_keeps_descending_order() -> None:
 def test_duplicate_value_error_names_both_sets(tmp_path: Path, lazy: bool) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 3)) for i in (0, 2)]
     with pytest.raises(ManifestError, match=r"2\.json\) has time = 2024-01-03, and so has .*0\.json"):
-        refshard_fs.concat(names, "time", lazy=lazy)  # type: ignore[call-overload]
+        refshard_fs.concat(names, "time", lazy=lazy)
 
 
 def test_overlap_chooses_the_first_or_last_set() -> None:
@@ -81,7 +81,7 @@ def test_sort_divides_interleaved_sets(tmp_path: Path, lazy: bool) -> None:
 def test_fully_overlapped_set_is_left_out(tmp_path: Path) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(0, 2)) for i in range(2)]
     for lazy in (False, True):
-        assert read_times(refshard_fs.concat(names, "time", overlap="first", lazy=lazy)) == [0, 1]  # type: ignore[call-overload]
+        assert read_times(refshard_fs.concat(names, "time", overlap="first", lazy=lazy)) == [0, 1]
 
 
 def test_overlaps_are_found_in_other_units_too() -> None:

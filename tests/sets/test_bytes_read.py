@@ -189,11 +189,11 @@ def test_masks_are_compared_unless_in_same(http_server: RangeServer, tmp_path: P
     files = [_make_mask(tmp_path / f"{number}.nc", number, mask + (number == 2)) for number in range(FILES)]
     urls = [http_server.put(f"{number}.nc", data) for number, data in enumerate(files)]
     http_server.clear()
-    refshard_fs.concat(urls, "time", lazy=lazy, same=["mask"])  # type: ignore[call-overload]
+    refshard_fs.concat(urls, "time", lazy=lazy, same=["mask"])
     assert http_server.bytes_sent < FILES * (HEAD + (8 << 10))
-    refshard_fs.concat(urls[:2], "time", lazy=lazy)  # type: ignore[call-overload]
+    refshard_fs.concat(urls[:2], "time", lazy=lazy)
     with pytest.raises(ManifestError, match=r"different bytes of 'mask'.*same="):
-        refshard_fs.concat(urls, "time", lazy=lazy)  # type: ignore[call-overload]
+        refshard_fs.concat(urls, "time", lazy=lazy)
 
 
 def test_overviews_named_by_same_are_not_read(http_server: RangeServer) -> None:

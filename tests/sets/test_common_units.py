@@ -71,7 +71,7 @@ def check_equal(found: Any, files: list[str]) -> None:
 )
 def test_years_of_different_origin_keep_their_instants(tmp_path: Path, name: str, lazy: bool, suffix: str) -> None:
     files = [write_year(tmp_path / f"{i}{suffix}", i, **KINDS[name]) for i in range(2)]
-    cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files, "time", lazy=lazy)
     check_equal(xr.open_dataset(pickle.loads(pickle.dumps(cube)), engine=RefShardBackend).load(), files)
 
 
@@ -84,7 +84,7 @@ def test_times_beyond_whole_days_become_hours(tmp_path: Path, lazy: bool) -> Non
         ),
     ]
     found = xr.open_dataset(
-        refshard_fs.concat(files, "time", lazy=lazy),  # type: ignore[call-overload]
+        refshard_fs.concat(files, "time", lazy=lazy),
         engine=RefShardBackend,
         decode_times=False,
     )
@@ -97,7 +97,7 @@ def test_times_beyond_whole_days_become_hours(tmp_path: Path, lazy: bool) -> Non
 def test_hours_as_day_fractions_keep_their_instants(tmp_path: Path, lazy: bool) -> None:
     how = {"edges": np.arange(25), "divisor": 24, "calendar": "standard"}
     files = [write_year(tmp_path / f"{i}.nc", i, **how) for i in range(2)]
-    found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=lazy), engine=RefShardBackend)  # type: ignore[call-overload]
+    found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=lazy), engine=RefShardBackend)
     each = xr.concat([xr.load_dataset(file, engine="netcdf4") for file in files], "time")
     for name in ("time", "time_bnds"):
         apart = abs(found[name].values - each[name].values)
@@ -111,7 +111,7 @@ def test_bounds_of_different_chunks_are_joined(tmp_path: Path, lazy: bool) -> No
     leap = np.append(MONTHS, 151)
     hows = [{"chunk": 1}, {"chunk": 1, "edges": leap}, {"chunk": 1, "bounds": "f4", "zlib": True}]
     files = [write_year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(hows)]
-    cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files, "time", lazy=lazy)
     check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
 
 
@@ -119,7 +119,7 @@ def test_bounds_of_different_chunks_are_joined(tmp_path: Path, lazy: bool) -> No
 def test_years_are_appended_in_the_units_of_the_set(tmp_path: Path, lazy: bool) -> None:
     files = [write_year(tmp_path / f"{i}.nc", i) for i in range(4)]
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
-    refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)
     for file in files[1:]:
         assert refshard_fs.append(url, file, "time") == len(MONTHS) - 1
         with pytest.raises(ManifestError, match="already"):
@@ -132,7 +132,7 @@ def test_appended_year_may_have_the_common_units(tmp_path: Path, lazy: bool) -> 
     files = [write_year(tmp_path / f"{i}.nc", i) for i in range(2)]
     again = write_year(tmp_path / "2.nc", 0, edges=MONTHS + 800)  # in the first one's units
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
-    refshard_fs.concat(files, "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    refshard_fs.concat(files, "time", lazy=lazy).save(url)
     refshard_fs.append(url, again, "time")
     check_equal(xr.open_dataset(url, engine=RefShardBackend).load(), [*files, again])
 
@@ -149,11 +149,11 @@ def test_eager_cube_of_years_holds_times_and_bounds(tmp_path: Path) -> None:
 def test_sort_overlap_and_gaps_use_common_units(tmp_path: Path, lazy: bool) -> None:
     how = {"edges": np.arange(0, 366, 73), "calendar": "noleap"}
     files = [write_year(tmp_path / f"{i}.nc", i, **how) for i in (2, 0, 1)]
-    cube = refshard_fs.concat(files, "time", sort=True, lazy=lazy)  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files, "time", sort=True, lazy=lazy)
     check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), [files[1], files[2], files[0]])
     shutil.copy(files[0], tmp_path / "copy.nc")
     with pytest.raises(ManifestError, match="overlap="):
-        refshard_fs.concat([*files, str(tmp_path / "copy.nc")], "time", sort=True, lazy=lazy)  # type: ignore[call-overload]
+        refshard_fs.concat([*files, str(tmp_path / "copy.nc")], "time", sort=True, lazy=lazy)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -169,7 +169,7 @@ def test_error_of_inconvertible_times_names_both_files(
 ) -> None:
     files = [write_year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate((one, other))]
     with pytest.raises(ManifestError, match=f"(?s){said}"):
-        refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+        refshard_fs.concat(files, "time", lazy=lazy)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -180,7 +180,7 @@ def test_times_of_a_wider_type_are_appended(tmp_path: Path, lazy: bool) -> None:
     how = {"units": "seconds since 2000-01-01", "calendar": "standard", "bounds": "i8"}
     files = [write_year(tmp_path / f"{i}.nc", i, **how, **own) for i, own in enumerate(hows)]
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
-    refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)
     for file in files[1:]:
         refshard_fs.append(url, file, "time")
     check_equal(xr.open_dataset(url, engine=RefShardBackend).load(), files)
@@ -203,7 +203,7 @@ def write_hours(path: Path, hours: Any, day: int, version: float = 0, **attribut
 @pytest.mark.parametrize("lazy", [False, True])
 def test_hours_since_different_days_stay_integers(tmp_path: Path, lazy: bool) -> None:
     files = [write_hours(tmp_path / f"{d}.nc", np.arange(24 * d, 24 * d + 24), d) for d in (0, 7, 55, 20000)]
-    cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files, "time", lazy=lazy)
     found = xr.open_dataset(cube, engine=RefShardBackend)["time"].values
     hours = np.concatenate([np.arange(24 * d, 24 * d + 24) for d in (0, 7, 55, 20000)])
     np.testing.assert_array_equal(found, np.datetime64("2000-01-01", "ns") + hours.astype("m8[h]"))
@@ -214,7 +214,7 @@ def test_hours_since_different_days_stay_integers(tmp_path: Path, lazy: bool) ->
 def test_equal_hours_of_two_files_are_joined(tmp_path: Path, overlap: str, day: int) -> None:
     a = write_hours(tmp_path / "a.nc", range(6), 0, 1)
     b = write_hours(tmp_path / "b.nc", np.array([3 * (1 + 2**-52), *range(4, 12)]), day, 2)  # 3 hours, but for rounding
-    found = xr.open_dataset(refshard_fs.concat([a, b], "time", overlap=overlap), engine=RefShardBackend)  # type: ignore[call-overload]
+    found = xr.open_dataset(refshard_fs.concat([a, b], "time", overlap=overlap), engine=RefShardBackend)
     assert found["v"].values.tolist() == ([1.0] * 6 + [2.0] * 6 if overlap == "first" else [1.0] * 3 + [2.0] * 9)
 
 
@@ -222,7 +222,7 @@ def test_equal_hours_of_two_files_are_joined(tmp_path: Path, overlap: str, day: 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_equal_hours_of_other_origin_are_appended_once(tmp_path: Path, lazy: bool, day: int) -> None:
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
-    refshard_fs.concat([write_hours(tmp_path / "a.nc", range(6), 0)], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    refshard_fs.concat([write_hours(tmp_path / "a.nc", range(6), 0)], "time", lazy=lazy).save(url)
     again = write_hours(tmp_path / "b.nc", range(6), day)
     with pytest.raises(ManifestError, match="already"):
         refshard_fs.append(url, again, "time")
@@ -251,7 +251,7 @@ def test_equal_times_of_members_in_other_units_are_one(tmp_path: Path, lazy: boo
                 path, encoding={"v": {"chunksizes": (1, 1), "_FillValue": np.nan}}
             )
         files.append(str(path))
-    cube = refshard_fs.concat(files, "member", join="outer", lazy=lazy)  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files, "member", join="outer", lazy=lazy)
     found = xr.open_dataset(cube, engine=RefShardBackend).load()
     each = [xr.load_dataset(file) for file in files]
     xr.testing.assert_equal(found, xr.concat(each, "member", join="outer"))
@@ -261,12 +261,12 @@ def test_equal_times_of_members_in_other_units_are_one(tmp_path: Path, lazy: boo
 def test_calendars_equal_since_1582_are_joined(tmp_path: Path, lazy: bool) -> None:
     names = ("standard", "proleptic_gregorian", "gregorian")
     files = [write_hours(tmp_path / f"{d}.nc", [24 * d], d, calendar=name) for d, name in enumerate(names)]
-    cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files, "time", lazy=lazy)
     found = xr.open_dataset(cube, engine=RefShardBackend)["time"].values
     np.testing.assert_array_equal(found, np.arange("2000-01-01", "2000-01-04", dtype="M8[D]").astype("M8[ns]"))
     early = write_hours(tmp_path / "early.nc", [-4_000_000], 3, calendar="proleptic_gregorian")
     with pytest.raises(ManifestError, match=r"'time' .*calendar 'standard' .*'proleptic_gregorian'"):
-        refshard_fs.concat([files[0], early], "time", lazy=lazy)  # type: ignore[call-overload]
+        refshard_fs.concat([files[0], early], "time", lazy=lazy)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -281,7 +281,7 @@ def test_missing_times_stay_missing_in_other_units(tmp_path: Path, lazy: bool, f
             time.units = f"hours since 2000-01-0{1 + number}"
             time[:] = np.ma.masked_equal([1, 99, 2], 99) if fill is not None else [1, np.nan, 2]
             file.createVariable("v", "f4", ("time",), chunksizes=(3,))[:] = np.arange(3) + 3 * number
-    cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files, "time", lazy=lazy)
     check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
 
 

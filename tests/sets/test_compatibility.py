@@ -130,7 +130,7 @@ def write_scalar(path: Path, number: int, change: Change | None = None) -> str:
 def test_error_in_files_of_one_time_names_the_file(tmp_path: Path, change: Change, said: str, *, lazy: bool) -> None:
     files = [write_scalar(tmp_path / f"file{i}.nc", i, change if i == 1 else None) for i in range(3)]
     with pytest.raises(ManifestError, match=f"(?s){said}"):
-        refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+        refshard_fs.concat(files, "time", lazy=lazy)
 
 
 def test_chunk_error_names_the_replaced_file(tmp_path: Path) -> None:

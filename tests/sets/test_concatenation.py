@@ -28,7 +28,7 @@ def test_netcdf_files_are_joined_without_a_set(tmp_path: Path) -> None:
         part = xr.Dataset({"t": (("time", "x"), data)}, coords={"time": time})
         part.to_netcdf(tmp_path / f"day{number}.nc", engine="h5netcdf", unlimited_dims=["time"])
     for lazy in (False, True):
-        made = refshard_fs.concat(f"{tmp_path}/day*.nc", "time", lazy=lazy)  # type: ignore[call-overload]
+        made = refshard_fs.concat(f"{tmp_path}/day*.nc", "time", lazy=lazy)
         assert read_values(made, "time", "<i8") == [1, 2, 10]
         fs = refshard_fs.RefShardFileSystem(made)
         rows = [np.frombuffer(fs.cat_file(f"t/{i}.0"), "<f4").tolist() for i in range(3)]

@@ -19,7 +19,7 @@ zarr = pytest.importorskip("zarr")
 @pytest.mark.parametrize("lazy", [False, True])
 def test_chunks_without_a_codec_are_cut_into_smaller_chunks(tmp_path: Path, lazy: bool) -> None:
     files = write_year(tmp_path, [None, (29, 3, 4), (1, 3, 4), None])
-    cube = refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})
     found = open_by_xarray(cube)
     assert found["v"].encoding["chunks"] == (1, 3, 4)
     xr.testing.assert_equal(found, open_expected(files))
@@ -41,7 +41,7 @@ def test_later_dimension_is_cut_if_earlier_chunks_have_length_1(tmp_path: Path) 
 def test_compressed_chunks_cannot_be_cut(tmp_path: Path, lazy: bool) -> None:
     files = write_year(tmp_path, [(31, 3, 4), (29, 3, 4)], compression="gzip")
     with pytest.raises(ManifestError, match=r"'v' of .*0\.nc.*zlib.*subchunks="):
-        refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})  # type: ignore[call-overload]
+        refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})
 
 
 def test_inline_and_partial_chunks_are_cut() -> None:

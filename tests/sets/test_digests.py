@@ -60,16 +60,16 @@ def test_repeated_arrays_in_other_encodings_compare_by_value(tmp_path: Path, laz
     urls = [str(tmp_path / f"{number}.json") for number in range(4)]
     for number, copy in enumerate((bounds, bounds.astype(">f8"), bounds + 1, np.where(bounds > 8, np.nan, bounds))):
         RefShardFileSystem(make_day(make_day_set(2 * number, 2), "x_bnds", copy, ["x", "nv"], 2)).save(urls[number])
-    fs = RefShardFileSystem(refshard_fs.concat(urls[:2], "time", lazy=lazy))  # type: ignore[call-overload]
+    fs = RefShardFileSystem(refshard_fs.concat(urls[:2], "time", lazy=lazy))
     np.testing.assert_array_equal(np.frombuffer(fs.cat_file("x_bnds/0.0")).reshape(5, 2), bounds)
     for other in urls[2:]:
         with pytest.raises(ManifestError, match="different values of 'x_bnds'"):
-            refshard_fs.concat([urls[1], urls[0], other], "time", lazy=lazy)  # type: ignore[call-overload]
+            refshard_fs.concat([urls[1], urls[0], other], "time", lazy=lazy)
     missing = make_day(make_day_set(2, 2), "x_bnds", bounds.astype(">f8"), ["x", "nv"], 2)
     missing["x_bnds/.zattrs"] = json.dumps({**json.loads(missing["x_bnds/.zattrs"]), "missing_value": 3.0})
     RefShardFileSystem(missing).save(urls[1])
     with pytest.raises(ManifestError, match="'x_bnds' has the"):
-        refshard_fs.concat(urls[:2], "time", lazy=lazy)  # type: ignore[call-overload]
+        refshard_fs.concat(urls[:2], "time", lazy=lazy)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -72,7 +72,7 @@ def test_gaps_in_xarray_stores_use_their_missing_value(tmp_path: Path, dtype: st
 def test_gaps_in_integers_without_a_fill_value_are_refused(tmp_path: Path, lazy: bool) -> None:
     files = [write_days(tmp_path / f"{i}.nc", some, fill=None, dtype="i4") for i, some in enumerate(([0], [3]))]
     with pytest.raises(ManifestError, match=r"'v' of .*0\.nc\) \(<i4\) has no fill value for its gaps"):
-        refshard_fs.concat(files, "time", freq="1D", lazy=lazy)  # type: ignore[call-overload]
+        refshard_fs.concat(files, "time", freq="1D", lazy=lazy)
 
 
 def test_floating_point_gets_a_fill_value_if_chunks_are_complete(tmp_path: Path) -> None:

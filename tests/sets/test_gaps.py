@@ -25,21 +25,21 @@ def test_variable_lacking_in_a_file_is_missing_there(tmp_path: Path, lazy: bool)
         for i, names in enumerate((("v", "w"), ("v",), ("w",)))
     ]
     with pytest.raises(ManifestError, match=r"2\.nc\) has no variable 'v'.*join='outer'"):
-        refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
-    cube = refshard_fs.concat(files, "time", lazy=lazy, join="outer")  # type: ignore[call-overload]
+        refshard_fs.concat(files, "time", lazy=lazy)
+    cube = refshard_fs.concat(files, "time", lazy=lazy, join="outer")
     xr.testing.assert_equal(load_dataset(cube), xr.concat(load_all(files), "time"))
     fs = RefShardFileSystem(cube)
     assert not fs.exists("w/2.0")
     report = refshard_fs.check(fs, "full")
     assert not report.has_errors, report.findings
-    cube = refshard_fs.concat(files[1:], "time", lazy=lazy, join="outer")  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files[1:], "time", lazy=lazy, join="outer")
     xr.testing.assert_equal(load_dataset(cube), xr.concat(load_all(files[1:]), "time"))
 
 
 @lazy_or_not
 def test_days_that_are_missing_are_filled_in(tmp_path: Path, lazy: bool) -> None:
     files = [write_days(tmp_path / f"{i}.nc", days) for i, days in enumerate(([0, 1], [3], [4, 5], [9]))]
-    cube = refshard_fs.concat(files, "time", lazy=lazy, freq="1D")  # type: ignore[call-overload]
+    cube = refshard_fs.concat(files, "time", lazy=lazy, freq="1D")
     expected = xr.concat(load_all(files), "time").resample(time="1D").asfreq()
     found = load_dataset(cube)
     xr.testing.assert_equal(found, expected)

@@ -741,7 +741,7 @@ SPELLINGS = [(2, "v2", "."), (2, "v2", "/"), *((3, name, sep) for name in ("defa
 @pytest.mark.parametrize(("mine", "theirs"), [(a, b) for a in SPELLINGS for b in SPELLINGS if a[0] == b[0] and a != b])
 def test_key_spelling_of_sets_does_not_matter(tmp_path: Path, mine: Any, theirs: Any, lazy: bool) -> None:
     parts = [make_spelled_set(*how, number) for number, how in enumerate((mine, theirs, theirs))]
-    fs = open_fs(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=lazy))  # type: ignore[call-overload]
+    fs = open_fs(refshard_fs.concat(write_sets(tmp_path, parts), "time", lazy=lazy))
     expected = {
         make_key(*mine[1:], (2 * number + at[0], at[1])): f"{number}{at}".encode()
         for number in range(3)

@@ -27,7 +27,7 @@ def test_files_that_are_recut_have_gaps_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lazy", [False, True])
 def test_gap_within_a_file_is_filled_in(tmp_path: Path, lazy: bool) -> None:
     files = [write_days(tmp_path / f"{i}.nc", days) for i, days in enumerate(([0, 1, 4], [5]))]
-    made = refshard_fs.concat(files, "time", freq="D", lazy=lazy)  # type: ignore[call-overload]
+    made = refshard_fs.concat(files, "time", freq="D", lazy=lazy)
     xr.testing.assert_equal(load_dataset(made), xr.concat(load_all(files), "time").resample(time="1D").asfreq())
 
 

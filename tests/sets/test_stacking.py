@@ -40,7 +40,7 @@ def test_files_of_one_time_are_joined_as_in_xarray(tmp_path: Path, version: int,
     files = [write_one_time(tmp_path, day) for day in range(4)]
     expected = xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()
     shuffled = [files[1], files[2], files[0]]
-    made: Any = refshard_fs.concat(shuffled, "time", sort=True, zarr_format=version, lazy=lazy)  # type: ignore[call-overload]
+    made: Any = refshard_fs.concat(shuffled, "time", sort=True, zarr_format=version, lazy=lazy)
     found = load_dataset(made)
     xr.testing.assert_equal(found, expected.isel(time=slice(3)))
     assert {name: found[name].dims for name in expected.variables} == {n: v.dims for n, v in expected.variables.items()}
@@ -73,7 +73,7 @@ def test_grib_files_of_one_field_are_a_cube_of_times_and_steps(tmp_path: Path, *
         ],
         ["time", "step"],
     )
-    made: Any = refshard_fs.concat(files, dims=("time", "step"), lazy=lazy)  # type: ignore[call-overload]
+    made: Any = refshard_fs.concat(files, dims=("time", "step"), lazy=lazy)
     found = xr.open_dataset(made, engine=RefShardBackend, decode_timedelta=True).load()
     for name, variable in expected.variables.items():
         assert set(found[name].dims) == set(variable.dims)
@@ -98,7 +98,7 @@ def test_field_in_only_some_files_is_refused(tmp_path: Path, *, lazy: bool) -> N
     with h5py.File(files[1], "r+") as file:
         file["w"] = np.zeros((2, 3))
     with pytest.raises(ManifestError, match=r"has no variable 'w', which .* has along 'time'"):
-        refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+        refshard_fs.concat(files, "time", lazy=lazy)
 
 
 def test_scalar_in_only_some_files_is_not_a_dimension(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_scalars_that_differ_get_the_dimension(tmp_path: Path, lazy: bool, kind:
     files = [write_granule(tmp_path / f"f{i:03}.nc", i, kind, named=named) for i in range(3)]
     sets: Any = {"class": "f[0-9][0-9]?.nc", "field": "f{time:d}.nc"}.get(how)
     sets = files if sets is None else str(tmp_path / sets)
-    found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=lazy), engine="refshard").load()  # type: ignore[call-overload]
+    found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=lazy), engine="refshard").load()
     each = [xr.load_dataset(file, engine="netcdf4") for file in files]
     assert found["all"].dims == ()
     assert str(found["all"].item()) == str(each[0]["all"].item())
@@ -168,7 +168,7 @@ def test_text_scalars_of_stores_get_the_dimension(tmp_path: Path, dtype: str, ve
             xr.Dataset({"v": ("x", np.arange(3.0) + number)}, coords).to_zarr(
                 store, consolidated=False, **({} if version == 2 and IS_ZARR_2 else {"zarr_format": version})
             )
-    found = load_dataset(refshard_fs.concat(stores, "time", lazy=lazy))  # type: ignore[call-overload]
+    found = load_dataset(refshard_fs.concat(stores, "time", lazy=lazy))
     assert found["scene"].dims == ("time",)
     assert [np.asarray(text).astype("U").item() for text in found["scene"].values] == ["orbit0", "orbit1", "orbit2"]
 

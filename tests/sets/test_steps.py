@@ -36,7 +36,7 @@ def test_days_that_all_files_lack_are_filled_in(tmp_path: Path, dims: tuple[str,
     expected = xr.combine_by_coords(load_each(files), join="outer").resample(time="1D").asfreq()
     pattern = f"{tmp_path}/m{{member:d}}/{{time:%Y%m%d}}.nc"
     for lazy in (True, False):
-        cube = refshard_fs.concat(pattern, dims=dims, lazy=lazy, join="outer", freq="1D", zarr_format=version)  # type: ignore[call-overload]
+        cube = refshard_fs.concat(pattern, dims=dims, lazy=lazy, join="outer", freq="1D", zarr_format=version)
         check_values(cube, expected, tmp_path)
     assert expected.sizes["time"] == 6
 
@@ -50,7 +50,7 @@ def test_rows_of_different_days_are_filled_in(tmp_path: Path) -> None:
         xr.combine_by_coords(load_each([f for row in files for f in row]), join="outer").resample(time="1D").asfreq()
     )
     for lazy in (True, False):
-        cube = refshard_fs.concat(files, dims=("member", "time"), lazy=lazy, join="outer", freq="1D")  # type: ignore[call-overload]
+        cube = refshard_fs.concat(files, dims=("member", "time"), lazy=lazy, join="outer", freq="1D")
         check_values(cube, expected, tmp_path)
 
 

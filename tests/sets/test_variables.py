@@ -117,13 +117,13 @@ def test_cube_of_unlike_files_is_right_or_refused(tmp_path: Path, kind: str) -> 
             what = f"{name} of {kind}, lazy={is_lazy}"
             if outcome == "refused":
                 with pytest.raises(ManifestError) as caught:
-                    refshard_fs.concat(files, "time", lazy=is_lazy)  # type: ignore[call-overload]
+                    refshard_fs.concat(files, "time", lazy=is_lazy)
                 text = str(caught.value)
                 assert "file1" in text or "file0" in text, what
                 assert any(repr(path) in text for path in ("v", "w", "time", "x")), what
                 assert ("lazy=True" in text) == (lazy == "equal"), what
             else:
-                cube = refshard_fs.concat(files, "time", lazy=is_lazy)  # type: ignore[call-overload]
+                cube = refshard_fs.concat(files, "time", lazy=is_lazy)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     expected = xr.concat([write_each(file, kind) for file in files], "time")
@@ -142,9 +142,9 @@ def test_cube_of_saved_sets_equals_cube_of_their_files(tmp_path: Path, name: str
     for is_lazy, outcome in ((False, eager), (True, lazy)):
         if outcome == "refused":
             with pytest.raises(ManifestError, match=r"file1\.json"):
-                refshard_fs.concat(sets, "time", lazy=is_lazy)  # type: ignore[call-overload]
+                refshard_fs.concat(sets, "time", lazy=is_lazy)
             continue
-        found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=is_lazy), engine=RefShardBackend)  # type: ignore[call-overload]
+        found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=is_lazy), engine=RefShardBackend)
         expected = xr.concat([write_each(file, "netcdf3") for file in files], "time")
         np.testing.assert_array_equal(found["v"].values, expected["v"].values, err_msg=f"{name}, lazy={is_lazy}")
         assert found["time"].equals(expected["time"])
@@ -181,7 +181,7 @@ def test_cube_of_unlike_images_is_right_or_refused(tmp_path: Path) -> None:
             with pytest.raises(ManifestError, match=r"(?s)'0' has .*20240102\.tif.*lazy=True"):
                 refshard_fs.concat(pattern, "time")
         for is_lazy in (True, False)[: 1 if eager == "refused" else 2]:
-            found = xr.open_dataset(refshard_fs.concat(pattern, "time", lazy=is_lazy), engine=RefShardBackend)  # type: ignore[call-overload]
+            found = xr.open_dataset(refshard_fs.concat(pattern, "time", lazy=is_lazy), engine=RefShardBackend)
             np.testing.assert_array_equal(found["0"].values, np.stack(expected), err_msg=name)
             assert found["time"].values.astype("M8[D]").astype(str).tolist() == ["2024-01-01", "2024-01-02"]
 
@@ -212,9 +212,9 @@ def test_cube_of_unlike_fields_is_right_or_refused(tmp_path: Path) -> None:
         for is_lazy, outcome in zip((False, True), outcomes, strict=True):
             if outcome == "refused":
                 with pytest.raises(ManifestError, match=r"[12]\.grib2"):
-                    refshard_fs.concat(files, "time", lazy=is_lazy)  # type: ignore[call-overload]
+                    refshard_fs.concat(files, "time", lazy=is_lazy)
                 continue
-            found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=is_lazy), engine=RefShardBackend)  # type: ignore[call-overload]
+            found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=is_lazy), engine=RefShardBackend)
             opened = [xr.load_dataset(file, engine="cfgrib", indexpath="", decode_timedelta=True) for file in files]
             expected = xr.concat(opened, "time")
             np.testing.assert_array_equal(found["t"].values, expected["t"].values, err_msg=name)

@@ -435,9 +435,9 @@ def test_numbers_as_values_and_missing_keys_are_refused(path: Path) -> None:
     with pytest.raises(TypeError, match="expected bytes to write, got the integer"):
         fs.pipe({"a": 5})  # type: ignore[dict-item]  # tests the wrong type
     with pytest.raises(FileNotFoundError):
-        fs.open("a", "r+b")  # type: ignore[call-overload]  # the types have no such mode
+        fs.open("a", "r+b")  # the types have no such mode
     assert not fs.exists("a")
-    with fs.open("text", "r+b") as file:  # type: ignore[call-overload]  # the types have no such mode
+    with fs.open("text", "r+b") as file:  # the types have no such mode
         file.write(b"IN")
     with fs.open("new", "ab") as file:
         file.write(b"x")
