@@ -571,7 +571,8 @@ def _split(at: Any, size: int, extent: int) -> list[_ChunkSlice]:
         at = np.arange(indices.start, indices.stop, indices.step)
     if isinstance(at, int | np.integer):
         if not -extent <= at < extent:
-            raise IndexError(f"index {at} is out of bounds for a dimension of {extent} elements")
+            expected = f"expected {-extent} to {extent - 1}"
+            raise IndexError(f"index {at} is out of bounds for a dimension of {extent} elements: {expected}")
         chunk, within = divmod(int(at) % extent, size)
         return [_ChunkSlice(chunk, within, None)]
     return list(_split_positions(np.asarray(at), size, extent))

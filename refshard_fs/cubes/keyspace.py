@@ -463,7 +463,7 @@ class ConcatKeySpace(KeySpace):
         """List a directory of an array all of whose chunks are made while reading."""
         found = grid.find_directory(directory)
         if found is not None and len(found.numbers) > LISTED:
-            raise NotListable(f"{path!r} of {self.where} has {len(found.numbers)} names: at most {LISTED} are listed")
+            raise NotListable(f"{path!r} of {self.where} has {len(found.numbers)} names: expected at most {LISTED}")
         return sorted(_list_chunks(found, self._find_chunk_size(path, array)), key=by_name)
 
     def _list_in_all_pieces(

@@ -128,7 +128,9 @@ def _make_nested_grid(sets: Any, order: Sequence[str | None], coords: Mapping[st
         count = 1 + max(at[axis] for at in files)
         places[dim] = [convert_to_place(value, dim, "coords=") for value in coords.get(dim, range(count))]
         if len(places[dim]) != count:
-            raise ValueError(f"coords={{{dim!r}: ...}} has {len(places[dim])} values for {count} lists of sets")
+            raise ValueError(
+                f"coords={{{dim!r}: ...}} has {len(places[dim])} values: expected {count}, one for each list"
+            )
     grid = FileGrid(dims, places, files)
     grid.check_whole()
     return grid

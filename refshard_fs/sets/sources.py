@@ -88,9 +88,9 @@ def read_sets(
         _scan(find_scannable(urls, options), options, take, executor, resume, unread, heads)
     elif executor is not None or resume is not None:
         raise ValueError(
-            "executor= and resume= are for sources that are opened alike: expected only the options allow=, options=, "
-            "select=, target_options=, index_cache=, max_manifest_bytes=, concurrency=, fast_s3=, max_memory=, "
-            f"retries= and timeout=, got {', '.join(f'{name}=' for name in options)}"
+            "executor= and resume= accept few other options: expected only allow=, options=, select=, target_options=, "
+            "index_cache=, max_manifest_bytes=, concurrency=, fast_s3=, max_memory=, retries= and timeout=, got "
+            f"{', '.join(f'{name}=' for name in options)}"
         )
     if options.keys().isdisjoint(MEANING):
         parser = DocumentParser()

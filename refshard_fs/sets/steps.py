@@ -88,7 +88,8 @@ class Steps(msgspec.Struct, frozen=True):
         except ValueError as e:
             raise ManifestError(f"{where}: {e}") from e
         if not steps.months and (steps.step <= 0 or (dtype.kind in "iu" and steps.step.denominator != 1)):
-            raise ManifestError(f"{where}: a step is {steps.step} of these units, which {dtype} cannot hold")
+            expected = "expected a whole number of at least 1" if dtype.kind in "iu" else "expected a number above 0"
+            raise ManifestError(f"{where}: a step is {steps.step} of these units: {expected}, because they are {dtype}")
         return steps
 
     def count_steps(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:

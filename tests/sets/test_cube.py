@@ -173,7 +173,7 @@ def test_coords_gives_nested_lists_a_new_coordinate(tmp_path: Path) -> None:
     expected = xr.concat([combine_by_coords(tmp_path / member) for member in "ab"], names)
     found = open_cube(nested, dims=("member", "time"), coords={"member": ["second", "first"]})
     xr.testing.assert_equal(found, expected)
-    with pytest.raises(ValueError, match="has 1 values for 2 lists"):
+    with pytest.raises(ValueError, match="has 1 values: expected 2"):
         open_cube(nested, dims=("member", "time"), coords={"member": [1]})
 
 

@@ -84,7 +84,7 @@ def test_model_calendars_have_fixed_steps_but_no_months(tmp_path: Path) -> None:
     ("freq", "said"),
     [
         ("2D", r"1\.nc\) has time = 3, which is not on the grid"),
-        ("1h", "which int64 cannot hold"),
+        ("1h", "expected a whole number of at least 1"),
         ("fortnight", "expected a number of s, S, min"),
     ],
 )
