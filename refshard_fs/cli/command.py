@@ -117,11 +117,19 @@ def open_source(arguments: Namespace, name: str = "SOURCE", **defaults: Any) -> 
     return refshard_fs.RefShardFileSystem(fo=getattr(arguments, name.lower()), **options)
 
 
+_VERSIONS: Final = ("branch", "tag", "snapshot", "as_of")
+
+
 def get_opening_options(arguments: Namespace, **defaults: Any) -> dict[str, Any]:
     """Return the arguments of a filesystem from the command line; ``--option`` overrides ``defaults``."""
     options = defaults | dict(arguments.option or ())
     if arguments.fo_option:
         options["target_options"] = dict(arguments.fo_option)
+        for name in _VERSIONS:  # fsspec's filesystems ignore unknown options, so another version would be shown
+            if name in options["target_options"]:
+                raise ValueError(
+                    f"--fo-option has no {name!r}: --option {name}=... chooses the version of a repository"
+                )
     for name in ("remote_protocol", "remote_options"):
         value = getattr(arguments, name)
         if value is not None:
