@@ -106,4 +106,4 @@ def mistaken() -> None:
     refshard_fs.concatenate([])  # type: ignore[attr-defined]  # no such name
     RefShardFileSystem("refs.json", max_gap="wide")  # type: ignore[arg-type]
     check(RefShardFileSystem("refs.json"), "deep")  # type: ignore[arg-type]
-    concat("one.json", dim=1)
+    concat("one.json", dim=1)  # type: ignore[call-overload]

@@ -268,7 +268,7 @@ def _decode_ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iter
         )
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
     most = size * (stored + block * interval)  # bytes: padding may follow the last value
-    out = memoryview(np.empty(most, "u1"))  # a number in place of it would take a copy of the result
+    out = np.empty(most, "u1").data  # a number in place of it would take a copy of the result
     decoded = decode_by_imagecodecs("aec_decode", data, "grib", out=out, **options)
     return _split_blocks(np.frombuffer(decoded, f"<u{size}")[:stored], stored)
 
