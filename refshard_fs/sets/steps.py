@@ -21,6 +21,7 @@ from refshard_fs.cubes.cf_times import (
     parse_units,
 )
 from refshard_fs.errors import ManifestError
+from refshard_fs.sets.coordinates import format_value
 from refshard_fs.sets.variables import MOST, NamedSet, Variable
 
 _FREQUENCY: Final = re.compile(r"\s*(\d*)\s*([A-Za-z]+)\s*")
@@ -99,9 +100,9 @@ class Steps(msgspec.Struct, frozen=True):
         near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0
         apart = np.flatnonzero(~(np.abs(self.values(places).astype(np.float64) - numbers) <= near))
         if len(apart):
+            value, first = (format_value(each, part, dim) for each in (values[apart[0]], self.first))
             raise ManifestError(
-                f"{part.name} has {dim} = {values[apart[0]]}, which is not on the grid of freq= that begins at "
-                f"{self.first}"
+                f"{part.name} has {dim} = {value}, which is not on the grid of freq= that begins at {first}"
             )
         return places
 
