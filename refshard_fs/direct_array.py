@@ -13,7 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise, product, repeat
+from itertools import product, repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -431,14 +431,15 @@ class _Selection:
         The positions ascend. An axis whose positions do not ascend does not count.
         """
         for axis, at in enumerate(self._chunks[number]):
-            if isinstance(at.within, slice):
-                positions: Sequence[int] = range(at.within.start, at.within.stop, at.within.step)
-            elif isinstance(at.within, int):
+            if isinstance(at.within, int):
                 continue
+            if isinstance(at.within, slice):
+                positions: Sequence[int] = range(at.within.start, at.within.stop, at.within.step)  # it ascends
+                ascends = True
             else:
                 positions = at.within.tolist()
+                ascends = bool((np.diff(at.within) > 0).all())
             if len(positions) > 1:
-                ascends = all(first < last for first, last in pairwise(positions))
                 return (axis, positions) if ascends else None
         return None
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from functools import cache, partial
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import msgspec
 import numpy.typing as npt
@@ -171,7 +171,6 @@ class Recipe(Protocol, Hashable):
         """Decode the bytes of the source; ValueError if they are damaged."""
 
 
-@runtime_checkable
 class FillingRecipe(Recipe, Protocol):
     """A recipe that can make the bytes of a key whose object does not exist."""
 
@@ -179,7 +178,6 @@ class FillingRecipe(Recipe, Protocol):
         """Return the decoded bytes if the object does not exist; None if then the key does not exist either."""
 
 
-@runtime_checkable
 class PaddingRecipe(Recipe, Protocol):
     """A recipe whose result begins with the bytes of the source, unchanged."""
 
@@ -193,7 +191,6 @@ class SizedRecipe(Recipe, Protocol):
     def size(self) -> int: ...
 
 
-@runtime_checkable
 class ArrayRecipe(Recipe, Protocol):
     """A recipe for a chunk of numbers that converts each number alone, so that readers can convert a part of them.
 
@@ -205,6 +202,22 @@ class ArrayRecipe(Recipe, Protocol):
 
     def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Convert stored values to values that the array shows; ValueError if this is not possible."""
+
+
+@cache
+def _has_members(kind: type, *names: str) -> bool:
+    """Return whether a class has members of these names; for protocols, ``isinstance`` takes 10 times as long."""
+    return all(hasattr(kind, name) for name in names)
+
+
+def fills_absent(recipe: Recipe) -> TypeGuard[FillingRecipe]:
+    """Return whether ``recipe`` is a `FillingRecipe`."""
+    return _has_members(type(recipe), "absent")
+
+
+def decodes_arrays(recipe: Recipe) -> TypeGuard[ArrayRecipe]:
+    """Return whether ``recipe`` is an `ArrayRecipe`."""
+    return _has_members(type(recipe), "decode", "convert")
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -264,7 +277,7 @@ class Packed(msgspec.Struct, frozen=True):
         if raw is not None:
             full = self.recipe.make(raw)
         else:
-            filled = self.recipe.absent() if isinstance(self.recipe, FillingRecipe) else None
+            filled = self.recipe.absent() if fills_absent(self.recipe) else None
             if filled is None:
                 return None
             full = filled
@@ -308,7 +321,7 @@ class ChunkPart(NamedTuple):
 
     def find_stored(self, entry: Entry) -> Span | Packed | None:
         """Return the ranges that have these bytes of a chunk with the ``entry``; None if they are encoded."""
-        if isinstance(entry, Packed) and isinstance(entry.recipe, PaddingRecipe) and entry.made == self.size:
+        if isinstance(entry, Packed) and _has_members(type(entry.recipe), "pads") and entry.made == self.size:
             is_whole = entry.start is None and entry.stop is None and not entry.parts
             has_part = is_whole and self.starts[-1] + self.length <= (entry.source.size or 0)
             source = entry.source if has_part else None

@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.compression import find_chunk_limits
 from refshard_fs.core.dtypes import find_decoded_type, find_text_codec, parse_fill_value
-from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
+from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span, fills_absent
 from refshard_fs.core.version_3 import decode_from_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS, TimeUnits, are_alike, is_time
@@ -227,7 +227,7 @@ class _Chain(msgspec.Struct, frozen=True):
         return self.then.convert(values)
 
     def absent(self) -> bytes | None:
-        filled = self.first.absent() if isinstance(self.first, FillingRecipe) else None
+        filled = self.first.absent() if fills_absent(self.first) else None
         return self.then.absent() if filled is None else self.then.make(filled)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 import numpy.typing as npt
 
-from refshard_fs.core.model import ArrayRecipe, Entry, Packed, Span
+from refshard_fs.core.model import Entry, Packed, Span, decodes_arrays
 from refshard_fs.core.zarrmeta import METADATA_NAMES
 from refshard_fs.errors import sanitize_cause
 from refshard_fs.reading.failures import make_read_error
@@ -117,7 +117,7 @@ class UnmadeBytes(NamedTuple):
         ValueError if the bytes are damaged.
         """
         window = self.plan.window
-        if not isinstance(window, Packed) or not isinstance(window.recipe, ArrayRecipe):
+        if not isinstance(window, Packed) or not decodes_arrays(window.recipe):
             return None
         if window.start is not None or window.stop is not None or self.plan.cut is not None:
             return None
