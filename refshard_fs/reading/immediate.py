@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
@@ -52,14 +53,19 @@ class Immediate:
         answers: Answers,
         stats: Stats,
         on_disk: ChunkCache | None = None,
+        mixed: LRU[Span, bytes] | None = None,
         *,
         is_writable: bool = False,
     ) -> None:
-        """Remember no entries if ``is_writable``, since a write may move a key between two look-ups."""
+        """Remember no entries if ``is_writable``, since a write may move a key between two look-ups.
+
+        ``mixed`` is the cache of ranges that are `Span.mixed`.
+        """
         self._pool = pool
         self.is_writable = is_writable
         self._foreseen: dict[str, tuple[KeySpace, Entry]] = {}  # the entries of chunks that are fetched ahead, by key
         self._on_disk = on_disk
+        self._mixed = mixed
         self._stats = stats
         self._answers = answers
         self._loading = fork_safe(threading.Lock())
@@ -88,6 +94,7 @@ class Immediate:
         except Exception as e:  # noqa: BLE001  # any error becomes one that names the key
             raise make_read_error(request.key, entry, e) from sanitize_cause(e)
         assert plan is not None, "the size is known"
+        are_kept = all(map(self._is_kept, plan.window.spans))
         parts = self._read(plan)
         if parts is None:
             return None
@@ -95,7 +102,7 @@ class Immediate:
         if isinstance(plan.window, Inline):
             self._stats.count("keys", 1)
         elif unmade.is_complete:
-            self._count(1, unmade.size, unmade.size, plan.window)
+            self._count(1, unmade.size, unmade.size, plan.window, are_kept=are_kept)
         return unmade
 
     async def take_async(self, request: Request, entry: Entry) -> bytes | None:
@@ -136,7 +143,7 @@ class Immediate:
                 if answer is not None:
                     parts = [bytes(answer.data[span.start - first : (span.stop or 0) - first]) for span in spans]
                     wanted = sum(map(len, parts))
-                    self._count(len(jobs), wanted, last - first, spans[0])
+                    self._count(len(jobs), wanted, last - first, spans[0], are_kept=self._is_kept(spans[0]))
                     return list(parts)
         out: list[Any] = []
         for request, entry in jobs:
@@ -146,9 +153,9 @@ class Immediate:
                 out.append(e)
         return out
 
-    def _count(self, keys: int, wanted: int, fetched: int, entry: Entry) -> None:
+    def _count(self, keys: int, wanted: int, fetched: int, entry: Entry, *, are_kept: bool) -> None:
         """Count keys that one read, or data in memory, served."""
-        if all(map(self._is_kept, entry.spans)):
+        if are_kept:
             self._stats.add(keys=keys, bytes_wanted=wanted, cache_hits=1)
         elif self._on_disk is not None and not self.is_here(entry):
             self._stats.add(keys=keys, bytes_wanted=wanted)
@@ -159,7 +166,11 @@ class Immediate:
 
     def _is_kept(self, span: Span) -> bool:
         kept = self._pool.versions.find_kept(span)
-        return kept is not None and kept.is_whole
+        return (kept is not None and kept.is_whole) or self._find_mixed(span) is not None
+
+    def _find_mixed(self, span: Span) -> bytes | None:
+        """Return the bytes of a range that is `Span.mixed`, if they are kept."""
+        return self._mixed.get(span) if self._mixed is not None and span.mixed and span.pin is not None else None
 
     def find(self, keyspace: KeySpace, key: str, *, may_load: bool = False) -> Entry | None:
         """Return the entry of ``key``; FileNotFoundError if the key does not exist."""
@@ -297,6 +308,8 @@ class Immediate:
             found = kept.answer(span.start, span.stop, span.pin)
             check(found, span.start, span.stop, exact=span.exact)
             return found
+        if (data := self._find_mixed(span)) is not None:
+            return Answer(data)
         place = self._pool.place(span.url, span.origin)
         began = time.perf_counter()
         if place is None:
@@ -309,6 +322,8 @@ class Immediate:
         self._slow_reads = self._slow_reads + 1 if took > SLOW + len(answer.data) / PACE else 0
         if span.stop is None or len(answer.data) != span.stop - span.start:
             check(answer, span.start, span.stop, exact=span.exact)
+        if self._mixed is not None and span.mixed and span.pin is not None:
+            self._mixed.put(span, bytes(answer.data), len(answer.data))
         return answer
 
     def _recall(self, span: Span, most: int | None) -> Answer | None:

@@ -153,7 +153,12 @@ class Engines:
         immediate = self._immediate
         if immediate is None:
             immediate = self._immediate = Immediate(
-                self._make_pool(None), self._answers, self.stats, self._on_disk, is_writable=self._is_writable
+                self._make_pool(None),
+                self._answers,
+                self.stats,
+                self._on_disk,
+                self._mixed,
+                is_writable=self._is_writable,
             )
         return immediate
 

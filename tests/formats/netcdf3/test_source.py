@@ -227,6 +227,15 @@ def test_loading_all_small_records_reads_the_file_once(http_server: RangeServer,
     assert len(http_server.requests()) <= 5 + (path.stat().st_size >> 20)
 
 
+def test_loading_a_local_file_reads_each_range_once(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a.nc", (20,), 20_000)
+    fs = RefShardFileSystem(str(path), asynchronous=True, skip_instance_cache=True)
+    with xr.open_dataset(fs, engine="refshard") as ds:
+        check_same(ds.load(), xr.open_dataset(path))
+    assert fs.stats()["bytes_fetched"] < 1.1 * path.stat().st_size
+    assert fs.stats()["cache_hits"] > 2 * 18
+
+
 @pytest.mark.parametrize("records", [1, 1057, 1058, 20_000])
 def test_small_records_are_cut_where_the_file_ends(tmp_path: Path, records: int) -> None:
     """1057 records of 248 bytes are a range that all variables share."""
