@@ -183,7 +183,7 @@ def takes_keywords_of(
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [first, *inspect.signature(parse).parameters.values()]
-        constructor.__signature__ = inspect.Signature(parameters, return_annotation="None")  # type: ignore[attr-defined]
+        constructor.__signature__ = inspect.Signature(parameters, return_annotation="None")  # type: ignore[attr-defined]  # `inspect` reads it
         return constructor
 
     return decorate
