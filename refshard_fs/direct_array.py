@@ -202,7 +202,8 @@ class DirectArray(BackendArray):
             return self._choose_part(selection, numbers[key], SPARED_HERE if is_here else SPARED)
 
         unread = self._parts.add(selection.keys)
-        return self._fs.source.find_parts([key for key in selection.keys if key in unread], choose)
+        keys = [key for key in selection.keys if key in unread and choose(key, True) is not None]
+        return self._fs.source.find_parts(keys, choose)
 
     def _choose_part(self, selection: _Selection | _Points, number: int, spared: int) -> ChunkPart | None:
         """Return the bytes of an uncompressed chunk that suffice for a selection; None if all bytes are to be read.

@@ -22,8 +22,10 @@ from xarray.backends.zarr import ZarrArrayWrapper
 
 import refshard_fs
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, direct_array, tuning
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
 from refshard_fs.direct_array import DirectArray
+from refshard_fs.reading.immediate import Immediate
 from refshard_fs.xarray_backend import RefShardBackend, load
 from tests.servers.http import RangeServer
 from tests.support.chunked import CHUNK, Chunked
@@ -155,6 +157,20 @@ def test_part_of_a_last_piece_is_read_alone(tmp_path: Path) -> None:
         before = fs.stats()["bytes_fetched"]
         assert (array[rows].values == values[rows]).all()
         assert fs.stats()["bytes_fetched"] - before == 10 * 1031 * 4
+
+
+def test_whole_chunks_are_not_looked_up_for_parts(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    array, values = open_uncompressed(http_server)
+    looked_up: list[str] = []
+    find_all = Immediate.find_all
+
+    def count(self: Immediate, keyspace: KeySpace, keys: list[str], **options: bool) -> Any:
+        looked_up.extend(keys)
+        return find_all(self, keyspace, keys, **options)
+
+    monkeypatch.setattr(Immediate, "find_all", count)
+    assert (array[:1024].values == values[:1024]).all()
+    assert looked_up == ["a/0.0"]
 
 
 def open_uncompressed(server: RangeServer) -> tuple[xr.DataArray, np.ndarray[Any, Any]]:

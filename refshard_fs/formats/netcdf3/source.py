@@ -424,8 +424,14 @@ class _FileChunks(Mapping[str, Chunks]):
         self._file_size = file_size
         self._url = url
         self._layout = layout
+        self._made: dict[str, Chunks] = {}
 
     def __getitem__(self, path: str) -> Chunks:
+        if path not in self._made:
+            self._made[path] = self._make_chunks(path)
+        return self._made[path]
+
+    def _make_chunks(self, path: str) -> Chunks:
         variable, array = self._layout.variables[path]
         size = self._layout.record_size
         records = _count_records_per_chunk(variable, size)
