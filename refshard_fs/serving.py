@@ -94,7 +94,7 @@ def asgi(
     RefShardError
         If a source cannot be opened.
     ValueError
-        If a name cannot be a segment of a URL's path.
+        If a name cannot be a segment of a URL's path, or if ``token``, ``max_age`` or ``bytes_per_second`` is invalid.
 
     Examples
     --------
@@ -110,6 +110,12 @@ def asgi(
     (b'abc', 404)
 
     """
+    if token is not None and (not isinstance(token, str) or not token):
+        raise ValueError(f"invalid token={token!r}: expected a text that is not empty")
+    if max_age < 0:
+        raise ValueError(f"invalid max_age={max_age}: expected at least 0 seconds")
+    if bytes_per_second is not None and bytes_per_second <= 0:
+        raise ValueError(f"invalid bytes_per_second={bytes_per_second}: expected a number above 0")
     sources = source if _is_mapping_of_filesystems(source) else {"": source}
     rate_limit = _RateLimit(bytes_per_second)
     servers: dict[str, _SourceServer] = {}

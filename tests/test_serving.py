@@ -288,6 +288,13 @@ def test_slice_of_any_array_is_a_picture_or_an_error(shape: tuple[int, ...], dty
         assert HTTP.get(f"{server.url}/?slice=a").status_code == (200 if is_drawn else 502)
 
 
+@pytest.mark.parametrize("wrong", [{"token": ""}, {"token": 5}, {"max_age": -1}, {"bytes_per_second": 0}])
+def test_invalid_argument_of_a_server_is_refused(wrong: dict[str, Any]) -> None:
+    """An empty token, perhaps of an unset variable, would let anybody in."""
+    with pytest.raises(ValueError, match=f"invalid {next(iter(wrong))}="):
+        refshard_fs.asgi({".zgroup": '{"zarr_format": 2}'}, **wrong)
+
+
 def test_token_is_required_if_set(folder: Path) -> None:
     with Server(refshard_fs.asgi(str(folder / "0.nc"), token="secret")) as server:
         for path in ("/", "/.zgroup"):

@@ -79,6 +79,9 @@ class IcechunkSink(Sink):
 
     def write(self, references: ReferenceStream, destination: Destination) -> str | None:
         settings = destination.settings
+        for name in ("branch", "message"):
+            if not isinstance(settings.get(name, ""), str):
+                raise TypeError(f"invalid {name}={settings[name]!r}: expected a text")
         documents, left_out = _divide_documents(references)
         nodes = convert_documents(documents, references.grids)
         user_stores = settings.get("virtual_stores") or {}
@@ -193,7 +196,14 @@ def open_repository(storage: Any, stores: Mapping[str, Any], user_stores: Mappin
 
 def _add_stores(config: Any, stores: Mapping[str, Any]) -> Any:
     for prefix, store in stores.items():
-        config.set_virtual_chunk_container(_require_icechunk().VirtualChunkContainer(prefix, store))
+        try:
+            container = _require_icechunk().VirtualChunkContainer(prefix, store)
+        except TypeError as e:
+            raise TypeError(
+                f"invalid virtual_stores={{{prefix!r}: {store!r}}}: expected an object such as "
+                "icechunk.s3_store(region=...)"
+            ) from e
+        config.set_virtual_chunk_container(container)
     return config
 
 

@@ -7,11 +7,12 @@ memory first.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import os
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -28,7 +29,7 @@ from refshard_fs.references.stream import ReferenceStream, Respell, keep_url
 from refshard_fs.references.values import make_resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
-from refshard_fs.sinks import find_sink
+from refshard_fs.sinks import find_sink, load_sinks
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.source.collect import Checks, Collection, collect, collect_keys, gather
 from refshard_fs.source.settings import choose_data_url
@@ -57,6 +58,7 @@ def save(
     sink = find_sink(format)
     settings = {name: options[name] for name in sink.settings if name in options}
     options = {name: value for name, value in options.items() if name not in settings}
+    _check_settings(sink, options)
     objects = Objects(url, options)
     spell = partial(make_speller, source.options.open, source.options.source)
     whole, spelled = spell(), spell(url if sink.holds_relative_urls else None)
@@ -95,6 +97,20 @@ def save(
     if recorded.remark:
         warnings.warn(recorded.remark, UserWarning, stacklevel=3)
     return remark if copies is None or copies.remark is None else copies.remark
+
+
+def _check_settings(sink: Sink, options: Iterable[str]) -> None:
+    """Raise TypeError for an option that is the setting of another sink, or is spelled nearly like a setting.
+
+    Filesystems ignore options that they do not know, so nobody would notice the mistake.
+    """
+    sinks = {setting: known.name for known in load_sinks().values() for setting in known.settings}
+    for name in options:
+        if name in sinks:
+            raise TypeError(f"save has no argument {name}= for format={sink.name!r}: only {sinks[name]!r} has it")
+        near = difflib.get_close_matches(name, sinks, 1, 0.8)
+        if near:
+            raise TypeError(f"save has no argument {name}=: did you mean {near[0]}=?")
 
 
 def make_stream(

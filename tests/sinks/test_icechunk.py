@@ -279,6 +279,20 @@ def test_known_store_is_replaced_only_by_the_users(tmp_path: Path) -> None:
     assert set(read_stores(there)) == {"s3://own/", *(f"s3://other{number}/" for number in range(3))}
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "why"),
+    [
+        ("a.icechunk", {"branch": 3}, "invalid branch=3: expected a text"),
+        ("a.icechunk", {"brnch": "next"}, "no argument brnch=: did you mean branch="),
+        ("a.json", {"message": "text"}, "no argument message= for format='json': only 'icechunk' has it"),
+        ("a.icechunk", {"virtual_stores": {"s3://b/": "eu"}}, "invalid virtual_stores=.*expected an object such as"),
+    ],
+)
+def test_wrong_setting_is_named(name: str, given: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=why):
+        RefShardFileSystem(ONE_ARRAY).save(str(tmp_path / name), **given)
+
+
 def test_failed_save_commits_nothing(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem(write_netcdf(tmp_path)).save(there)
