@@ -130,9 +130,8 @@ def _save(
     from refshard_fs.source.settings import format_by_suffix  # not imported for --help
 
     is_lazy = isinstance(source, refshard_fs.LazySet)
-    is_document = (
-        is_lazy and not format and format_by_suffix(destination) != "icechunk"
-    )  # a document needs no overwrite
+    # A document always replaces another one.
+    is_document = is_lazy and not format and format_by_suffix(destination) != "icechunk"
     remark = source.save(destination, *format, **({} if is_document else {"overwrite": arguments.overwrite}))
     print_written(arguments, destination, [count_text(len(source), "part" if is_lazy else "key")])
     if remark:

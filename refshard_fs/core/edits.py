@@ -394,7 +394,7 @@ def _edit_grids(base: KeySpace, edits: Edits) -> Grids:
     """
     parsed: dict[str, tuple[Inline, ChunkGrid | None]] = {}  # grids of written arrays, by key
 
-    def find(path: str) -> ChunkGrid | None:
+    def find_grid(path: str) -> ChunkGrid | None:
         for key in (join(path, name) for name in ARRAY_DOCUMENTS):
             match edits.get(key):
                 case Inline(data) as edit:
@@ -408,11 +408,11 @@ def _edit_grids(base: KeySpace, edits: Edits) -> Grids:
             return None
         return base.grids.get(path)
 
-    def paths() -> Iterable[str]:
+    def list_paths() -> Iterable[str]:
         written = [parent(key)[0] for key in edits.list_changes() if is_array_document(key)]
         return dict.fromkeys([*base.grids, *written])
 
-    return Grids(find, paths)
+    return Grids(find_grid, list_paths)
 
 
 def collect_documents(edits: Edits) -> dict[str, bytes | None]:

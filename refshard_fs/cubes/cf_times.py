@@ -86,7 +86,8 @@ class TimeUnits(NamedTuple):
         try:
             out = np.array(found, np.float64 if rounded or values.dtype.kind == "f" else np.int64)
         except OverflowError as e:
-            raise ValueError("expected values that fit into 64 bits in the other units, found larger ones") from e
+            largest = max(found, key=abs)
+            raise ValueError(f"expected values that fit into 64 bits in the other units, found {largest}") from e
         return out[where].reshape(values.shape)
 
     def _convert_number(self, value: Any, to: TimeUnits, *, rounded: bool) -> int | float:

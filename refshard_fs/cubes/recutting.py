@@ -52,7 +52,7 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
             raise ValueError(describe_codecs(meta))
     except ValueError as e:
         raise ManifestError(
-            f"the chunks of {path!r} of {name} must be cut to be shown in other chunks, and cannot be cut: {e}"
+            f"{path!r} of {name} would be shown in other chunks than its own, but its chunks cannot be cut: {e}"
         ) from e
 
 

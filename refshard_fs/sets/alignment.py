@@ -1,8 +1,8 @@
-"""Give each set the arrays and the coordinates of all other sets. No I/O here.
+"""Prepare sets for a join along a dimension. No I/O here.
 
-`prepare_parts` gives every set all arrays, and the union of the coordinates along other dimensions. Chunks that a set
-lacks do not exist in the result. Readers show the fill value there, so the fill value must mean "missing": zeros would
-look like data.
+With ``join="outer"``, `prepare_parts` gives every set all arrays along the joined dimension, and the union of the
+coordinates along all other dimensions. Chunks that a set lacks do not exist in the result. Readers show the fill value
+there, so the fill value must mean "missing": zeros would look like data.
 """
 
 from __future__ import annotations

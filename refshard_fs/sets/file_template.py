@@ -24,7 +24,7 @@ from refshard_fs.references.binary import pack_compressed
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
 
-SIZES: Final = 16  # templates that are remembered, one for each file size, of about 64 KiB each
+SIZES: Final = 16  # the most templates that are kept, one for each size of a file: each has some 128 KiB
 DIFFERING: Final = 1024  # the most differing bytes of two files that are tried as places of inline values
 FLIPPED: Final = (0xFF, 0x55)  # bits that are flipped in chunks, to see whether the references depend on them
 T = TypeVar("T")

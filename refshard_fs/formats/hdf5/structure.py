@@ -205,7 +205,7 @@ def _split_messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
         kind, size, flags, *order = prefix.unpack_from(block, position)
         position += prefix.size + size
         if position > len(block):
-            found = f"a message of type {kind:#06x} ends at byte {position} of its object header"
+            found = f"a message of type {kind:#06x} ends at byte {position} of its block of the object header"
             raise ValueError(f"{found}: expected at most {len(block)}, the size of the block")
         if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
             expected = f"expected a type up to {_LAST_KNOWN:#06x}, because readers may not ignore this message"

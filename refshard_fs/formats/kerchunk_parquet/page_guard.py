@@ -233,7 +233,10 @@ def parse_page_header(data: bytes, at: int, stop: int) -> Page:
     description = header.get((field, STRUCT), {})
     values = description.get((1, I32), -1)
     if values < 0 or (encoding, I32) not in description:
-        raise DamagedParquet("expected a number of values and an encoding in a page header, found only one or none")
+        raise DamagedParquet(
+            f"a page header states {description.get((1, I32))} values and the encoding "
+            f"{description.get((encoding, I32))}: expected at least 0 values, and an encoding"
+        )
     return Page(kind, start, stored_size, decoded_size, values, description[encoding, I32])
 
 
@@ -251,7 +254,10 @@ def check_columns(data: bytes, footer: Footer, columns: Mapping[str, tuple[int, 
                 for page in _walk_pages(data, chunks[number], rows, width):
                     left -= page.decoded_size
                     if left < 0:
-                        raise ValueError(f"its pages decode to {most - left} bytes or more: expected at most {most}")
+                        raise ValueError(
+                            f"the pages up to this column decode to {most - left} bytes or more: expected at most "
+                            f"{most} for all columns"
+                        )
             except ValueError as e:
                 raise ValueError(f"its column {name!r} cannot be read: {e}") from e
 

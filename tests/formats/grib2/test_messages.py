@@ -282,7 +282,7 @@ AXES = {
 
 
 @pytest.mark.parametrize("template", messages.TEMPLATES)
-def test_octets_of_products_equal_eccodes(template: int) -> None:
+def test_positions_of_product_fields_equal_those_of_eccodes(template: int) -> None:
     layout = messages.TEMPLATES[template]
     handle = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
     eccodes.codes_set(handle, "tablesVersion", 34)

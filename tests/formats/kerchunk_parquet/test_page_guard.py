@@ -68,7 +68,7 @@ def test_pages_of_valid_files_are_parsed() -> None:
 def test_page_with_a_false_size_is_refused() -> None:
     seen = 0
     for what, data in forge_files():
-        with pytest.raises(ValueError, match=r"its pages decode to|a page of .* bytes has"):
+        with pytest.raises(ValueError, match=r"pages up to this column decode to|a page of .* bytes has"):
             raise AssertionError(f"{what}: decoded to {INDEX.decode(data)}")
         seen += 1
     assert seen > 200
@@ -175,7 +175,7 @@ def test_total_size_of_a_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     for bound in ("GRACE", "DECODED"):
         with monkeypatch.context() as patch:
             patch.setattr(page_guard, bound, sum(parts) - 1)
-            with pytest.raises(ValueError, match="its pages decode to"):
+            with pytest.raises(ValueError, match="pages up to this column decode to"):
                 INDEX.decode(data)
 
 

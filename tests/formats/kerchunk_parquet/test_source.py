@@ -104,7 +104,7 @@ def test_directory_name_of_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
         fs.ls("a/" + "9" * 5000)
 
 
-def test_published_set_has_the_keys_of_its_files(shared_data: Path) -> None:
+def test_published_set_has_references_in_its_parquet_files(shared_data: Path) -> None:
     root = shared_data / "refs" / "arg-wrf-parquet" / "combined.parq"
     fs = RefShardFileSystem(str(root))
     assert fs.cat_file(".zmetadata") == (root / ".zmetadata").read_bytes()
