@@ -373,7 +373,7 @@ async def _write(
     count = size = 0
     left: dict[str, list[range]] = {}
     for array, grid in references.grids.items():
-        partitions = references.partitions(array, count_rows(grid))
+        partitions = references.partitions(array, ROWS)
         while (part := await asyncio.to_thread(next, partitions, None)) is not None:
             native, bytes_ = await put_virtual(store, array, grid, *part)
             count, size = count + native, size + bytes_
@@ -509,12 +509,6 @@ async def put_native(store: Any, array: str, grid: ChunkGrid, numbers: range, ch
         await put(store, dict(zip(keys, data, strict=True)))
         size += sum(map(len, data))
     return size
-
-
-def count_rows(grid: ChunkGrid) -> int:
-    """Return the number of chunks in one call of icechunk: whole rows of the grid, which it takes as a block."""
-    inner = max(1, math.prod(grid.counts[1:]))
-    return max(1, ROWS // inner) * inner
 
 
 def _list_versions(

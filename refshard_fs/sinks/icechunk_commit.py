@@ -20,8 +20,8 @@ from refshard_fs.core.model import Entry, Inline
 from refshard_fs.errors import ConflictError, ManifestError, sanitize
 from refshard_fs.security.origins import Origins
 from refshard_fs.sinks.icechunk import (
+    ROWS,
     commit,
-    count_rows,
     encode_document,
     make_key,
     make_storage,
@@ -93,8 +93,8 @@ class IcechunkCommit:
             document = {n: v for n, v in zarrmeta.object_in(entry.data, key).items() if n != "consolidated_metadata"}
             self._documents[key] = encode_document(document, key)
         elif (at := find_chunk(self._grids, key)) is not None:
-            size = count_rows(self._grids[at.array])
-            numbers = range(at.number // size * size, min((at.number // size + 1) * size, self._grids[at.array].size))
+            start = at.number // ROWS * ROWS
+            numbers = range(start, min(start + ROWS, self._grids[at.array].size))
             block = self._blocks.setdefault((at.array, numbers), ChunksBuilder(len(numbers)))
             block.put_entry(at.number - numbers.start, entry)
         else:

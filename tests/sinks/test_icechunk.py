@@ -293,6 +293,23 @@ def test_wrong_setting_is_named(name: str, given: dict[str, Any], why: str, tmp_
         RefShardFileSystem(ONE_ARRAY).save(str(tmp_path / name), **given)
 
 
+def test_sparse_array_of_wide_rows_is_saved_and_appended_to(tmp_path: Path) -> None:
+    """A block of chunks of whole rows would take 20 GB of memory."""
+    there, width = str(tmp_path / "made.icechunk"), 10**9
+    meta = {**DOCUMENT, "shape": [3, width], "chunks": [1, 1], "filters": None, "compressor": None}
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta)}
+    places = {f"{row}.{column}": row * 100 + column % 100 for row in (0, 2) for column in (0, 1, 7, width - 1)}
+    RefShardFileSystem(refs | {f"a/{place}": ["s3://b/k", at, 1] for place, at in places.items()}).save(there)
+    fs = RefShardFileSystem(there, mode="a")
+    fs.pipe_file(f"a/c/1/{width - 2}", b"x")
+    fs.commit()
+    source = RefShardFileSystem(there).source
+    keys = ["a/c/" + place.replace(".", "/") for place in places]
+    entries = source.run("", partial(source.open().find_entries, [*keys, f"a/c/1/{width - 2}"]))
+    assert [entry and entry.start for entry in entries[:-1]] == [*places.values()]
+    assert isinstance(entries[-1], Inline)
+
+
 def test_failed_save_commits_nothing(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem(write_netcdf(tmp_path)).save(there)
