@@ -13,6 +13,7 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -32,6 +33,8 @@ ROWS: Final = 1 << 16  # bytes of the table's rows that are read at a time
 
 _PLIO: Final = "PLIO_1"  # `decode_plio` decodes it: astropy's decoder does not check the sizes that tiles state
 _CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS", _PLIO)
+_RICE: Final = ("RICE_1", "RICE_ONE")
+_LONGEST_BLOCK: Final = 1 << 16  # pixels in a block of RICE_1; 16 or 32 are usual
 _UNSAFE: Final = "HCOMPRESS_1"  # a flipped bit crashes the decoders of astropy and imagecodecs
 _GZIP: Final = b"\x1f\x8b"
 _MOST_BYTES: Final = 8  # the most bytes of a pixel
@@ -121,6 +124,10 @@ class TileChunks(Chunks):
             if _NEEDED_CARDS.fullmatch(name) and isinstance(value, (bool, int, float, str))
         }
         self._seed = header.get_integer("ZDITHER0", 0)
+        # Integers in one column are decoded without astropy's tables; floats have further columns, with their scales.
+        rice = _parse_rice_settings(header) if kind in _RICE else None
+        is_simple = image.stored.kind in "iu" and [column.width for column in self._columns] == [row_size]
+        self._rice = rice if is_simple and _import_rice() is not None else None
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
         shape = self._image.shape
@@ -156,8 +163,9 @@ class TileChunks(Chunks):
         largest = math.prod(self._tile) * _MOST_BYTES
         dtype = self._image.stored.str
         recipe: Recipe = TileRecipe(cards, rows.tobytes(), sizes, largest, self.chunks, dtype)
-        if self.codec == _PLIO.lower():
-            recipe = PlioRecipe(sizes, extents, self._tile[self._joined_axis], self._joined_axis, self.chunks, dtype)
+        if self.codec == _PLIO.lower() or self._rice is not None:
+            length, axis = self._tile[self._joined_axis], self._joined_axis
+            recipe = IntegerTilesRecipe(sizes, extents, length, axis, self.chunks, dtype, self._rice)
         size = math.prod(self.chunks) * self._image.stored.itemsize
         where = f"{self._image.where}: tile {first}"
         return make_entry_of_parts(self._source, parts or [(self._heap, 0)], recipe, size, where)
@@ -211,6 +219,48 @@ def _format_value(value: Any) -> str:
     return f"{value:>20}"
 
 
+class RiceSettings(NamedTuple):
+    """The number of pixels in a block of RICE_1, and the bytes of a pixel."""
+
+    block: int
+    width: int
+
+
+def _parse_rice_settings(header: Header) -> RiceSettings:
+    """Return the settings of tiles of RICE_1. Raise ManifestError for those with which a decoder reads other memory."""
+    given: dict[str, Any] = {}
+    number = 1
+    while f"ZNAME{number}" in header.cards:
+        given.setdefault(str(header.cards[f"ZNAME{number}"]).lower(), header.cards.get(f"ZVAL{number}"))
+        number += 1
+    settings = RiceSettings(given.get("blocksize", 32), given.get("bytepix", 4))
+    if settings.width not in (1, 2, 4) or type(settings.block) is not int or not 0 < settings.block <= _LONGEST_BLOCK:
+        raise ManifestError(
+            f"{header.where}: its tiles of RICE_1 have BYTEPIX {settings.width} and BLOCKSIZE {settings.block}: "
+            f"expected 1, 2 or 4 bytes, and 1 to {_LONGEST_BLOCK} pixels"
+        )
+    return settings
+
+
+@cache
+def _import_rice() -> Any:
+    """Return astropy's decoder of one tile; None if astropy has moved it: then `TileRecipe` is used, 8 times slower."""
+    try:
+        return importlib.import_module("astropy.io.fits.hdu.compressed._codecs").Rice1
+    except (ImportError, AttributeError):
+        return None
+
+
+def _decode_rice(piece: bytes, settings: RiceSettings, count: int) -> np.ndarray[Any, Any]:
+    """Decode a tile of ``count`` pixels; ValueError if it is damaged."""
+    try:
+        decoder = _import_rice()(blocksize=settings.block, bytepix=settings.width, tilesize=count)
+        pixels = np.asarray(decoder.decode(np.frombuffer(piece, np.uint8)))[:count]
+    except Exception as e:  # noqa: BLE001  # decoders raise any error for damaged bytes
+        raise ValueError(f"astropy cannot decode a tile: {type(e).__name__}: {e}") from None
+    return pixels.view(np.uint8) if settings.width == 1 else pixels
+
+
 class TileRecipe(msgspec.Struct, frozen=True):
     """Recipe: decode the tiles of a chunk to pixels, padded with zeros to the shape ``chunks``.
 
@@ -250,11 +300,12 @@ class TileRecipe(msgspec.Struct, frozen=True):
             at += size
 
 
-class PlioRecipe(msgspec.Struct, frozen=True):
-    """Recipe: decode tiles of PLIO_1 to pixels, padded with zeros to the shape ``chunks``.
+class IntegerTilesRecipe(msgspec.Struct, frozen=True):
+    """Recipe: decode tiles of integers to pixels, padded with zeros to the shape ``chunks``.
 
     ``sizes`` are the sizes of the tiles in bytes. The tiles are joined along ``axis`` to an image of the shape
-    ``extents``; each tile has the extent ``length`` along that axis, except a shorter last one.
+    ``extents``; each tile has the extent ``length`` along that axis, except a shorter last one. ``rice`` are the
+    settings of RICE_1; without them, the tiles are compressed as PLIO_1.
     """
 
     sizes: tuple[int, ...]
@@ -263,19 +314,24 @@ class PlioRecipe(msgspec.Struct, frozen=True):
     axis: int
     chunks: tuple[int, ...]
     dtype: str
+    rice: RiceSettings | None = None
 
     def make(self, raw: bytes) -> bytes:
         chunk = np.zeros(self.chunks, self.dtype)
         at = 0
         for number, first in enumerate(range(0, self.extents[self.axis], self.length)):
             if number >= len(self.sizes):
-                raise ValueError(f"tile {number} of the chunk has no bytes: expected a line list")
+                raise ValueError(f"tile {number} of the chunk has no bytes: expected compressed pixels")
             shape = list(self.extents)
             shape[self.axis] = min(self.length, shape[self.axis] - first)
             place = [slice(0, extent) for extent in shape]
             place[self.axis] = slice(first, first + shape[self.axis])
-            words = np.frombuffer(raw[at : at + self.sizes[number]], ">i2").tolist()
-            chunk[tuple(place)] = decode_plio(words, math.prod(shape)).reshape(shape).astype(self.dtype)
+            piece = raw[at : at + self.sizes[number]]
+            if self.rice is None:
+                pixels = decode_plio(np.frombuffer(piece, ">i2").tolist(), math.prod(shape))
+            else:
+                pixels = _decode_rice(piece, self.rice, math.prod(shape))
+            chunk[tuple(place)] = pixels.reshape(shape).astype(self.dtype)
             at += self.sizes[number]
         return chunk.tobytes()
 
