@@ -78,7 +78,10 @@ def _find_and_join_group(
     in_order = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
     positions, sources, read = zip(*in_order, strict=True)
     dim = found.dims[0]
-    has_values = all(dim in part.variables and part.values(dim) is not None for part in read)
+    coordinates = [part.coordinate(dim) or part.variables.get(dim) for part in read]  # perhaps of a group
+    has_values = all(
+        v is not None and part.values(v.path) is not None for v, part in zip(coordinates, read, strict=True)
+    )
     rules = msgspec.structs.replace(rules, sort=len(found.dims) == 1 and has_values)
     if rules.sort and rules.overlap == "error":
         _check_order(read, dim)

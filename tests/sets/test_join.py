@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xarray as xr
 
@@ -51,3 +52,14 @@ def test_overlap_refuses_sets_that_differ_in_another_coordinate(tmp_path: Path) 
         )
     with pytest.raises(ManifestError, match="have different values of 'time'"):
         refshard_fs.open(f"{tmp_path}/*.nc", dim="x", overlap="first")
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_coordinate_of_a_group_orders_the_files(tmp_path: Path, step: int) -> None:
+    for number in range(3):
+        time = [2 * number, 2 * number + 1][::step]
+        ds = xr.Dataset({"air": ("time", np.array(time, "f4"))}, {"time": time})
+        ds.to_netcdf(tmp_path / f"{9 - number}.nc", engine="h5netcdf", group="grid")
+    each = [xr.load_dataset(path, group="grid") for path in tmp_path.glob("*.nc")]
+    found = xr.open_dataset(refshard_fs.open(f"{tmp_path}/*.nc"), engine="refshard", group="grid")
+    xr.testing.assert_equal(found.load(), xr.combine_by_coords(each))
