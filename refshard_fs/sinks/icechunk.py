@@ -46,6 +46,7 @@ S3: Final = ("s3", "s3a")
 GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
 LEAST_RUN: Final = 4  # chunks: if runs of one version are shorter, single references take less time
+MOST_CHUNKS: Final = 1 << 32  # along a dimension: indexes have 32 bits
 NAMED: Final = 5  # the most keys that a message names
 MAIN_BRANCH: Final = "main"
 OTHER_CREDENTIALS: Final = ("profile", "session", "sas_token", "connection_string", "credential")  # fsspec's options
@@ -427,6 +428,10 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
 
     Return the number of the other chunks, which `put_native` copies, and about how many bytes they have.
     """
+    if max(grid.counts, default=0) > MOST_CHUNKS:
+        raise ManifestError(
+            f"{array!r} has {grid.counts} chunks: Icechunk holds at most {MOST_CHUNKS} along a dimension"
+        )
     _refuse_empty(array, grid, numbers, chunks)
     locations = [_make_location(url) for url in chunks.urls]
     others = _list_native(array, grid, numbers, chunks, locations)

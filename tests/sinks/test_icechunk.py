@@ -353,6 +353,14 @@ def test_array_without_elements_is_saved(tmp_path: Path) -> None:
     assert zarr.open_array(open_session(str(tmp_path / "made.icechunk")).store, path="a", mode="r").shape == (3, 0)
 
 
+@pytest.mark.parametrize("value", [["s3://b/k", 0, 1], "x"], ids=["range", "inline"])
+def test_error_names_an_array_with_too_many_chunks(value: Any, tmp_path: Path) -> None:
+    meta = {**DOCUMENT, "shape": [3, 5 * 10**9], "chunks": [1, 1], "filters": None, "compressor": None}
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta), "a/1.4999999999": value}
+    with pytest.raises(refshard_fs.ManifestError, match=r"'a' has \(3, 5000000000\) chunks: .* at most 4294967296"):
+        RefShardFileSystem(refs).save(str(tmp_path / "made.icechunk"))
+
+
 @pytest.mark.parametrize("value", [["memory://a", 5, 0], ""], ids=["range", "inline"])
 def test_error_names_an_empty_chunk(value: Any, tmp_path: Path) -> None:
     with pytest.raises(refshard_fs.ManifestError, match="'a/1' has no bytes"):
