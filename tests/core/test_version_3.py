@@ -104,12 +104,16 @@ def test_xarray_masks_the_same_values_after_conversion(tmp_path: Path) -> None:
 
 @needs_zarr_3
 @pytest.mark.parametrize("fill", [None, "AQAAAAAAQEBhYgAA"])
-def test_structs_are_converted(fill: str | None, tmp_path: Path) -> None:
-    dtype = np.dtype([("number", "<i4"), ("inner", [("x", "<f4")]), ("text", "S4")])
-    assert dtype.itemsize == 12
-    values = np.array([(1, (2.5,), b"ab"), (-3, (4,), b"")], dtype)
-    fields = [["number", "<i4"], ["inner", [["x", "<f4"]]], ["text", "|S4"]]
-    document = make_v2(shape=[4], chunks=[2], dtype=fields, fill_value=fill)
+@pytest.mark.parametrize("nested", [False, True])
+def test_structs_are_converted(nested: bool, fill: str | None, tmp_path: Path) -> None:
+    if nested:
+        pytest.importorskip("zarr", minversion="3.2")
+    inner: Any = [["x", "<f4"]] if nested else "<f4"
+    dtype = np.dtype([("number", "<i4"), ("inner", [("x", "<f4")] if nested else "<f4"), ("text", "S4")])
+    values = np.array([(1, (2.5,), b"ab"), (-3, (4,), b"")] if nested else [(1, 2.5, b"ab"), (-3, 4, b"")], dtype)
+    document = make_v2(
+        shape=[4], chunks=[2], dtype=[["number", "<i4"], ["inner", inner], ["text", "|S4"]], fill_value=fill
+    )
     refs = {".zgroup": '{"zarr_format": 2}', "x/.zarray": json.dumps(document), "x/1": encode(values.tobytes())}
     open_source(refs).save(str(tmp_path / "new"), "chunk-manifest")
     missing = np.frombuffer(base64.b64decode(fill or "") or bytes(12), dtype)
@@ -117,7 +121,7 @@ def test_structs_are_converted(fill: str | None, tmp_path: Path) -> None:
         found = read_values(source)
         assert found.dtype == dtype
         np.testing.assert_array_equal(found[2:], values)
-        np.testing.assert_array_equal(found[:1], missing)
+    np.testing.assert_array_equal(found[:1], missing)  # in version 2, zarr 3.1 makes the text b"0" of a null
 
 
 @pytest.mark.parametrize("fill", [None, 0, "", "none"])
