@@ -12,7 +12,7 @@ from typing import Any, Final
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Packed, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, may_keep
@@ -264,7 +264,7 @@ class Immediate:
     def _load(self, need: Load) -> Outcome | None:
         """Load the answer to ``need``; None if this needs an event loop, or fails: the loop then raises the error."""
         entry = need.entry
-        if not isinstance(entry, Span) or is_scanned(need.index) or is_streamed(need.index):
+        if isinstance(entry, Packed) or is_scanned(need.index) or is_streamed(need.index):
             return None
         with self._loading:  # one of several threads loads, and the others then find the answer in the cache
             value = self._answers.get(need, self._pool)
@@ -279,7 +279,7 @@ class Immediate:
                 except TooLarge:
                     raise
                 except NOT_FOUND:
-                    return Outcome(None) if entry.optional else None
+                    return Outcome(None) if isinstance(entry, Span) and entry.optional else None
                 except OSError:
                     return None
                 if data is None:

@@ -782,7 +782,7 @@ class Source(Engines):
         if keyspace is None:
             return False
         reader = self._get_immediate()
-        found = reader.find_all(keyspace, keys)
+        found = reader.find_all(keyspace, keys, may_load=self._is_local)
         return all(outcome is not None and (not outcome.value or reader.is_here(outcome.value)) for outcome in found)
 
     def read_chunks(self, keys: Sequence[str], parts: Mapping[str, Entry]) -> Chunks:
@@ -795,10 +795,11 @@ class Source(Engines):
             return self.wait(self._read_chunks, keys, None)
         reader = self._immediate or self._get_immediate()
         if parts:
-            whole = iter(reader.find_all(keyspace, [key for key in keys if key not in parts]))
+            others = [key for key in keys if key not in parts]
+            whole = iter(reader.find_all(keyspace, others, may_load=self._is_local))
             found = [Outcome(parts[key]) if key in parts else next(whole) for key in keys]
         else:
-            found = reader.find_all(keyspace, keys)
+            found = reader.find_all(keyspace, keys, may_load=self._is_local)
         if any(outcome is None or (outcome.value is not None and not reader.has(outcome.value)) for outcome in found):
             return self.wait(self._read_chunks, keys, found, not parts)
         out: list[UnmadeBytes | None] = []

@@ -16,6 +16,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem, TargetNotAllowed
 from refshard_fs.reading.fetch import Fetcher
+from refshard_fs.source.source import Source
 from tests.servers.http import RangeServer
 
 REFS = "/set/refs.json"
@@ -167,3 +168,16 @@ def test_local_chunks_are_read_together_without_requests(tmp_path: Path, monkeyp
     read = fs.cat([f"a/{number}" for number in range(10)], on_error="return")
     assert isinstance(read.pop("a/9"), FileNotFoundError)
     assert read == {f"a/{number}": bytes([number] * 4) for number in range(9)}
+
+
+def test_local_variables_are_loaded_without_an_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first read of a variable reads the index of its chunks: that used to take turns of an event loop."""
+    h5netcdf, xr = pytest.importorskip("h5netcdf"), pytest.importorskip("xarray")
+    with h5netcdf.File(tmp_path / "a.nc", "w") as file:
+        file.dimensions = {"x": 100}
+        for number in range(40):  # more than `MOST_PREPARED_INDEXES`
+            variable = file.create_variable(f"v{number}", ("x",), "i4", chunks=(10,), compression="gzip")
+            variable[:] = range(number, number + 100)
+    with xr.open_dataset(tmp_path / "a.nc", engine="refshard") as ds:
+        monkeypatch.setattr(Source, "wait", lambda *args: pytest.fail("a read uses the event loop"))
+        assert [int(ds[f"v{number}"].values[7]) for number in range(40)] == list(range(7, 47))
