@@ -61,6 +61,7 @@ T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
 Chunks = Sequence[bytes | UnmadeBytes | None]
 
+FIRST_KEYS = 8  # the number of keys that are looked up to see whether looking up all of them needs reads
 DECODED = 32 * MIB  # the most bytes of decoded chunks that a source holds in memory
 INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes of the process: at most so many bytes
 
@@ -570,11 +571,15 @@ class Source(Engines):
         keyspace = await self.keyspace()
         reader = self._get_immediate()
         keys = [request.key for request in requests]
-        found: list[Outcome | None] = [None] * len(keys)
-        if None not in reader.find_all(keyspace, keys[:1]):  # otherwise an index has to be read, probably for all keys
-            found = reader.find_all(keyspace, keys)
+        # If the first few keys are not found, an index has to be read, probably for all keys. No key is looked up
+        # twice: a hierarchy gives the documents that it read at its opening only once.
+        found = reader.find_all(keyspace, keys[:FIRST_KEYS])
+        if any(place is not None for place in found):
+            found += reader.find_all(keyspace, keys[FIRST_KEYS:])
         elif self._is_local:
             found = await asyncio.to_thread(reader.find_all, keyspace, keys, may_load=True)
+        else:
+            found = [None] * len(keys)
         entries: dict[int, Entry] = {number: place.value for number, place in enumerate(found) if place and place.value}
         out: list[Any] = [
             FileNotFoundError(key) if place is not None and place.value is None else None
