@@ -395,7 +395,7 @@ def test_nested_documents_have_bounded_names(tmp_path: Path, monkeypatch: pytest
     ("change", "words"),
     [
         ({"sets": []}, "one set or more"),
-        ({"sets": [["part0.json", 2], ["part1.json"]]}, "'part1.json' has no length"),
+        ({"sets": [["part0.json", 2], ["part1.json"]]}, "'part1.json' has the length None"),
         ({"sets": [["part0.json", 2, "base64:!"]], "coordinate": "time"}, "damaged"),
         ({"sets": [["part0.json", 2, "base64:AA=="]], "coordinate": "time", "axes": {"time": 0}}, "1 bytes of 'time'"),
         ({"sets": [["part0.json", 2]], "coordinate": "time"}, "expected values of the coordinate"),
