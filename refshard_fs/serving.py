@@ -110,7 +110,7 @@ def asgi(
     (b'abc', 404)
 
     """
-    if token is not None and not token:
+    if token is not None and (type(token) is not str or not token):
         raise ValueError(f"invalid token={token!r}: expected a text that is not empty")
     if max_age < 0:
         raise ValueError(f"invalid max_age={max_age}: expected at least 0 seconds")
