@@ -58,7 +58,7 @@ def run(jobs: Sequence[Job], links: list[str], size: str, repeats: int) -> tuple
             Path(folder), size, with_s3=any(job.store == "s3" and not job.list_missing() for job in jobs)
         ) as runner,
     ):
-        for job, link in list_runs(jobs, links):
+        for job, link in list_runs(jobs, links, size):
             title = f"{make_title(job, size)}, {link} ms"
             try:
                 theirs, ours = runner.measure(job, link, repeats)
@@ -74,11 +74,11 @@ def run(jobs: Sequence[Job], links: list[str], size: str, repeats: int) -> tuple
     return found, failed
 
 
-def list_runs(jobs: Sequence[Job], links: list[str]) -> Iterator[tuple[Job, str]]:
+def list_runs(jobs: Sequence[Job], links: list[str], size: str) -> Iterator[tuple[Job, str]]:
     """Yield each job with each link at which it is measured; print the jobs that are left out."""
     for job in jobs:
         if missing := job.list_missing():
-            print(f"{job.title} | left out: {', '.join(missing)} is not installed")
+            print(f"{make_title(job, size)} | left out: {', '.join(missing)} is not installed")
             continue
         for link in [job.link] if job.link else links:
             yield job, link
