@@ -102,7 +102,8 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
             return Unsharded(None, doc, f"its chunks are compressed: {expected}")
         slot = math.prod(meta.chunks) * _find_itemsize(meta.dtype)
         if slot * math.prod(lengths) >= zarrmeta.COUNTABLE:
-            raise ValueError(f"expected a shard of fewer than 2**63 bytes: its slots of {slot} bytes take more")
+            slots = f"its shards have {math.prod(lengths)} slots of {slot} bytes"
+            raise ValueError(f"{slots}: expected fewer than 2**63 bytes in a shard")
         level = MaskLevel(lengths, slot, options.get("slots", "fortran"))
     elif options.get("endian") == "big":
         level = OffsetsLevel(math.prod(lengths), big_endian=True, absent="no length")

@@ -108,9 +108,10 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
 
 
 def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
-    """Return the probe of the decompressed file, if the file is compressed as a whole; otherwise ``probe``.
+    """Return the probe of the decompressed file, if a format recognises only that; otherwise ``probe``.
 
-    Raises UnknownSource for a file of a known but unsupported kind, compressed or not.
+    Cubes and reference sets are read compressed. Raise UnknownSource for a file of a known but unsupported kind,
+    compressed or not, and for a compressed document that fits no format.
     """
     codec, max_bytes = find_compressor(probe.head), options.max_manifest_bytes
     inner = decompress_probe(probe)

@@ -571,8 +571,8 @@ class Source(Engines):
         keyspace = await self.keyspace()
         reader = self._get_immediate()
         keys = [request.key for request in requests]
-        # If the first few keys are not found, an index has to be read, probably for all keys. No key is looked up
-        # twice: a hierarchy gives the documents that it read at its opening only once.
+        # If the first few keys are not found, an index has to be read, probably for all keys. A key that is found is
+        # not looked up again: a hierarchy gives the documents that it read at its opening only once.
         found = reader.find_all(keyspace, keys[:FIRST_KEYS])
         if any(place is not None for place in found):
             found += reader.find_all(keyspace, keys[FIRST_KEYS:])

@@ -130,7 +130,7 @@ class CostlyWrites:
         self._rewritten: dict[str, int] = {}
         self._texts: dict[tuple[str, str], str] = {}  # texts of warnings by array and kind; empty after the warning
 
-    def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
+    def count_write(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
         """Count a write of ``chunks`` chunks to a shard, and whether it was ``read`` first."""
         times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
         if times >= COSTLY_REWRITES:

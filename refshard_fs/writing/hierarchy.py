@@ -295,7 +295,7 @@ class HierarchyCommit:
             parts = pack_shard(shard, old, self._objects.url_of(shard.key))
             if parts is not None:
                 self._put_object(shard.key, parts, condition)
-                self._overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)
+                self._overlay.costs.count_write(shard.key, shard.array, len(shard.changes), read=old is not None)
             elif condition is not ABSENT:
                 self._empty_shards[shard.key] = condition
 

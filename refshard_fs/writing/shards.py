@@ -323,7 +323,7 @@ def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
         parts = None if shard.is_removed else pack_shard(shard, old, url)
         converted.put(shard.key, REMOVED if parts is None else writer.make_edit(parts))
         if not shard.is_removed:
-            overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)
+            overlay.costs.count_write(shard.key, shard.array, len(shard.changes), read=old is not None)
     return converted
 
 

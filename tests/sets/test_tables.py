@@ -56,7 +56,7 @@ def test_rows_of_other_dimensions_are_refused() -> None:
         parse_placed_sources([("a.nc", {"band": None})])
 
 
-def test_incomplete_stac_items_are_named() -> None:
+def test_incomplete_stac_items_are_refused() -> None:
     with pytest.raises(ValueError, match="expected assets in each item, got an item with no assets"):
         parse_placed_sources([make_item()])
     scene = make_item(b1="x.tif")

@@ -39,7 +39,8 @@ _MEMBERS: Final = {
 _WAVES: Final = 13  # ECMWF's local definition of wave spectra, with direction and frequency
 # Kinds of level (code table 3) that have two values of one octet; all other kinds have one value of two octets.
 _LAYERS: Final = frozenset([101, 104, 106, 108, 110, 112, 114, 116, 120, 121, 128, 141])
-_FACTORS: Final = {100: -2, 101: -3, 117: 9}  # units of levels by kind, as powers of ten: hPa, kPa, 1e-9
+# Scale factors by kind of level, which has ``scaled / 10**factor``: -2 for hPa, -3 for kPa, 9 for 1e-9.
+_FACTORS: Final = {100: -2, 101: -3, 117: 9}
 # Time range indicators (code table 5) of values at one time, of averages over fields at P1 after their reference times,
 # and of values from P1 to P2. P1 and P2 are octets of section 1.
 _INSTANTS: Final = frozenset([0, 1, 10])

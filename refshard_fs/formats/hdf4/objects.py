@@ -102,8 +102,8 @@ def parse_number_type(data: bytes) -> np.dtype[Any]:
         raise ValueError(f"its number type has {len(data)} bytes: expected 4")
     dtype = parse_type(data[1] | (_LITTLE if data[3] == _PC else 0))
     if dtype is None or data[3] not in (0, 1, _PC):
-        expected = f"expected a number or a character of HDF4, in the byte order 0, 1 or {_PC}"
-        raise ValueError(f"its number type is {data[1]}, in the byte order {data[3]}: {expected}")
+        expected = f"expected one of the codes {', '.join(map(str, _TYPES))}, in the byte order 0, 1 or {_PC}"
+        raise ValueError(f"its number type has the code {data[1]}, in the byte order {data[3]}: {expected}")
     return dtype
 
 

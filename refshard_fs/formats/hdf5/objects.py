@@ -129,9 +129,10 @@ def parse_link(file: MetadataFile, data: bytes) -> Link:
 
 
 def read_table_ahead(file: MetadataFile, table: bytes | None, group_k: int, leaf_k: int) -> Steps[None]:
-    """Read a group's symbol table, whose addresses a link has, together with the group's header.
+    """Read a group's symbol table into memory, so that `read_links` need not wait for it after the group's header.
 
-    `read_links` needs the table after the header.
+    ``table`` has the addresses of the table's B-tree and heap, from the link to the group; None if the link has none.
+    Errors are left to `read_links`.
     """
     if table is not None:
         with contextlib.suppress(ValueError):

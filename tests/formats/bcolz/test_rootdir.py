@@ -111,7 +111,7 @@ def test_server_without_listings_is_read_by_names(http_server: Any) -> None:
 
 
 @pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
-def test_zarr_requests_each_frame_once_and_nothing_else(sample_: Sample) -> None:
+def test_zarr_requests_header_and_frame_of_each_chunk_once(sample_: Sample) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     with RangeServer(directory=sample_.path.parent) as server:
         group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{sample_.path.name}"))

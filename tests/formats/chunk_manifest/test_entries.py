@@ -133,7 +133,7 @@ def test_checksums_are_checked(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("checksum", ["crc99:00", "md5", "md5:00", "crc32c:1", "md5:zz", "shake_128:00", ""])
-def test_unknown_checksums_are_errors(tmp_path: Path, checksum: str) -> None:
+def test_unknown_and_malformed_checksums_are_errors(tmp_path: Path, checksum: str) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     fs = open_source(str(write(tmp_path, {"0": {"path": "raw", "checksum": checksum}})))
     with pytest.raises(ManifestError, match=r"manifest\.json.*'c/0'"):
