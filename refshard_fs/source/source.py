@@ -746,21 +746,23 @@ class Source(Engines):
         Metadata of a set from elsewhere must not name a codec that runs code, even if some version of zarr permits it.
         This check needs the whole document. While xarray opens a set, `GUARD` checks its chunks.
         """
-        is_document = zarrmeta.is_metadata(request.key) and isinstance(data, bytes | bytearray | memoryview)
-        document = bytes(data) if is_document else b""
-        if zarrmeta.is_nested_deeply(document):
-            raise ManifestError(f"{request.key!r} is nested too deeply: zarr cannot parse such metadata")
-        if request.key.endswith(".zattrs"):
-            document = b""  # the document names no codecs
-        if zarrmeta.may_use_pickle(document) and not self.is_own and zarrmeta.uses_pickle(document):
-            raise ManifestError(
-                f"{request.key!r}, metadata of a set from elsewhere: expected chunks without pickles, which may run "
-                "code, found a codec of pickles. If you trust the set, add its URL to allow=; if it was made of other "
-                "sets, pass allow='any'"
-            )
+        if zarrmeta.is_metadata(request.key) and isinstance(data, bytes | bytearray | memoryview):
+            self._check_document(request.key, bytes(data))
         guard = GUARD.get()
         if guard is not None and isinstance(data, bytes) and request.is_whole:
             guard(request.key, data)
+
+    def _check_document(self, key: str, document: bytes) -> None:
+        if zarrmeta.is_nested_deeply(document):
+            raise ManifestError(f"{key!r} is nested too deeply: zarr cannot parse such metadata")
+        if key.endswith(".zattrs"):  # it names no codecs
+            return
+        if zarrmeta.may_use_pickle(document) and not self.is_own and zarrmeta.uses_pickle(document):
+            raise ManifestError(
+                f"{key!r}, metadata of a set from elsewhere: expected chunks without pickles, which may run code, "
+                "found a codec of pickles. If you trust the set, add its URL to allow=; if it was made of other sets, "
+                "pass allow='any'"
+            )
 
     def find_parts(self, keys: Sequence[str], choose: Callable[[str, bool], ChunkPart | None]) -> dict[str, Entry]:
         """Return, by key, the ranges of parts of chunks that are stored uncompressed, and found without reads.
