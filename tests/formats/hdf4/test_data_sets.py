@@ -17,7 +17,7 @@ def test_damaged_data_set_does_not_hide_the_others() -> None:
     number_type = bytes([1, 6, 64, 1])  # 6 is the type of "doubles" only
     assert data.count(number_type) == 1
     keyspace = Files({ROOT: data.replace(number_type, bytes([1, 99, 64, 1]))}).open()
-    assert "number type is 99" in keyspace.reports["doubles"]
+    assert "number type has the code 99" in keyspace.reports["doubles"]
     assert "plain" in keyspace.grids
 
 
