@@ -135,7 +135,7 @@ class ConcatKeySpace(KeySpace):
         return self.first.strangers  # the metadata shown are the first piece's
 
     @property
-    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # a property here
+    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # a property, so that it follows the first piece
         return self.first.holds_all_metadata
 
     def resolve(self, url: str | None) -> str:

@@ -188,10 +188,13 @@ class Immediate:
             raise FileNotFoundError(key)
         return entry
 
-    def find_all(self, keyspace: KeySpace, keys: Sequence[str], *, may_load: bool = False) -> list[Outcome | None]:
+    def find_all(
+        self, keyspace: KeySpace, keys: Sequence[str], *, may_load: bool = False, keeps: bool = False
+    ) -> list[Outcome | None]:
         """Return the entries of ``keys`` that are found without reads; `Outcome(None)` stands for a missing key.
 
-        With ``may_load``, reads that need no event loop are permitted.
+        With ``may_load``, reads that need no event loop are permitted. With ``keeps``, entries of chunks that are
+        fetched ahead stay remembered: another look-up reads the chunks.
         """
         # After an error, the event loop looks the keys up again, and finds the key that fails.
         if keyspace.in_memory:
@@ -199,7 +202,7 @@ class Immediate:
                 return [Outcome(keyspace.find(key)) for key in keys]
         out: list[Outcome | None] = [None] * len(keys)
         if self._foreseen:
-            out = [self._take_foreseen(keyspace, key) for key in keys]
+            out = [self._take_foreseen(keyspace, key, keeps=keeps) for key in keys]
         unknown = [place for place, found in enumerate(out) if found is None]
         for look_up in keyspace.make_lookups([keys[place] for place in unknown]) if unknown else ():
             with contextlib.suppress(Exception):
@@ -215,8 +218,8 @@ class Immediate:
                 self._foreseen.clear()
             self._foreseen[key] = keyspace, entry
 
-    def _take_foreseen(self, keyspace: KeySpace, key: str) -> Outcome | None:
-        known = self._foreseen.pop(key, None)
+    def _take_foreseen(self, keyspace: KeySpace, key: str, *, keeps: bool) -> Outcome | None:
+        known = self._foreseen.get(key) if keeps else self._foreseen.pop(key, None)
         return Outcome(known[1]) if known is not None and known[0] is keyspace else None
 
     def reaches(self, span: Span) -> bool:

@@ -23,7 +23,7 @@ from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.hold_texts import hold_texts
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
-from refshard_fs.sets.opened_set import HasSource
+from refshard_fs.sets.opened_set import FileSystemLike
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.stacking import stack_like
 from refshard_fs.sets.stored_coordinates import add_coordinates
@@ -44,7 +44,7 @@ class GrownReferences(NamedTuple):
     @classmethod
     def of(
         cls,
-        target: HasSource,
+        target: FileSystemLike,
         url: str,
         fo: Any,
         rules: AppendRules,

@@ -15,7 +15,7 @@ from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.reading.loading import Heads
 from refshard_fs.sets.make_choice import make_choice
-from refshard_fs.sets.opened_set import HasSource
+from refshard_fs.sets.opened_set import FileSystemLike
 from refshard_fs.sets.save_set import save_set
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.normalizing import parse_options
@@ -154,7 +154,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         return part
 
     @classmethod
-    def of(cls, opened: HasSource) -> LazySet | None:
+    def of(cls, opened: FileSystemLike) -> LazySet | None:
         """Return the cube that a filesystem shows, with absolute URLs; None if it shows another source.
 
         Raise TargetNotAllowed if the document is not the user's own, and names a URL that the user may not take over.

@@ -13,10 +13,11 @@ _LINK: Final = re.compile(rb"""<a\s[^>]*?\bhref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^
 
 
 def parse_link_page(page: bytes, folder: str) -> tuple[Listed, ...] | None:
-    """Return the members of ``folder``, whose URL ends with a slash, that its ``page`` links to; None if it is no page.
+    """Return the members of ``folder``, whose URL ends with a slash, that its HTML ``page`` links to.
 
-    Only links to direct members count: none to other servers and other folders, and none with a query, which sort the
-    page. A link that ends with a slash is a folder. Names are spelled as in URLs.
+    The result is None if the page is not HTML. Only links to direct members count: none to other servers and other
+    folders, and none with a query, which sort the page. A link that ends with a slash is a folder. Names are spelled as
+    in URLs.
 
     >>> parse_link_page(b'<a href="../">up</a> <a href="?C=N;O=D">Name</a> <a href="a%20b.nc">a b</a>', "https://h/d/")
     (Listed(name='a%20b.nc', size=None, is_directory=False, etag=None, last_modified=None),)
@@ -28,7 +29,7 @@ def parse_link_page(page: bytes, folder: str) -> tuple[Listed, ...] | None:
         link = html.unescape((match[1] or match[2] or match[3] or b"").decode("utf-8", "replace")).strip()
         try:
             url = urljoin(folder, link)
-        except ValueError:  # brackets that are no address
+        except ValueError:  # the brackets of a host contain no address
             continue
         name, slash, rest = url.removeprefix(folder).partition("/")
         is_member = url.startswith(folder) and not rest and name and not re.search(r"[?#]", name)

@@ -11,7 +11,7 @@ from refshard_fs.writing.writer import Writer
 
 
 @runtime_checkable
-class HasSource(Protocol):
+class FileSystemLike(Protocol):
     """The members of a `RefShardFileSystem` that this package uses to join and to save sets."""
 
     @property
@@ -37,13 +37,14 @@ class OpenedSet(NamedTuple):
 
 def is_open(fo: Any) -> bool:
     """Return whether a set is a `RefShardFileSystem`, or another set that is open."""
-    return isinstance(fo, HasSource)
+    return isinstance(fo, FileSystemLike)
 
 
-def open_set(fo: Any, given: Mapping[str, Any]) -> HasSource:
+def open_set(fo: Any, given: Mapping[str, Any]) -> FileSystemLike:
     """Open ``fo`` with the keywords ``given``; return ``fo`` itself if it is a set that is open already."""
-    if isinstance(fo, HasSource):
-        return fo
+    if is_open(fo):
+        opened: FileSystemLike = fo
+        return opened
     source = Source.of(parse_options(fo, given))
     source.reads_small_files_whole = False
     return OpenedSet(source, storage_options=given)

@@ -22,7 +22,7 @@ from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.join_sources import join_if_many
 from refshard_fs.sets.lazy_set import OTHERS, LazySet
 from refshard_fs.sets.made_set import MadeSet, make_set, restore_set
-from refshard_fs.sets.opened_set import HasSource, open_set
+from refshard_fs.sets.opened_set import FileSystemLike, open_set
 from refshard_fs.source.collect import respell_urls
 from refshard_fs.source.in_memory_source import find_target_arguments, get_content
 from refshard_fs.stores.objects import Objects
@@ -105,7 +105,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
     return make_set(new, find_target_arguments(fo))
 
 
-def _get_lazy_set(opened: HasSource) -> LazySet | None:
+def _get_lazy_set(opened: FileSystemLike) -> LazySet | None:
     """Return the user's own cube, which could not be opened, with absolute URLs; None for other sources."""
     source = opened.source.options.source
     content = get_content(source)

@@ -10,7 +10,7 @@ from refshard_fs.errors import UnknownSource
 from refshard_fs.references.reference_set import adopt
 from refshard_fs.sets.join_sources import join_if_many
 from refshard_fs.sets.made_set import MadeSet, make_set
-from refshard_fs.sets.opened_set import HasSource, open_set
+from refshard_fs.sets.opened_set import FileSystemLike, open_set
 from refshard_fs.source.collect import pin
 from refshard_fs.tools.progress import show_progress
 from refshard_fs.writing.save import make_speller
@@ -67,7 +67,7 @@ names all replaced objects
     return _snapshot(opened, inline_threshold, callback, flatten=flatten)
 
 
-def _snapshot(opened: HasSource, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
+def _snapshot(opened: FileSystemLike, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
     """Pin all references of a set to the current versions of their targets."""
     source = opened.source
     shard_options = source.options.open.shard_options if flatten else None

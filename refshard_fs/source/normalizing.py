@@ -55,7 +55,7 @@ def resolve_source(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, An
     """Resolve the forms of ``fo`` that stand for another one, such as an open file, a URL pipeline, or a store.
 
     Return the source, or the list of sources, and the keywords with which it is opened. ``fo`` may be among those
-    ``given``. Raise TypeError if there is no source.
+    ``given``. Raise TypeError if ``fo`` is missing.
     """
     given = dict(given)
     keyword = given.pop("fo", None)

@@ -768,14 +768,14 @@ class Source(Engines):
         """Return, by key, the ranges of parts of chunks that are stored uncompressed, and found without reads.
 
         ``choose(key, is_here)`` returns the part of a chunk that suffices; ``is_here`` says whether the chunk is on
-        this machine. A cache on disk has whole chunks: with such a cache, there are no parts.
+        this machine. A cache on disk keeps whole chunks: with such a cache, the result is empty.
         """
         keyspace = self._keyspace or self.open_now()
         if not keys or keyspace is None or self._on_disk is not None:
             return {}
         reader = self._get_immediate()
         stored: dict[str, Entry] = {}
-        for key, outcome in zip(keys, reader.find_all(keyspace, keys), strict=True):
+        for key, outcome in zip(keys, reader.find_all(keyspace, keys, keeps=True), strict=True):
             if outcome is not None and outcome.value is not None:
                 part = choose(key, reader.is_here(outcome.value))
                 entry = None if part is None else part.find_stored(outcome.value)
@@ -789,8 +789,12 @@ class Source(Engines):
         if keyspace is None:
             return False
         reader = self._get_immediate()
-        found = reader.find_all(keyspace, keys, may_load=self._is_local)
-        return all(outcome is not None and (not outcome.value or reader.is_here(outcome.value)) for outcome in found)
+
+        def are_here(some: Sequence[str]) -> bool:
+            found = reader.find_all(keyspace, some, may_load=self._is_local, keeps=True)
+            return all(place is not None and (not place.value or reader.is_here(place.value)) for place in found)
+
+        return are_here(keys[:1]) and are_here(keys[1:])  # the first chunk decides for most arrays
 
     def read_chunks(self, keys: Sequence[str], parts: Mapping[str, Entry]) -> Chunks:
         """Read chunks together; None stands for a missing chunk. For callers that may block.

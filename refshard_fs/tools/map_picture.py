@@ -140,7 +140,7 @@ def _draw_grid(page: Page, content: Map, plane: Plane) -> None:
     if plane.step != (1, 1):
         page.add_line(f"a cell is {plane.step[0]} × {plane.step[1]} chunks")
     if not rows or not columns:
-        page.add_line("there are no chunks: a dimension is empty")
+        page.add_line("the array has no chunks: one of its dimensions has the length 0")
         return
     wide, high = min(ROOM / columns, LARGEST), min(GRID_HEIGHT / rows, LARGEST)
     wide, high = min(wide, 5 * high), min(high, 5 * wide)

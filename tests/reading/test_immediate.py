@@ -15,6 +15,7 @@ import pytest
 from fsspec.callbacks import Callback
 
 from refshard_fs import RefShardFileSystem
+from refshard_fs.core.model import Span
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged
 from refshard_fs.reading import immediate
 from refshard_fs.reading.engine import Engine
@@ -185,3 +186,12 @@ def test_later_errors_of_a_selection_are_not_logged(file: Path, caplog: pytest.L
         asyncio.run(read())
     gc.collect()
     assert not caplog.records
+
+
+def test_probe_keeps_the_entries_of_chunks_fetched_ahead(tmp_path: Path) -> None:
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    source = RefShardFileSystem(str(tmp_path)).source
+    keyspace, reader, entry = source.open(), source._get_immediate(), Span("memory://x", 0, 1)
+    reader.remember_place(keyspace, "a/0", entry)
+    found = [reader.find_all(keyspace, ["a/0"], keeps=keeps)[0] for keeps in (True, True, False, False)]
+    assert [place is not None and place.value == entry for place in found] == [True, True, True, False]

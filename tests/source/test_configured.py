@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from refshard_fs import RefShardFileSystem
 from refshard_fs.source.options import parse_configuration
 
 
@@ -92,3 +94,33 @@ def test_environment_and_files_configure_a_process(how: str, source: str, tmp_pa
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     assert done.stdout == "hello 7 False\n"
+
+
+def test_configured_source_is_opened(conf: dict[str, Any], source: str) -> None:
+    conf |= {"fo": source, "max_gap": "7"}
+    assert fsspec.filesystem("refshard").cat_file("a/0") == b"hello"
+    assert fsspec.filesystem("refshard").storage_options["max_gap"] == 7
+    with fsspec.open("refshard://a/0") as file:
+        assert file.read() == b"hello"
+
+
+@pytest.mark.parametrize("positional", [False, True])
+def test_arguments_override_configuration(positional: bool, conf: dict[str, Any], source: str) -> None:
+    conf |= {"fo": "nowhere.json", "max_gap": 7, "target_options": {"x": 1}}
+    if positional:
+        fs = RefShardFileSystem(source, None, None, None, {})
+    else:
+        fs = RefShardFileSystem(fo=source, target_options={}, max_gap=9)
+    assert fs.cat_file("a/0") == b"hello"
+    assert fs.storage_options["max_gap"] == (7 if positional else 9)
+
+
+def test_configuration_survives_pickling_and_json(conf: dict[str, Any], source: str) -> None:
+    conf |= {"fo": "nowhere.json", "max_gap": 7}
+    fs = RefShardFileSystem({"b": "x"})
+    for again in (pickle.loads(pickle.dumps(fs)), fsspec.AbstractFileSystem.from_json(fs.to_json())):
+        assert again.cat_file("b") == b"x"
+    conf.clear()
+    again = pickle.loads(pickle.dumps(fs))
+    assert again.cat_file("b") == b"x"
+    assert again.storage_options["max_gap"] == 7
