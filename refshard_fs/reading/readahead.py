@@ -236,8 +236,9 @@ class ReadAhead:
 
 
 def _find_period(steps: Sequence[int]) -> int:
-    """Return after how many steps the last steps recur: the distance to the earlier steps that agree longest.  If the
-    last step did not occur before, return the number of all steps.
+    """Return after how many steps the last steps recur: the distance to the earlier steps that agree longest.
+
+    If the last step did not occur before, return the number of all steps.
     """
     period, longest, last = len(steps), 0, len(steps) - 1
     for place in range(last - 1, -1, -1):
