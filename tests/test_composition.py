@@ -83,7 +83,7 @@ def test_manifest_in_an_archive_of_nested_shards_is_read(folder: Path, http_serv
 
 
 @pytest.mark.usefixtures("large_files")
-def test_each_index_of_the_chain_is_read_once(folder: Path, http_server: RangeServer) -> None:
+def test_zip_directory_and_shard_indexes_are_read_once(folder: Path, http_server: RangeServer) -> None:
     data = make_zip(folder)
     fs = RefShardFileSystem(http_server.put("/image.zip", data), max_gap=0, skip_instance_cache=True)
     assert fs.cat_file("0/zarr.json")

@@ -21,7 +21,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("cls", PARTS)
-def test_corpus_files_read_as_recorded(cls: str, shared_data: Path) -> None:
+def test_files_of_the_corpus_have_their_recorded_values(cls: str, shared_data: Path) -> None:
     pytest.importorskip("pyarrow")
     if pytest.importorskip("zarr").__version__.startswith("2."):
         pytest.skip("the checker needs zarr 3")

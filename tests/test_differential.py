@@ -221,7 +221,7 @@ EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, 
 
 @EXAMPLES
 @given(found=draw_sets())
-def test_ours_and_fsspec_read_the_same(found: Set, targets: Path) -> None:
+def test_random_sets_read_the_same_with_refshard_and_fsspec(found: Set, targets: Path) -> None:
     document = found.written(targets)
     ours = open_fs(document, targets)
     check_filesystem(ours, found.values)

@@ -144,7 +144,7 @@ def test_part_of_an_uncompressed_chunk_has_the_right_values(
             np.testing.assert_array_equal(read.values, expected.values)
 
 
-def test_part_of_a_last_piece_is_read_alone(tmp_path: Path) -> None:
+def test_part_of_a_padded_last_chunk_is_read_alone(tmp_path: Path) -> None:
     """The last piece of a contiguous array is padded to the size of a chunk."""
     values = np.arange(2100 * 1031, dtype=">f4").reshape(2100, 1031)
     with h5netcdf.File(tmp_path / "a.nc", "w") as file:
@@ -159,7 +159,9 @@ def test_part_of_a_last_piece_is_read_alone(tmp_path: Path) -> None:
         assert fs.stats()["bytes_fetched"] - before == 10 * 1031 * 4
 
 
-def test_whole_chunks_are_not_looked_up_for_parts(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_parts_of_chunks_looks_up_no_whole_chunk(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     array, values = open_uncompressed(http_server)
     looked_up: list[str] = []
     find_all = Immediate.find_all
@@ -193,7 +195,7 @@ def test_window_of_an_uncompressed_chunk_fetches_its_rows(http_server: RangeServ
     assert http_server.bytes_sent < (5 << 20)
 
 
-def test_point_of_steps_far_apart_reads_each_step_alone(http_server: RangeServer) -> None:
+def test_point_at_distant_steps_reads_each_step_by_itself(http_server: RangeServer) -> None:
     values = np.arange(4 * 2 * 600 * 1000, dtype="<i4").reshape(8, 600, 1000)
     url = http_server.put("/steps.bin", values.tobytes())
     meta = {"zarr_format": 2, "shape": values.shape, "chunks": [2, 600, 1000], "dtype": "<i4", "order": "C"}
@@ -382,7 +384,7 @@ def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, mo
     assert any(url in note for note in caught.value.__notes__)
 
 
-def test_values_of_an_absurd_shape_are_an_error(tmp_path: Path) -> None:
+def test_loading_an_array_of_2_62_elements_is_an_error(tmp_path: Path) -> None:
     """All chunks used to be listed first, which took hours."""
     meta = {"zarr_format": 2, "shape": [1 << 62], "chunks": [2], "dtype": "<f8", "order": "C", "fill_value": 0}
     refs = {".zgroup": {"zarr_format": 2}, "a/.zarray": {**meta, "compressor": None, "filters": None}}
@@ -466,7 +468,7 @@ def test_points_of_a_cube_are_read_asynchronously(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dim", ["time", "y"])
-def test_element_of_a_converted_array_drops_its_axis(tmp_path: Path, dim: str) -> None:
+def test_integer_index_of_a_converted_array_drops_the_axis(tmp_path: Path, dim: str) -> None:
     for day, scale in enumerate((0.5, 0.25)):
         air = xr.DataArray(np.arange(6.0).reshape(1, 2, 3) + day, dims=("time", "y", "x"))
         encoding = {"air": {"dtype": "i2", "scale_factor": scale, "_FillValue": -1, "chunksizes": (1, 1, 3)}}

@@ -106,7 +106,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any, dask_cluster
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path, fast_python: list[str]) -> None:
+def test_every_code_block_of_a_document_runs(
+    document: Path, scene: Scene, tmp_path: Path, fast_python: list[str]
+) -> None:
     if "vz.to_kerchunk" in document.read_text() and Version(metadata.version("virtualizarr")) < Version("2.8"):
         pytest.skip("the page is for VirtualiZarr 2.8, which needs Python 3.12")
     directory = shutil.copytree(scene.directory, tmp_path / "directory")
@@ -138,7 +140,7 @@ def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path, fast_pyt
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_no_block_is_skipped(document: Path) -> None:
+def test_every_fence_of_a_document_belongs_to_a_block(document: Path) -> None:
     fences = [line for line in document.read_text().splitlines() if line.lstrip("> ").startswith(("```", "~~~"))]
     assert len(fences) == 2 * len(list_blocks(document.read_text()))
     if document.name == "README.md":

@@ -112,7 +112,7 @@ def test_bcolz_table_becomes_a_dataframe(run: Callable[..., str]) -> None:
 
 
 @pytest.mark.skipif(ZARR_2, reason="kerchunk needs zarr 3")
-def test_append_keeps_full_partitions(run: Callable[..., str]) -> None:
+def test_append_example_keeps_full_partitions(run: Callable[..., str]) -> None:
     pytest.importorskip("kerchunk")
     pytest.importorskip("pyarrow")
     printed = run("append_day.py")

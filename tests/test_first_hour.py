@@ -111,7 +111,7 @@ class Saying(RangeServer):
     ],
     ids=str,
 )
-def test_set_opens_by_every_spelling(what: Any, options: Any, working_copy: Path) -> None:
+def test_open_dataset_accepts_every_spelling_of_a_source(what: Any, options: Any, working_copy: Path) -> None:
     with open_fs(what, **options) as ds:
         assert dict(ds.sizes) == {"time": 4, "x": 6}
         assert ds["air"].sel(time="2024-01-01T01:00").values.tolist() == [6, 7, 8, 9, 10, 11]

@@ -227,7 +227,7 @@ def test_memory_zip_chain_and_data_urls_are_targets(tmp_path: Path) -> None:
     assert fs.cat(["m", "z", "d"]) == {"m": DATA[3:7], "z": DATA[5:11], "d": b"ell"}
 
 
-def test_manifest_may_lie_anywhere(tmp_path: Path, http_server: Any) -> None:
+def test_manifest_is_read_from_http_memory_and_archives(tmp_path: Path, http_server: Any) -> None:
     import zipfile
 
     document = json.dumps({"k": ["x.bin", 2, 3]}).encode()

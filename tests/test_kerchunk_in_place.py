@@ -102,7 +102,7 @@ RECIPES: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_kerchunk_makes_the_same_references(recipe: str, sets: list[dict[str, Any]]) -> None:
+def test_kerchunk_combines_our_and_fsspecs_sets_alike(recipe: str, sets: list[dict[str, Any]]) -> None:
     theirs, ours = _run_with_both(lambda: RECIPES[recipe](copy.deepcopy(sets)))
     assert _flatten(ours) == _flatten(theirs)
 

@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RefShardFileSystem:
         ({"model/y": [6.0, 3.0]}, {"y": slice(1, 3)}),
     ],
 )
-def test_labels_become_indices(source: RefShardFileSystem, sel: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_sel_labels_become_positions(source: RefShardFileSystem, sel: dict[str, Any], expected: dict[str, Any]) -> None:
     assert find_positions(source.source, source, sel) == expected
 
 
@@ -45,7 +45,9 @@ def test_labels_become_indices(source: RefShardFileSystem, sel: dict[str, Any], 
         ({"y": [9.0, 3.0]}, "slice of step 1"),
     ],
 )
-def test_missing_labels_are_errors(source: RefShardFileSystem, sel: dict[str, Any], message: str) -> None:
+def test_labels_missing_in_coordinates_are_errors(
+    source: RefShardFileSystem, sel: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ManifestError, match=message):
         find_positions(source.source, source, sel)
 

@@ -132,7 +132,7 @@ def test_arrays_and_dask_arrays_are_loaded(http_server: RangeServer) -> None:
     assert refshard_fs.load(chunked)["v3"].values.tolist() == [0, 3, 6, 9]
 
 
-def test_error_names_its_key(http_server: RangeServer) -> None:
+def test_error_of_load_names_the_failing_key(http_server: RangeServer) -> None:
     ds = xr.open_dataset(put_references(http_server), engine="refshard", storage_options={"retries": 0})
     http_server.fault(403, "/v7")
     with pytest.raises(ReferenceNotReachable, match="v7/0"):

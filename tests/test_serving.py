@@ -316,7 +316,7 @@ def test_several_sources_are_served_by_name(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "{key:path}", "a?b"])
-def test_names_invalid_in_a_path_are_an_error(name: str, folder: Path) -> None:
+def test_asgi_refuses_invalid_names_and_sources(name: str, folder: Path) -> None:
     with pytest.raises(ValueError, match="invalid name of a source"):
         refshard_fs.asgi({name: RefShardFileSystem(str(folder / "0.nc"))})
     with pytest.raises(TypeError, match="expected a RefShardFileSystem for each name"):
@@ -366,7 +366,7 @@ def test_many_clients_get_the_same_bytes(server: Server, folder: Path) -> None:
         assert all(pool.map(read, range(40)))
 
 
-def test_committed_writes_are_served() -> None:
+def test_writes_are_served_under_a_new_etag() -> None:
     fs = RefShardFileSystem({".zgroup": '{"zarr_format": 2}', "a/0": "abc"})
     with Server(refshard_fs.asgi(fs)) as server:
         first = HTTP.get(f"{server.url}/a/0")

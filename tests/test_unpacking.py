@@ -61,7 +61,7 @@ def test_unpacked_values_equal_those_of_xarray(
             assert values.tobytes() == theirs.tobytes()
 
 
-def test_packed_variables_are_found_in_this_xarray(stored: np.ndarray[Any, Any], tmp_path: Path) -> None:
+def test_opening_unpacks_variables_blockwise_in_this_xarray(stored: np.ndarray[Any, Any], tmp_path: Path) -> None:
     path = write_packed(tmp_path / "v.nc", stored, *PACKINGS[0])
     ds = RefShardBackend().open_dataset(path)
     holders = [ds["v"].variable._data]

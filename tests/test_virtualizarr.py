@@ -278,7 +278,7 @@ def test_keys_beside_chunks_are_left_out(tmp_path: Path) -> None:
     assert list(virtual["a"].data.manifest.dict()) == ["0"]
 
 
-def test_group_becomes_the_root(tmp_path: Path) -> None:
+def test_chosen_group_becomes_the_root_of_a_virtual_dataset(tmp_path: Path) -> None:
     tree = xr.DataTree.from_dict({"/": xr.Dataset(), "/inner": make_dataset()})
     tree.to_zarr(str(tmp_path / "a.zarr"), zarr_format=3, consolidated=False)
     assert open_fs(str(tmp_path / "a.zarr"), group="inner")["air"].shape == (10, 8, 10)

@@ -108,7 +108,7 @@ def test_options_of_kerchunks_engine_are_accepted(folder: Path) -> None:
         np.testing.assert_array_equal(ds["t"].values, VALUES)
 
 
-def test_decoding_can_be_turned_off(folder: Path) -> None:
+def test_decode_cf_and_mask_and_scale_turn_decoding_off(folder: Path) -> None:
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, decode_cf=False) as ds:
         np.testing.assert_array_equal(ds["t"].values, VALUES)
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, mask_and_scale=False) as ds:

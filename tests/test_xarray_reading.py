@@ -154,7 +154,7 @@ def test_announced_keys_are_read_on_another_loop(chunked: Chunked) -> None:
     in_a_running_loop(cell)
 
 
-def test_announced_keys_are_read_elsewhere_once_the_loop_stopped(chunked: Chunked, http_server: RangeServer) -> None:
+def test_keys_announced_on_a_stopped_loop_are_read_on_another(chunked: Chunked, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(chunked.refs(GRID), skip_instance_cache=True, asynchronous=True)
     told = asyncio.new_event_loop()
     thread = threading.Thread(target=told.run_forever)

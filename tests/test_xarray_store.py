@@ -141,7 +141,7 @@ def test_damaged_metadata_of_an_array_are_an_error(members: dict[str, Any], mess
         xr.open_dataset(make_array_3(**members), engine=RefShardBackend)
 
 
-def test_member_that_need_not_be_understood_is_ignored() -> None:
+def test_metadata_that_need_not_be_understood_are_ignored() -> None:
     with xr.open_dataset(make_array_3(novel={"must_understand": False}), engine=RefShardBackend) as ds:
         assert ds["a"].values.tolist() == [1, 2]
 

@@ -52,7 +52,7 @@ def test_errors_spell_arguments_as_options(text: str, said: str) -> None:
     assert name_options(text) == said
 
 
-def test_printed_commands_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_advised_option_makes_the_command_succeed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "refs.json").write_text('{"a": [null, 0, 3]}')
     (tmp_path / "k").write_bytes(b"abc")
     assert main(["cat", str(tmp_path / "refs.json"), "a"]) == 2
@@ -86,7 +86,7 @@ def test_check_and_its_usage_errors_name_options(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("text", ["0", "x", "-1"])
-def test_numbers_are_at_least_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_size_below_one_is_a_usage_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["convert", "a", "b", f"--record-size={text}"])
     assert f"--record-size: expected a number of at least 1, got {text!r}" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_colours_are_for_terminals_only(
     assert ("\x1b[33mwarning" in said) == ("\x1b" in said) == coloured
 
 
-def test_diff_keeps_few_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff_command_sets_a_small_cache_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 5 million references as JSON and as parquet, the partitions that 128 allow take 130 MB."""
     kept: list[int] = []
     original = diff.compare

@@ -81,7 +81,7 @@ def test_missing_dim_lists_the_choices(refshard: Callable[..., str], tmp_path: P
     assert not (tmp_path / "cube.json").exists()
 
 
-def test_files_of_another_packing_are_recoded_or_refused(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_files_of_other_packing_are_joined_only_with_lazy(refshard: Callable[..., str], tmp_path: Path) -> None:
     for day, scale in enumerate((0.5, 0.25, 0.5)):
         write_packed(tmp_path / f"day{day}.nc", day, scale)
     said = refshard("concat", "day*.nc", "-o", "cube.json", "--dim", "time", status=2)
@@ -157,7 +157,9 @@ def test_error_of_a_missing_variable_names_the_option(refshard: Callable[..., st
 
 
 @pytest.mark.parametrize("lazy", [[], ["--lazy"]])
-def test_folders_of_members_are_a_cube_of_both(refshard: Callable[..., str], tmp_path: Path, lazy: list[str]) -> None:
+def test_folders_of_members_and_days_become_two_dimensions(
+    refshard: Callable[..., str], tmp_path: Path, lazy: list[str]
+) -> None:
     for member in (1, 2, 10):
         (tmp_path / f"r{member}").mkdir()
         for day in range(2):
@@ -231,13 +233,13 @@ def test_unreadable_files_are_errors_or_skipped(refshard: Callable[..., str], tm
     assert read_days(str(tmp_path / "cube.json")) == [0, 3]
 
 
-def test_output_named_refshard_is_a_document(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_output_with_suffix_refshard_is_a_lazy_cube(refshard: Callable[..., str], tmp_path: Path) -> None:
     for day in range(2):
         write_packed(tmp_path / f"{day}.nc", day)
     assert "2 parts" in refshard("concat", "0.nc", "1.nc", "-o", "all.refshard", "--dim", "time")
 
 
-def test_append_to_a_cube_names_its_dimension(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_append_to_a_missing_set_needs_create(refshard: Callable[..., str], tmp_path: Path) -> None:
     write_packed(tmp_path / "0.nc", 0)
     assert "there is no set at all.refshard to append to: concat makes one, and --create makes a cube" in refshard(
         "append", "all.refshard", "*.nc", status=2
@@ -259,7 +261,7 @@ def test_watch_appends_only_new_files(refshard: Callable[..., str], tmp_path: Pa
     assert refshard("watch", source, "-o", "all.refshard") == "all.refshard: time: +1\n"
 
 
-def test_sources_of_several_kinds_are_one_cube(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_files_of_several_formats_are_joined_with_lazy(refshard: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     write_day_files(tmp_path, "references", 1)
     write_day_files(tmp_path, "h5py", 2)

@@ -162,7 +162,7 @@ def test_options_reach_the_filesystem(refs: Refs, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "wrong", [["--option", "novalue"], ["--remote-options", "[]"], ["--remote-options", "{"]], ids=" ".join
 )
-def test_wrong_option_is_a_usage_error(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_option_prints_the_usage_and_exits_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["ls", "refs.json", *wrong])
     assert stopped.value.code == 2
@@ -242,7 +242,7 @@ def test_every_command_has_an_example_that_parses() -> None:
         assert make_parser().parse_args(words[1:]).command.name == name
 
 
-def test_dimensions_are_shown_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tree_and_info_show_names_of_dimensions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meta = {"zarr_format": 2, "shape": [4, 2], "chunks": [2, 2], "dtype": "|u1", "order": "C"}
     meta |= {"fill_value": None, "filters": None, "compressor": None}
     refs = {"a/.zarray": json.dumps(meta), "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", "x"]}', "a/0.0": "abcd"}

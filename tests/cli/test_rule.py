@@ -59,7 +59,7 @@ def test_new_rule_reads_the_archive(
         assert capsys.readouterr().out.startswith(f"{path}: {len(got.data_vars)} variables")
 
 
-def test_check_names_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rule_check_names_differences_from_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rule.json"
     with RangeServer() as server:
         for step in (0, 5, 6, 7, 8):

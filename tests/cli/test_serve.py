@@ -38,7 +38,7 @@ def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
         assert b"GET /a/0" in process.communicate(timeout=30)[0]
 
 
-def test_sources_of_one_name_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serving_two_sources_of_one_name_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in "ab":
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "refs.json").write_text("{}")

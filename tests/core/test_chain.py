@@ -21,5 +21,5 @@ from refshard_fs.core.chain import PERIOD, foresee
         ([*range(PERIOD + 1)] * 2, []),
     ],
 )
-def test_repeated_lengths_predict_the_next_ones(lengths: list[int], expected: list[int]) -> None:
+def test_next_lengths_are_predicted_from_repeated_lengths(lengths: list[int], expected: list[int]) -> None:
     assert foresee(lengths) == expected

@@ -261,7 +261,7 @@ def test_chunk_of_a_sharded_scalar_is_found(tmp_path: Path) -> None:
     assert answers.all("", random.Random(0))["0"] == answers.key("0")
 
 
-def test_contents_keep_other_arrays_if_metadata_cannot_be_read(tmp_path: Path) -> None:
+def test_contents_lack_only_the_array_with_unreadable_metadata(tmp_path: Path) -> None:
     text = json.dumps(document(2, [4], [2], "."))
     refs: dict[str, Any] = {".zgroup": json.dumps(GROUP[2]), "bad/.zarray": [str(tmp_path / "gone.json")]}
     for number in range(5):

@@ -31,7 +31,7 @@ def test_renumber_keeps_chunk_coordinates(before: tuple[int, ...], after: tuple[
     assert numbers[inside].tolist() == [number for number in expected if number is not None]
 
 
-def test_row_of_the_highest_order_is_kept() -> None:
+def test_chunk_with_several_rows_has_the_row_of_highest_order() -> None:
     """A chunk may have several rows, which may be more than the chunks of the grid, and may be added in any order."""
     grid, rng = ChunkGrid((40,), DOTS), np.random.default_rng(1)
     for orders in ([1, 2, 3, 4], [2, 4, 1, 3]):

@@ -133,7 +133,7 @@ def test_bzip2_and_xz_chunks_that_decode_to_more_are_refused() -> None:
     ("name", "compress"),
     [("gzip", gzip.compress), ("bz2", bz2.compress), ("lzma", lzma.compress), ("zstd", numcodecs.Zstd().encode)],
 )
-def test_all_streams_of_a_chunk_are_counted(name: str, compress: Any) -> None:
+def test_size_and_number_of_a_chunks_streams_are_limited(name: str, compress: Any) -> None:
     codec = {"id": name}
     little = numcodecs.Zstd().encode if name == "zstd" else compress
     check_chunk(meta_of(codec), bytes(little(DATA.tobytes())) + bytes(8))
@@ -151,7 +151,7 @@ def test_all_streams_of_a_chunk_are_counted(name: str, compress: Any) -> None:
 @pytest.mark.parametrize(
     "make", [zlib.compress, bz2.compress, lzma.compress, lambda data: bytes(numcodecs.Zstd().encode(data))]
 )
-def test_decompress_holds_a_large_result_once(make: Any) -> None:
+def test_decompress_makes_no_second_copy_of_the_result(make: Any) -> None:
     size = 32 << 20
     data = make(bytes(size))
     stream = {"x": zlib.decompressobj, "B": bz2.BZ2Decompressor, "\xfd": lzma.LZMADecompressor}.get(
@@ -189,7 +189,9 @@ def test_add_up_sums_in_place(is_installed: bool, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("has_imagecodecs", [True, False])
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8"])
-def test_rows_are_added_up_separately(dtype: str, has_imagecodecs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_up_rows_equals_cumsum_along_each_row(
+    dtype: str, has_imagecodecs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = np.random.default_rng(1).integers(0, 255, (4, 7, 3)).astype(dtype) << (np.dtype(dtype).itemsize * 8 - 8)
     expected = np.cumsum(steps, axis=1, dtype=dtype)
     if has_imagecodecs:
@@ -200,7 +202,7 @@ def test_rows_are_added_up_separately(dtype: str, has_imagecodecs: bool, monkeyp
     assert (add_up_rows(steps) == expected).all()
 
 
-def test_imagecodecs_is_loaded_once_many_rows_were_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagecodecs_is_loaded_after_many_rows_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("imagecodecs")
     monkeypatch.setattr(compression, "_by_numpy", [])
     monkeypatch.setattr(compression, "BY_NUMPY", 20)

@@ -94,7 +94,7 @@ def test_replaced_values_free_disk_space(
     assert edits.get("replaced").data == b"199." * 25  # type: ignore[union-attr]
 
 
-def test_many_values_are_in_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_spooled_values_share_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FILE", 1000)
     spool = Spool()
     spool.memory = 0
@@ -103,7 +103,7 @@ def test_many_values_are_in_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [edit.data for edit in kept] == [b"%3d." % number * 25 for number in range(1000)]
 
 
-def test_view_is_whole_if_another_thread_maps_less() -> None:
+def test_mapped_bytes_are_whole_if_another_thread_maps_less() -> None:
     class Shorter(module._File):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value[:2] if name == "_mapped" else value)

@@ -27,7 +27,7 @@ def server(http_server: RangeServer) -> RangeServer:
     return http_server
 
 
-def test_directory_is_not_a_key(folder: Path) -> None:
+def test_reading_a_directory_or_below_a_file_is_file_not_found(folder: Path) -> None:
     fs = open_hierarchy(folder)
     assert fs.isdir("g/a")
     with pytest.raises(FileNotFoundError):

@@ -119,7 +119,7 @@ def test_added_lookups_join_the_running_round() -> None:
     assert rounds == [["first", "late"]]
 
 
-def test_failed_need_raises_in_its_generator() -> None:
+def test_error_of_a_need_is_raised_in_its_lookup() -> None:
     def asking() -> Steps[str]:
         try:
             yield Stat("missing")

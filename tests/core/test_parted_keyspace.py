@@ -54,7 +54,7 @@ def listed(keys: OneArray, prefix: str) -> list[tuple[str, int | None]] | None:
     raise AssertionError("the listing yielded a need")
 
 
-def test_directories_have_documents_and_chunks() -> None:
+def test_directories_list_documents_and_chunk_coordinates() -> None:
     keys = OneArray()
     assert listed(keys, "a") == [("c", None), ("zarr.json", 2)]
     assert keys.asked == [], "the directory is listed without reading parts"

@@ -72,7 +72,7 @@ def test_orthogonal_arrays_select_along_each_dimension(selection: Any) -> None:
     ("selection", "expected"),
     [((0, 0, 0), [0]), (slice(1, 3), [3, 4, 5, 6, 7, 8]), ((-1, 0, slice(None, None, 2)), [9, 11])],
 )
-def test_block_selections_count_chunks(selection: Any, expected: list[int]) -> None:
+def test_block_selection_indexes_chunks_instead_of_elements(selection: Any, expected: list[int]) -> None:
     assert select_chunk_numbers(selection, SHAPE, CHUNKS, "block").tolist() == expected
 
 

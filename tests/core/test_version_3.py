@@ -105,7 +105,7 @@ def test_xarray_masks_the_same_values_after_conversion(tmp_path: Path) -> None:
 @needs_zarr_3
 @pytest.mark.parametrize("fill", [None, "AQAAAAAAQEBhYgAA"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_structs_are_converted(nested: bool, fill: str | None, tmp_path: Path) -> None:
+def test_structs_have_the_same_values_in_version_3(nested: bool, fill: str | None, tmp_path: Path) -> None:
     if nested:
         pytest.importorskip("zarr", minversion="3.2")
     inner: Any = [["x", "<f4"]] if nested else "<f4"
@@ -125,7 +125,7 @@ def test_structs_are_converted(nested: bool, fill: str | None, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("fill", [None, 0, "", "none"])
-def test_texts_of_any_length_are_converted(tmp_path: Path, fill: Any) -> None:
+def test_texts_of_any_length_become_strings_of_version_3(tmp_path: Path, fill: Any) -> None:
     document = make_v2(dtype="|O", fill_value=fill, filters=[{"id": "vlen-utf8"}])
     found = convert_array(document, {}, "x/.zarray")
     assert (found["data_type"], found["codecs"][0]) == ("string", {"name": "vlen-utf8"})

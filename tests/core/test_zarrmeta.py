@@ -429,7 +429,7 @@ def test_quick_parser_leaves_unsafe_dtype_to_full_parser() -> None:
     assert parse_plain_grid(dumps({**V2, "dtype": "m8[s/0]"}).decode()) is None
 
 
-def test_names_of_fields_may_contain_divided_units() -> None:
+def test_field_names_with_brackets_and_slashes_are_accepted() -> None:
     meta = array_meta({**V2, "dtype": [["speed [m/s]", "<f4"], ["m[1/s]", "<f4"]]}, "'a/b' of x")
     assert meta is not None
 
@@ -438,7 +438,7 @@ fields = st.sampled_from([*V2, *V3, "dimension_separator", "shards"])
 
 
 @given(st.sampled_from([V2, V3]), st.dictionaries(fields, json_values, max_size=3))
-def test_any_json_is_an_array_or_none_or_a_manifest_error(doc: dict[str, Any], change: dict[str, Any]) -> None:
+def test_changed_metadata_have_a_valid_grid_or_are_refused(doc: dict[str, Any], change: dict[str, Any]) -> None:
     try:
         meta = array_meta({**doc, **change}, "x")
     except ManifestError:

@@ -24,7 +24,7 @@ def parse_units(text: str, **more: Any) -> TimeUnits:
 
 @given(st.sampled_from(sorted(SECONDS)), st.sampled_from(sorted(SECONDS)), moments, moments,
        st.lists(st.integers(-(10**5), 10**5), max_size=5), st.sampled_from(["<i8", "<f8", ">i4"]))  # fmt: skip
-def test_instants_do_not_change(
+def test_converted_times_are_the_same_instants(
     theirs: str, ours: str, since: datetime, new: datetime, numbers: list[int], dtype: str
 ) -> None:
     values = np.array(numbers, dtype)
@@ -67,13 +67,13 @@ def test_fractions_of_days_stay_exact() -> None:
     np.testing.assert_array_equal(found, values + 366)
 
 
-def test_numbers_round_to_hours_within_their_precision() -> None:
+def test_fractions_of_days_convert_to_whole_hours() -> None:
     values = np.arange(24) / 24
     found = parse_units("days since 2001-01-02").convert(values, parse_units("hours since 2001-01-01"))
     assert found.tolist() == [24.0 + hour for hour in range(24)]
 
 
-def test_common_unit_holds_all_times_as_integers() -> None:
+def test_common_unit_of_days_and_quarter_days_is_hours() -> None:
     found = [parse_units(text) for text in ("days since 2001-01-01", "days since 2001-01-02 06:00")]
     length = find_common_unit(found)
     assert list_finer_units(length, "days since 2001-01-01 00:00:00")[0] == "hours since 2001-01-01 00:00:00"

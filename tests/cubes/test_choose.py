@@ -79,7 +79,7 @@ def write_stations(path: Path, number: int = 0) -> None:
     ds.to_netcdf(path, engine="scipy")
 
 
-def test_texts_of_characters_are_coordinates(tmp_path: Path) -> None:
+def test_character_coordinates_are_selected_as_by_xarray(tmp_path: Path) -> None:
     write_stations(tmp_path / "a.nc")
     whole = xr.open_dataset(tmp_path / "a.nc").load()
     fs = RefShardFileSystem(f"{tmp_path}/a.nc")

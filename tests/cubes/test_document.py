@@ -70,7 +70,7 @@ def test_overlaps_equal_those_of_the_eager_cube(tmp_path: Path, version: int, ov
 @pytest.mark.parametrize(
     ("overlap", "expected"), [("first", [0, 10, 20, 31, 41, 51]), ("last", [0, 11, 21, 31, 41, 51])]
 )
-def test_chunks_are_divided_where_sets_overlap(tmp_path: Path, version: int, overlap: Any, expected: Any) -> None:
+def test_overlap_that_divides_chunks_recuts_them(tmp_path: Path, version: int, overlap: Any, expected: Any) -> None:
     parts = [make_days([0, 1, 2], version, chunk=2), make_days([1, 2, 3, 4, 5], version, chunk=3, add=1)]
     lazy = refshard_fs.concat(write_parts(tmp_path, parts), "time", lazy=True, overlap=overlap, zarr_format=version)
     assert lazy.document.chunks
@@ -79,7 +79,7 @@ def test_chunks_are_divided_where_sets_overlap(tmp_path: Path, version: int, ove
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_gap_within_a_set_is_shown(tmp_path: Path, chunk: int) -> None:
+def test_gap_within_a_set_is_filled_with_missing_values(tmp_path: Path, chunk: int) -> None:
     names = write_parts(tmp_path, [make_days([0, 1, 2, 5], chunk=chunk), make_days([6, 9], chunk=chunk)])
     lazy = refshard_fs.concat(names, "time", lazy=True, freq=1)
     times, values = read(lazy)
@@ -102,7 +102,7 @@ def test_append_takes_only_new_elements_of_a_set(tmp_path: Path, chunk: int) -> 
     assert read(url) == ([0, 1, 2, 3, 4], [0, 10, 22, 32, 42])
 
 
-def test_document_lines_name_selected_elements(tmp_path: Path) -> None:
+def test_document_states_which_elements_of_a_set_are_used(tmp_path: Path) -> None:
     names = write_parts(tmp_path, [make_days([0, 1, 2]), make_days([2, 3])])
     document = refshard_fs.concat(names, "time", lazy=True, overlap="last").document
     assert [part.take for part in document.pieces] == [(0, 3), None]
@@ -110,7 +110,7 @@ def test_document_lines_name_selected_elements(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("take", [[0, 1], [2, 3], [-1, 9]])
-def test_lines_with_absent_elements_are_refused(take: list[int]) -> None:
+def test_document_with_an_invalid_range_of_elements_is_refused(take: list[int]) -> None:
     line = ["a.json", 2, None, {}, take]
     document = {"refshard": "concat", "dim": "t", "axes": {"a": 0}, "sets": [line]}
     with pytest.raises(ManifestError, match=r"a\.json|sets\[0\]"):

@@ -33,7 +33,7 @@ def make_facts(name: str, attributes: dict[str, Any] | None = None, **changed: A
         ({"attributes": {"scale_factor": 0.5}}, False),
     ],
 )
-def test_fit_separates_references_from_recoded_chunks(changed: dict[str, Any], is_same: bool) -> None:
+def test_fit_recodes_only_arrays_whose_encoding_differs(changed: dict[str, Any], is_same: bool) -> None:
     found = fit("a", make_facts("one"), make_facts("other", **changed))
     assert found.is_same == is_same
     assert (found.recoding is None) == is_same

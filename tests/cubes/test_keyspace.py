@@ -63,7 +63,7 @@ def test_columns_agree_with_lookups(tmp_path: Path, http_server: RangeServer, ki
     check(RefShardFileSystem(lazy, skip_instance_cache=True))
 
 
-def test_joined_columns_need_no_lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_and_surveying_a_cube_take_few_lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = []
     for number in range(3):
         part = make_array("a", np.zeros((40, 50), "|u1"), (1, 1), ["t", "x"])
@@ -78,7 +78,7 @@ def test_joined_columns_need_no_lookups(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(asked) < 200
 
 
-def test_missing_parquet_chunk_is_accepted(tmp_path: Path) -> None:
+def test_check_accepts_a_cube_of_parquet_sets_without_a_chunk(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     paths = []
     for number in range(2):
@@ -96,7 +96,7 @@ def test_missing_parquet_chunk_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "other format", "other array"])
-def test_errors_of_a_part_name_the_key_and_the_part(tmp_path: Path, damage: str) -> None:
+def test_error_of_a_damaged_piece_names_key_and_piece(tmp_path: Path, damage: str) -> None:
     """The error once named only the part, so that the log of a worker did not show which chunk was lost."""
     for number in range(3):
         RefShardFileSystem(make_day_set(2 * number, 2)).save(str(tmp_path / f"{number}.json"))

@@ -57,7 +57,7 @@ def test_files_of_different_variables_must_have_same_coordinates(tmp_path: Path)
 
 
 @pytest.mark.parametrize("years", [1, 2])
-def test_files_of_variables_share_bounds_and_auxiliaries(tmp_path: Path, years: int) -> None:
+def test_files_of_cmip_variables_share_bounds_and_latitudes(tmp_path: Path, years: int) -> None:
     """Each file of CMIP has a variable, the bounds of its times, and the places of its cells."""
 
     def write_all(latitude: float) -> None:

@@ -13,7 +13,7 @@ ENCODING = ChunkKeyEncoding("v2", ".")
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("offset", [-1, 0, 2])
-def test_moved_numbers_equal_numbers_of_moved_coordinates(axis: int, offset: int) -> None:
+def test_moved_chunk_numbers_have_the_shifted_coordinates(axis: int, offset: int) -> None:
     old = ChunkGrid((2, 3, 4), ENCODING)
     new = ChunkGrid(tuple(count + (k == axis) for k, count in enumerate(old.counts)), ENCODING)
     numbers = np.arange(old.size, dtype=np.uint64)
@@ -28,7 +28,7 @@ def test_moved_numbers_equal_numbers_of_moved_coordinates(axis: int, offset: int
 @pytest.mark.parametrize(
     ("numbers", "expected"), [([3, 4, 5], range(3, 6)), ([4, 3], None), ([], None), ([1, 3], None)]
 )
-def test_consecutive_numbers_are_a_range(numbers: list[int], expected: range | None) -> None:
+def test_find_range_returns_a_range_for_consecutive_numbers(numbers: list[int], expected: range | None) -> None:
     column = np.array(numbers, np.uint64)
     found = find_range(column)
     assert found is column if expected is None else found == expected

@@ -28,7 +28,7 @@ def test_gap_has_no_keys() -> None:
     assert answer(gap.children("")) is None
 
 
-def test_held_arrays_hide_chunks_of_the_piece() -> None:
+def test_array_held_by_the_cube_replaces_chunks_of_the_piece() -> None:
     shown = make_overlaid({"x/.zarray": META}, {"x": bytes(range(10))})
     assert answer(shown.lookup("x/0")) == Inline(bytes(range(10)))
     assert answer(shown.lookup("x/1")) is None
@@ -37,7 +37,7 @@ def test_held_arrays_hide_chunks_of_the_piece() -> None:
     assert json.loads(answer(shown.lookup("x/.zarray")).data)["chunks"] == [10]
 
 
-def test_directory_excludes_names_with_the_same_prefix() -> None:
+def test_listing_excludes_siblings_that_begin_like_the_directory() -> None:
     shown = make_overlaid({"abc/.zarray": META, "a/d/.zarray": META}, {})
     names = {listed.name for listed in answer(shown.children("a"))}
     assert "d" in names

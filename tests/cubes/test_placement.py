@@ -24,13 +24,13 @@ def test_places_and_elements_are_inverse(order: list[int], count: int) -> None:
         assert placement.find_element(place) is None
 
 
-def test_slice_shows_its_elements_only() -> None:
+def test_placement_of_a_slice_places_only_its_elements() -> None:
     placement = Placement.of_slice(3, 4, 10)
     assert [placement.find_place(element) for element in range(10)] == [None] * 3 + [0, 1, 2, 3] + [None] * 3
     assert placement.find_places(np.arange(10)).tolist() == [-1, -1, -1, 0, 1, 2, 3, -1, -1, -1]
 
 
-def test_divided_chunks_have_no_place() -> None:
+def test_placement_in_chunks_is_none_if_a_run_divides_a_chunk() -> None:
     assert Placement(((4, 4),)).in_chunks(2, 12) == Placement(((2, 2),))
     assert Placement(((3, 4),)).in_chunks(2, 12) is None
     assert Placement(((4, 3),)).in_chunks(2, 12) is None

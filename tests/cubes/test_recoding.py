@@ -135,7 +135,7 @@ def test_lazy_cube_of_different_encodings_has_xarrays_values(tmp_path: Path, nam
 @pytest.mark.parametrize("join", ["exact", "outer"])
 @pytest.mark.parametrize("fills", [("i4", -99, "f4", -9.0), ("u1", 255, "f8", 1e20), ("i2", -9, "i8", -5)])
 @pytest.mark.skipif(3 not in VERSIONS, reason="zarr 2 has no version 3")
-def test_wider_types_keep_fill_values(tmp_path: Path, fills: Any, join: Any) -> None:
+def test_missing_values_survive_a_join_to_a_wider_type(tmp_path: Path, fills: Any, join: Any) -> None:
     files = []
     for number, (dtype, fill) in enumerate([fills[:2], fills[2:]]):
         values = np.array([1, fill, 3], dtype)
@@ -163,7 +163,7 @@ def test_decoded_numbers_have_the_type_of_xarray(tmp_path: Path, scales: tuple[s
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet", ".zarr"])
-def test_converted_files_keep_their_decoded_type(tmp_path: Path, suffix: str) -> None:
+def test_derived_sets_decode_to_the_type_of_the_file(tmp_path: Path, suffix: str) -> None:
     if suffix == ".zarr" and 3 not in VERSIONS:
         pytest.skip("chunk manifests are of version 3")
     file, url = write_stores(tmp_path / "a.nc", 0, dtype="i2", fill=-9), str(tmp_path / f"a{suffix}")
@@ -177,7 +177,7 @@ def test_converted_files_keep_their_decoded_type(tmp_path: Path, suffix: str) ->
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("types", [("f4", "f4"), ("f8", "f8"), ("f4", "f8"), ("f8", "f4")])
-def test_saved_sets_record_the_type_of_packing(tmp_path: Path, types: tuple[str, str], version: int) -> None:
+def test_packed_files_are_joined_to_the_type_of_xarray(tmp_path: Path, types: tuple[str, str], version: int) -> None:
     files = [write_stores(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]
     for file, dtype in zip(files, types, strict=True):
         with netCDF4.Dataset(file, "a") as opened:
@@ -208,7 +208,7 @@ def test_integers_beyond_float_precision_are_an_error(tmp_path: Path) -> None:
         fs.cat_file("v/3.0")
 
 
-def test_appended_file_may_need_a_wider_type(tmp_path: Path) -> None:
+def test_append_of_files_with_other_packing_equals_xarray(tmp_path: Path) -> None:
     stored: list[dict[str, Any]] = [{"scale": 0.01}, {"scale": 0.01}, {"scale": 0.003}, {"scale": 0.01}]
     files = [write_stores(tmp_path / f"{i}.nc", i, dtype="i2", **how) for i, how in enumerate(stored)]
     url = str(tmp_path / "cube.json")

@@ -56,7 +56,7 @@ def test_matching_chunk_borders_keep_references(tmp_path: Path) -> None:
     assert b'"chunks"' not in refshard_fs.concat(files, "time", lazy=True, chunks={"time": 2}).content
 
 
-def test_document_that_grows_keeps_the_commonest_chunks(tmp_path: Path) -> None:
+def test_append_changes_chunks_to_the_commonest_shape(tmp_path: Path) -> None:
     parts = [(0, 3, (1, 3, 4)), (3, 1, (1, 3, 4)), (4, 6, (2, 3, 4))]
     files = [write_month(tmp_path / f"{i}.nc", *part) for i, part in enumerate(parts)]
     cube = str(tmp_path / "cube.refshard")
@@ -134,7 +134,7 @@ def test_invalid_chunks_in_a_document_are_refused(tmp_path: Path, chunks: Any, s
         RefShardFileSystem(json.loads(json.dumps(document))).cat_file("v/0.0.0")
 
 
-def test_command_takes_chunk_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_concat_command_takes_lengths_of_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = write_year(tmp_path, CUTS["a chunk a month"][:2])
     for name, options in (("a", ["--subchunks", "time=1"]), ("b", ["--lazy", "--chunks", "time=20"])):
         url = str(tmp_path / f"{name}.json")

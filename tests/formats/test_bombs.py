@@ -189,7 +189,7 @@ def test_tiles_that_share_the_bytes_of_a_heap_are_refused() -> None:
         files.read(keys, "1/0")
 
 
-def test_earlier_headers_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fits_headers_are_not_scanned_again_for_each_hdu(monkeypatch: pytest.MonkeyPatch) -> None:
     from refshard_fs.formats.fits.header import Header
 
     asked = []

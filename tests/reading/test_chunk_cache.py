@@ -147,7 +147,7 @@ def test_second_process_requests_no_chunk(
     assert again.stats()["disk_bytes"] > 5_000
 
 
-def test_whole_objects_cost_a_version_check_only(http_server: RangeServer, tmp_path: Path) -> None:
+def test_cached_whole_objects_cost_only_a_version_check(http_server: RangeServer, tmp_path: Path) -> None:
     """A chunk of a hierarchy is an object, whose version is requested, but whose bytes are read from the disk."""
     meta = {"zarr_format": 2, "shape": [8], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     http_server.put("/z/.zarray", json.dumps({**meta, "filters": None, "compressor": None}).encode())
@@ -329,7 +329,7 @@ class Store(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
         return {"name": path, "size": found["size"], "type": "file", "etag": f'"{found["mtime"]}"'}
 
 
-def test_generic_filesystems_check_the_version_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_ranges_of_generic_filesystems_check_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "root", str(tmp_path))
     (tmp_path / "x").write_bytes(BYTES)
     refs = {f"a/{number}": ["store://x", number * 100, 100] for number in range(10)}
@@ -439,7 +439,7 @@ def writer(python: list[str], folder: Path, capacity: int, seed: int, count: int
     return subprocess.Popen([*python, "-c", WRITER, str(folder), str(capacity), str(seed), str(count)])
 
 
-def test_two_processes_share_one_bound(tmp_path: Path, fast_python: list[str]) -> None:
+def test_two_writing_processes_share_one_bound_of_the_cache(tmp_path: Path, fast_python: list[str]) -> None:
     folder, capacity = tmp_path / "kept", 30 * 8192
     writers = [writer(fast_python, folder, capacity, seed, 100) for seed in (0, 1000)]
     most = 0
@@ -559,7 +559,7 @@ def test_file_of_another_user_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P25")
-def test_cache_respects_admission(chunked: Chunked, tmp_path: Path) -> None:
+def test_cached_chunk_outside_allow_is_refused(chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)
     with pytest.raises(TargetNotAllowed):
@@ -567,7 +567,7 @@ def test_cache_respects_admission(chunked: Chunked, tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P25")
-def test_cache_respects_a_denial_by_the_server(chunked: Chunked, tmp_path: Path) -> None:
+def test_cached_chunk_that_the_server_now_denies_is_an_error(chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)
     chunked.server.fault(403, "/data.bin")

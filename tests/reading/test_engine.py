@@ -52,7 +52,7 @@ def test_keys_read_together_become_few_requests(chunked: Chunked, fs: RefShardFi
     assert stats["bytes_wanted"] == stats["bytes_fetched"] == 100 * CHUNK
 
 
-def test_requests_stay_below_the_block_size(chunked: Chunked) -> None:
+def test_requests_have_at_most_max_block_bytes(chunked: Chunked) -> None:
     open_fs(chunked, max_block=20 * CHUNK).cat(chunked.keys(range(100)))
     assert chunked.ranges == [(i, i + 20) for i in range(0, 100, 20)]
 
@@ -215,7 +215,7 @@ def test_slow_server_increases_readahead(
     assert chunked.fetched == 10 + ahead
 
 
-def test_loop_over_chunks_is_read_ahead_each_byte_once(http_server: RangeServer) -> None:
+def test_loop_over_chunks_is_read_ahead_without_repeated_bytes(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     keys = chunked.keys(range(256))
     fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
@@ -426,7 +426,7 @@ def test_each_request_leaves_a_debug_line(chunked: Chunked, caplog: pytest.LogCa
     assert f"{chunked.url} bytes={3 * CHUNK}-{5 * CHUNK - 1}: 206, {2 * CHUNK} bytes" in line
 
 
-def test_callbacks_count_keys_and_pieces(http_server: RangeServer, tmp_path: Any) -> None:
+def test_callbacks_count_keys_of_cat_and_bytes_of_get(http_server: RangeServer, tmp_path: Any) -> None:
     chunked = Chunked(http_server)
     cat, get = Callback(), Callback()
     open_fs(chunked).cat(chunked.keys(range(7)), callback=cat)

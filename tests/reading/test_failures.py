@@ -71,7 +71,7 @@ def test_error_of_an_unknown_protocol_has_a_remedy() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_remedy_is_in_the_error(error: Exception, words: str) -> None:
+def test_explain_adds_the_remedy_to_an_error(error: Exception, words: str) -> None:
     assert words in explain(error)
 
 

@@ -51,7 +51,7 @@ def ranges(server: RangeServer) -> list[tuple[int | None, int | None]]:
     return sorted((r.start, r.stop) for r in server.requests())  # type: ignore[type-var]  # each request has a range
 
 
-def test_begun_object_serves_later_reads(http_server: RangeServer) -> None:
+def test_first_bytes_of_an_object_serve_later_reads(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA[:90])
 
     async def use(fetcher: Fetcher) -> None:

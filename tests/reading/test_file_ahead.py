@@ -37,7 +37,7 @@ def test_requests_far_from_each_other_are_not_extended() -> None:
     assert not any(extend(file, rng.randrange(SIZE // NEAR) * 3 * NEAR) for _ in range(100))
 
 
-def test_indexes_and_chunks_may_lie_in_two_parts_of_a_file() -> None:
+def test_requests_in_two_parts_of_a_file_are_extended() -> None:
     file, places, more = FileAhead(), [0, SIZE // 2], []
     for i in range(10):
         more.append(extend(file, places[i % 2]))
@@ -46,7 +46,7 @@ def test_indexes_and_chunks_may_lie_in_two_parts_of_a_file() -> None:
 
 
 @pytest.mark.parametrize("read", [0, 100 * FREE])
-def test_unread_bytes_are_bounded(read: int) -> None:
+def test_extensions_stop_at_a_bound_of_unread_bytes(read: int) -> None:
     file = FileAhead()
     file.read = read
     unread = 0
@@ -146,7 +146,7 @@ def test_refused_extension_is_requested_once(http_server: RangeServer, kind: Kin
 
 
 @pytest.mark.parametrize("option", ["readahead", "max_memory"])
-def test_options_limit_the_extension(http_server: RangeServer, option: str) -> None:
+def test_options_limit_how_far_requests_are_extended(http_server: RangeServer, option: str) -> None:
     size, step = 200_000, 70_000
     url = http_server.put("data", bytes(100 * step))
     refs = {f"a{i}": [url, step * i, 60_000] for i in range(100)}

@@ -99,7 +99,7 @@ def test_inline_data_counts_no_request(file: Path) -> None:
     assert counts["bytes_wanted"] == counts["bytes_fetched"] == 7 * COUNT * 100
 
 
-def test_counts_are_exact_with_threads(file: Path) -> None:
+def test_stats_count_each_key_that_threads_read(file: Path) -> None:
     fs = RefShardFileSystem(references(file))
     threads = [threading.Thread(target=lambda: [fs.cat_file(key) for key in KEYS]) for _ in range(8)]
     for thread in threads:
@@ -169,7 +169,7 @@ def test_slow_files_are_read_side_by_side_on_a_loop(
     assert peak > 1
 
 
-def test_later_errors_of_a_selection_are_not_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_second_error_of_a_selection_is_not_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     gc.collect()  # tasks of earlier tests, whose loops are closed, are logged when they are collected
     caplog.clear()
     met = threading.Barrier(2, timeout=60)  # both threads then raise an error

@@ -160,7 +160,7 @@ def test_old_index_is_replaced_without_a_warning(tmp_path: Path, parses: list[st
 
 
 @pytest.mark.parametrize("how", ["truncated", "emptied", "overwritten", "removed"])
-def test_index_in_use_survives_its_file(tmp_path: Path, how: str, parses: list[str]) -> None:
+def test_loaded_index_survives_damage_to_its_file(tmp_path: Path, how: str, parses: list[str]) -> None:
     """If the file were mapped into memory, cutting it short would end the process."""
     path, cache = source(tmp_path), tmp_path / "cache"
     first = everything(opened(path, cache))
@@ -183,7 +183,7 @@ def test_index_in_use_survives_its_file(tmp_path: Path, how: str, parses: list[s
     ("etag", "modified", "is_kept"),
     [('"strong"', 1, True), ('W/"weak"', 1, False), (None, 1, False), (None, None, False)],
 )
-def test_weak_version_is_not_cached(etag: Any, modified: Any, is_kept: bool) -> None:
+def test_index_is_cached_only_for_an_unambiguous_version(etag: Any, modified: Any, is_kept: bool) -> None:
     headers = None if modified is None else "Sat, 28 Nov 2020 01:00:00 GMT"
     pin = Pin(etag, headers, 10)
     assert loading._tells_versions_apart(pin) is is_kept
@@ -428,7 +428,7 @@ def test_old_unfinished_files_are_removed(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.refindex", "x-2.tmp"]
 
 
-def test_readers_and_writers_of_one_name_never_see_a_part(tmp_path: Path) -> None:
+def test_readers_beside_writers_never_see_a_part_of_an_index(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path)
     wrong: list[bytes] = []
     stop = threading.Event()

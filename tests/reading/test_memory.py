@@ -54,7 +54,7 @@ def test_empty_share_may_exceed_the_bound() -> None:
     in_loop(use)
 
 
-def test_reserved_request_needs_no_more_room() -> None:
+def test_request_with_reserved_memory_begins_if_memory_is_full() -> None:
     def use() -> None:
         budget = SharedBudget(Budget(memory=100))
         selection, dispatch = Share(budget), Share(budget)

@@ -133,7 +133,7 @@ def test_dense_ranges_are_each_served_once(count: int) -> None:
     assert max(b.stop - b.start for b in blocks) <= 16000
 
 
-def test_separate_ranges_share_a_request_only_if_adjacent() -> None:
+def test_separate_ranges_are_merged_if_adjacent_or_overlapping() -> None:
     ranges = [(0, 10), (10, 20), (21, 30), (25, 40)]
     assert [(b.start, b.stop) for b in coalesce(ranges, Limits().apart)] == [(0, 20), (21, 40)]
     assert [(b.start, b.stop) for b in coalesce(ranges, Limits(gap=-1).apart)] == [(0, 10), (10, 20), (21, 40)]

@@ -53,7 +53,7 @@ def test_distant_chunks_are_fetched_in_one_round(chunked: Chunked) -> None:
     assert fs.cat(keys) == {key: chunked.chunk(i) for i, key in zip(numbers, keys, strict=True)}
 
 
-def test_read_chunks_are_released(chunked: Chunked) -> None:
+def test_prefetched_chunk_is_released_after_its_first_read(chunked: Chunked) -> None:
     fs = open_fs(chunked)
     fs.prefetch(["a/1.0"])
     fs.cat_file("a/1.0")
@@ -128,7 +128,7 @@ def test_announcement_larger_than_memory_is_read(servers: int) -> None:
         asyncio.run(read([stack.enter_context(RangeServer()).put("/x", data) for _ in range(servers)]))
 
 
-def test_waves_are_read_right_in_random_order(chunked: Chunked) -> None:
+def test_announcement_beyond_the_budget_is_read_in_any_order(chunked: Chunked) -> None:
     fs = open_fs(chunked, max_memory=40 * CHUNK, max_block=10 * CHUNK)
     fs.prefetch("a", ...)
     order = random.Random(4).sample(range(256), 256)
@@ -337,7 +337,7 @@ def chunk_requests(server: RangeServer) -> list[str]:
     return [request.path for request in server.requests() if request.path.endswith(".0")]
 
 
-def test_whole_objects_are_fetched_ahead_once(store: str, http_server: RangeServer) -> None:
+def test_objects_fetched_ahead_are_requested_once(store: str, http_server: RangeServer) -> None:
     """Objects that do not exist are requested once, too."""
     http_server.latency = 0.02
     fs = RefShardFileSystem(store, skip_instance_cache=True)
@@ -353,7 +353,9 @@ def test_whole_objects_are_fetched_ahead_once(store: str, http_server: RangeServ
     assert sync(get_loop(), reserved) == 0
 
 
-def test_stale_object_is_read_again(store: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_fetched_ahead_long_ago_is_read_again(
+    store: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fs = RefShardFileSystem(store, skip_instance_cache=True)
     read_in_turn(fs, range(1, 40))
     sync(get_loop(), asyncio.sleep, 0.1)
@@ -364,7 +366,7 @@ def test_stale_object_is_read_again(store: str, http_server: RangeServer, monkey
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
-def test_writable_sets_fetch_no_objects_ahead(tmp_path: Path, store: str, mode: str) -> None:
+def test_writable_filesystems_fetch_no_objects_ahead(tmp_path: Path, store: str, mode: str) -> None:
     meta = {"zarr_format": 2, "shape": [256], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     refs = {"a/.zarray": json.dumps({**meta, "filters": None, "compressor": None})}
     numbers = [i for i in range(100) if i % 10 and i != 7]

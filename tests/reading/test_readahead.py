@@ -72,7 +72,9 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize(("counts", "numbers", "waits", "overread"), PATTERNS)
-def test_runs_are_read_ahead(counts: tuple[int, ...], numbers: list[int], waits: int, overread: float) -> None:
+def test_readahead_of_runs_has_few_waits_and_little_waste(
+    counts: tuple[int, ...], numbers: list[int], waits: int, overread: float
+) -> None:
     got = simulate(*counts, numbers=numbers)
     assert got.waits <= waits
     assert got.overread <= overread
@@ -131,7 +133,7 @@ def test_boxes_read_by_two_threads_are_read_ahead(numbers: list[int], waits: int
     assert got.overread <= 1.15
 
 
-def test_chunks_that_come_nearly_in_order_are_followed() -> None:
+def test_chunks_read_nearly_in_order_are_read_ahead() -> None:
     """Several threads read chunks nearly in order; after a run in order, the next chunks may come in any order."""
     rng = random.Random(1)
     numbers = [*range(20), *sorted(range(20, 256), key=lambda n: n + rng.uniform(0, 2))]
@@ -155,7 +157,7 @@ def test_planes_read_in_order_are_read_ahead() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 16])
-def test_one_selection_is_read_ahead_by_at_most_three_times(size: int) -> None:
+def test_readahead_of_a_selection_is_at_most_thrice_its_size(size: int) -> None:
     policy = ReadAhead(10_000)  # for example planes of an image, of which only one may be read
     assert len(policy.observe(range(size), CHUNK, 1000 * CHUNK, 2000 * CHUNK).fetch) <= 3 * size
 
@@ -184,7 +186,7 @@ def test_window_grows_with_read_bytes() -> None:
     assert unread > 200
 
 
-def test_abandoned_run_predicts_nothing() -> None:
+def test_chunks_of_a_forgotten_run_are_not_dropped_later() -> None:
     policy = ReadAhead(512)
     assert policy.observe(range(10), CHUNK, WINDOW, MOST).fetch
     policy.forget()
@@ -204,7 +206,9 @@ def test_abandoned_run_predicts_nothing() -> None:
         max_size=30,
     ),
 )
-def test_advice_is_consistent_for_random_reads(window: int, most: int, late: bool, reads: list[list[int]]) -> None:
+def test_advice_fetches_chunks_once_and_drops_only_fetched_ones(
+    window: int, most: int, late: bool, reads: list[list[int]]
+) -> None:
     policy = ReadAhead(200)
     issued: set[int] = set()
     for tick in reads:

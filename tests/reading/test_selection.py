@@ -164,7 +164,7 @@ def test_local_chunks_are_not_read_once_a_selection_has_ended(
     assert len(taken) <= 2
 
 
-def test_reader_cancelled_twice_releases_all(http_server: RangeServer) -> None:
+def test_reader_cancelled_twice_releases_its_memory(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(references(http_server.put("/x", DATA)), asynchronous=True, skip_instance_cache=True)
     has_begun, may_go_on = threading.Event(), threading.Event()
     is_over = False

@@ -88,7 +88,7 @@ def test_small_file_is_opened_and_loaded_in_two_requests(
     assert http_server.bytes_sent == len(data)
 
 
-def test_larger_file_is_read_in_ranges(http_server: RangeServer, tmp_path: Path) -> None:
+def test_file_beyond_the_small_limit_is_read_in_ranges(http_server: RangeServer, tmp_path: Path) -> None:
     path = tmp_path / "large.nc"
     with h5netcdf.File(path, "w") as file:
         file.dimensions = {"x": SMALL_FILE}

@@ -131,7 +131,7 @@ def test_metadata_lacks_finds_marks_of_shards(*, from_memory: bool) -> None:
         assert FlatKeySpace(refs, str, "refs.json").metadata_lacks(marks) == (mark in (None, "resharded"))
 
 
-def test_chunks_move_to_columns_once_metadata_are_worth_reading() -> None:
+def test_arrays_above_the_size_limit_are_kept_as_columns() -> None:
     document: dict[str, Any] = {f"v{i}/.zarray": json.dumps(ARRAY | {"shape": [100]}) for i in range(COUNT)}
     document = {key: value.replace('"chunks": [1, 2]', '"chunks": [1]') for key, value in document.items()}
     document |= {f"v{i}/{j}": ["u", j, 1] for i in range(COUNT) for j in range(40)}
@@ -203,7 +203,7 @@ def metadata_of(counts: tuple[int, ...], separator: str = ".") -> str:
     return dumps(ARRAY | change).decode()
 
 
-def test_columns_of_small_arrays_are_made_on_demand() -> None:
+def test_columns_of_small_arrays_are_made_at_first_use() -> None:
     refs = small_arrays()
     refs |= {"large/.zarray": metadata_of((600,)), "large/7": ["u", 1, 2], "empty/.zarray": metadata_of((600,))}
     for found in (JsonIndex("refs.json").decode(dumps(refs)), parse_document(refs, "refs", {})):

@@ -66,7 +66,7 @@ def test_tables_survive_binary_form_and_pickles(found: dict[str, Value]) -> None
     assert compute_digest(pickled.unpack_compressed(shrunk)) == compute_digest(refs)
 
 
-def test_damaged_binary_form_raises_only_decoding_errors() -> None:
+def test_damaged_packed_table_raises_only_decoding_errors() -> None:
     refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of_mapping({f"k{i}": "text" * 9 for i in range(50)}))
     packed = bytearray(b"".join(compiled.pack(refs)))
     for at in range(0, len(packed), 7):

@@ -63,7 +63,7 @@ def test_runs_and_distinct_pieces_are_found(found: list[bytes]) -> None:
 
 
 @given(st.lists(st.one_of(st.integers(0, 99), st.integers(0, 10**15 - 1)), min_size=1, max_size=60))
-def test_numbers_that_end_at_positions_are_parsed(found: list[int]) -> None:
+def test_parse_numbers_before_parses_canonical_numbers_only(found: list[int]) -> None:
     text, _, stops = join_with_positions([b"x%d" % number for number in found])
     numbers = parse_numbers_before(text, stops)
     assert numbers is not None

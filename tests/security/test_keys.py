@@ -133,7 +133,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", list(ENDLESS))
 @pytest.mark.parametrize("separator", [".", "/", "v3"])
-def test_endless_arrays_cost_only_existing_chunks(name: str, separator: str) -> None:
+def test_arrays_of_huge_shapes_cost_only_existing_chunks(name: str, separator: str) -> None:
     shape, chunks, key = ENDLESS[name]
     refs: dict[str, Any] = {
         "zarr.json": '{"zarr_format": 3, "node_type": "group"}',
@@ -162,7 +162,7 @@ def test_error_for_large_selection_states_its_chunks(selection: Any) -> None:
         select_chunk_numbers(selection, (2**40, 2**40), (1, 1))
 
 
-def test_folded_grid_has_a_place_for_each_chunk() -> None:
+def test_folded_grid_has_one_place_for_each_chunk() -> None:
     for size in (1, 71, 73, 100, 4031, 4033, 5000, 123_457):
         plane = fold_grid((size,), np.zeros(0, np.uint64), None)
         assert plane.room.sum() == size

@@ -152,7 +152,7 @@ def test_copies_in_a_remote_set_keep_its_limits(http_server: RangeServer, net: S
 
 
 @pytest.mark.parametrize("format", ["json", "parquet"])
-def test_append_separates_own_and_remote_parts(
+def test_appended_remote_references_keep_their_limits(
     format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
 ) -> None:
     out = own(tmp_path, format)
@@ -476,7 +476,9 @@ def test_document_of_a_cube_takes_over_own_urls_only(how: str, http_server: Rang
             TAKE_OVER[how](url, out, allow="any")
 
 
-def test_document_takes_over_no_public_server(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
+def test_copied_document_may_name_no_other_public_server(
+    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
+) -> None:
     """In the user's own document, the user's credentials would open it."""
     there = write_parts(http_server, tmp_path)[:1]
     with RangeServer() as other:
@@ -506,7 +508,7 @@ def write_table(urls: list[str], path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_table_from_elsewhere_names_its_own_server_only(http_server: RangeServer, tmp_path: Path) -> None:
+def test_table_from_elsewhere_may_name_only_its_own_server(http_server: RangeServer, tmp_path: Path) -> None:
     *there, here = write_parts(http_server, tmp_path)
     own_table = write_table([there[0], "1.json"], tmp_path / "own.parquet")
     assert len(refshard_fs.open(http_server.put("/set/own.parquet", own_table))) == 2

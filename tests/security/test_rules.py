@@ -227,7 +227,9 @@ def test_remote_protocol_does_not_open_private_networks(
 @pytest.mark.parametrize("prefix", ["S3://bucket/", "s3://bucket", "s3://bucket/"])
 @pytest.mark.parametrize("spelling", ["s3://bucket/x", "S3://bucket/x"])
 @pytest.mark.case(id="P8")
-def test_prefix_matches_every_spelling(prefix: str, spelling: str, http_server: RangeServer) -> None:
+def test_options_of_a_prefix_apply_to_every_spelling_of_it(
+    prefix: str, spelling: str, http_server: RangeServer
+) -> None:
     http_server.put("/bucket/x", b"0123")
     given = {"key": "AKIAOWN", "secret": "x", "token": SECRET, "endpoint_url": http_server.url}
     fs = RefShardFileSystem({"k": [spelling, 0, 4]}, options={prefix: given}, retries=0)

@@ -214,7 +214,7 @@ def test_fault_matches_by_path_and_method(server: RangeServer) -> None:
     assert ask(server.url, "/a", method="HEAD").status == 405
 
 
-def test_faults_of_ranges_and_bodies_wait_for_their_requests(server: RangeServer) -> None:
+def test_fault_is_applied_only_to_a_request_that_it_fits(server: RangeServer) -> None:
     ranged = server.fault("wrong_total", times=1)
     assert ask(server.url, "/a").status == 200
     assert ranged.hits == 0

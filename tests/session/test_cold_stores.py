@@ -236,7 +236,7 @@ def test_each_request_for_a_cold_store_is_logged(
     assert [request.path for request in server.requests() if not any(request.path in text for text in logged)] == []
 
 
-def test_plan_after_reading_a_small_shard_has_its_range(tmp_path: Path, server: RangeServer) -> None:
+def test_plan_after_a_read_merges_chunks_of_a_small_shard(tmp_path: Path, server: RangeServer) -> None:
     write(tmp_path / "s.zarr", "shards")
     fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
     keys = [f"v/c/{step}/0/0" for step in range(4)]

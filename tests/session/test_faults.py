@@ -435,7 +435,7 @@ def test_retries_are_counted(http_server: RangeServer, url: str) -> None:
     assert fs.stats()["retries"] == 2
 
 
-def test_keys_beside_a_failed_one_are_read(http_server: RangeServer, url: str) -> None:
+def test_cat_ranges_returns_good_keys_beside_a_failed_key(http_server: RangeServer, url: str) -> None:
     refs = make_references(url) | {"b": [http_server.put("/other", DATA), 0, 8]}
     fs = RefShardFileSystem(refs, retries=0)
     http_server.fault(500, "/other")

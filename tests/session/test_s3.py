@@ -206,7 +206,7 @@ def test_recursive_s3_listings_are_flat(
 
 
 @pytest.mark.parametrize("ask", [lambda fs: fs.find(""), summarise, lambda fs: collect_references(fs)])
-def test_unlisted_documents_are_not_requested(
+def test_documents_missing_from_a_listing_are_not_requested(
     ask: Callable[[RefShardFileSystem], Any], image: RefShardFileSystem, s3_proxy: CountingProxy
 ) -> None:
     ask(image)

@@ -56,7 +56,9 @@ def bucket(s3_server: SeaweedServer) -> str:
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.evidence(id="T17")
-def test_special_names_in_the_bucket_get_the_sets_options(bucket: str, s3_server: SeaweedServer, fast: bool) -> None:
+def test_objects_with_special_names_get_the_options_of_the_set(
+    bucket: str, s3_server: SeaweedServer, fast: bool
+) -> None:
     fs = RefShardFileSystem(
         f"{bucket}/my data/refs.json", target_options=s3_server.storage_options, fast_s3=fast, index_cache=False
     )

@@ -27,7 +27,7 @@ def test_append_adds_a_line_to_a_document(tmp_path: Path) -> None:
     assert len(after) == len(before) + 1
 
 
-def test_last_sets_of_a_document_are_replaced(tmp_path: Path) -> None:
+def test_append_with_replace_replaces_the_last_set(tmp_path: Path) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(2 * i, 2)) for i in range(3)]
     url = str(tmp_path / "all.refshard")
     refshard_fs.concat(names, "time", lazy=True).save(url)
@@ -45,7 +45,7 @@ def test_last_sets_of_a_document_are_replaced(tmp_path: Path) -> None:
     assert Path(url).read_bytes() == before
 
 
-def test_damaged_part_is_replaced_in_place(tmp_path: Path) -> None:
+def test_append_with_replace_replaces_pieces_in_place(tmp_path: Path) -> None:
     target = str(tmp_path / "cube.refshard")
     paths = [write_day(tmp_path, n, n) for n in range(4)]
     refshard_fs.open(paths).save(target)
@@ -58,7 +58,7 @@ def test_damaged_part_is_replaced_in_place(tmp_path: Path) -> None:
         refshard_fs.append(target, paths[0], on_duplicate="replace")
 
 
-def test_document_that_ends_within_a_chunk_is_appended_to(tmp_path: Path) -> None:
+def test_append_to_a_document_that_ends_within_a_chunk_works(tmp_path: Path) -> None:
     url = write_target(tmp_path, "lazy", [make_day_set(0, 3)])
     assert refshard_fs.append(url, write_part(tmp_path, make_day_set(4, 3), 9), "time") == 3
     assert refshard_fs.append(url, write_part(tmp_path, make_day_set(7, 2), 10), "time") == 2

@@ -92,7 +92,7 @@ def test_coordinates_become_the_union_of_all_files(tmp_path: Path, name: str) ->
 
 
 @versions
-def test_lacking_levels_keep_references(tmp_path: Path, version: int) -> None:
+def test_outer_join_of_different_levels_keeps_references(tmp_path: Path, version: int) -> None:
     levels = ((0, 1, 2, 5), (0, 5), (1, 5), (2,))
     files = [
         [write_member_day(tmp_path / f"{d}{m}.nc", make_member_day(d, m, levels[2 * d + m]), 1) for m in range(2)]
@@ -118,7 +118,7 @@ def test_variables_levels_and_files_may_be_missing_together(tmp_path: Path) -> N
     check_values(refshard_fs.concat(files, dims=DIMS, lazy=True, join="outer"), open_combined(files), tmp_path)
 
 
-def test_rows_of_unequal_lengths_lie_in_the_union(tmp_path: Path) -> None:
+def test_outer_join_of_rows_of_unequal_lengths_equals_xarray(tmp_path: Path) -> None:
     rows = [[0, 1, 2], [1], [0, 3]]
     files = [
         [write_member_day(tmp_path / f"{d}{m}.nc", make_member_day(d, m)) for m in row] for d, row in enumerate(rows)
@@ -127,7 +127,7 @@ def test_rows_of_unequal_lengths_lie_in_the_union(tmp_path: Path) -> None:
     check_values(refshard_fs.concat(files, dims=DIMS, lazy=True, join="outer"), expected, tmp_path)
 
 
-def test_unjoined_array_in_a_union_is_refused(tmp_path: Path) -> None:
+def test_outer_join_refuses_arrays_without_the_joined_dimension(tmp_path: Path) -> None:
     files = []
     for day, xs in enumerate(((0, 1), (2, 3))):
         ds = make_member_day(day, 0, xs)
@@ -139,7 +139,7 @@ def test_unjoined_array_in_a_union_is_refused(tmp_path: Path) -> None:
         refshard_fs.concat(files, "time", lazy=True, join="outer")
 
 
-def test_cube_with_unions_refuses_append(tmp_path: Path) -> None:
+def test_cube_of_an_outer_join_refuses_append(tmp_path: Path) -> None:
     url = str(tmp_path / "cube.refshard")
     days = [
         write_member_day(tmp_path / f"{d}.nc", make_member_day(d, 0, xs))
@@ -180,7 +180,7 @@ def test_cube_with_unions_refuses_append(tmp_path: Path) -> None:
         ({"held": {"y": "base64:AAAA"}}, "holds the bytes of 'y': expected metadata of an array of one chunk"),
     ],
 )
-def test_document_with_places_of_other_sets_is_refused(change: dict[str, Any], said: str) -> None:
+def test_document_with_invalid_places_of_a_set_is_refused(change: dict[str, Any], said: str) -> None:
     folder = f"memory://outer/{next(folders)}"
     one, other = Piece([0], 0, [0, 1, 2, 3, 4, 5], ["v"], (1, 2)), Piece([1], 0, [0, 1, 2, 5], ["v"], (1, 2))
     for number, piece in enumerate((one, other)):

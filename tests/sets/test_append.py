@@ -39,7 +39,7 @@ def test_appended_set_equals_the_concatenation(tmp_path: Path, kind: str, versio
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_append_works_along_another_axis(tmp_path: Path, kind: str) -> None:
+def test_append_along_the_second_axis_equals_concat(tmp_path: Path, kind: str) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     data = np.arange(48, dtype="<i2").reshape(4, 12)
@@ -151,7 +151,7 @@ def test_random_appends_equal_the_concatenation(
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_empty_and_absent_transformers_are_equal(lazy: bool, tmp_path: Path) -> None:
+def test_stores_with_empty_or_absent_transformers_are_joined(lazy: bool, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     if zarr.__version__.startswith("2"):
         pytest.skip("zarr 2 writes version 2 alone")

@@ -53,7 +53,7 @@ def test_overlap_chooses_the_first_or_last_set() -> None:
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("sort", [False, True])
-def test_set_around_another_set_is_divided(tmp_path: Path, lazy: bool, sort: bool) -> None:
+def test_set_that_surrounds_another_set_is_divided(tmp_path: Path, lazy: bool, sort: bool) -> None:
     again = make_days(2, 2)
     again["t/0"] = ["memory://again", 0, 1]
     names = [write_refs(tmp_path, f"{number}.json", part) for number, part in enumerate([make_days(0, 6), again])]

@@ -135,7 +135,9 @@ def test_concat_reads_only_metadata_and_coordinates(
 @pytest.mark.parametrize(
     ("kind", "name"), [("COG, predictor 2", "0"), ("NetCDF-4, packed", "v"), ("NetCDF-3, records", "v")]
 )
-def test_first_bytes_of_parts_are_read_once(kind: str, name: str, http_server: RangeServer, tmp_path: Path) -> None:
+def test_joined_files_open_without_reading_first_bytes_again(
+    kind: str, name: str, http_server: RangeServer, tmp_path: Path
+) -> None:
     """The result of `concat` is opened from the bytes that `concat` has read."""
     write, dim, _ = KINDS[kind]
     files = [write(number, tmp_path / f"{number}.nc") for number in range(FILES)]
@@ -184,7 +186,7 @@ def test_joining_by_names_reads_no_overview(
 
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
-def test_masks_are_compared_unless_in_same(http_server: RangeServer, tmp_path: Path, *, lazy: bool) -> None:
+def test_mask_is_compared_unless_same_names_it(http_server: RangeServer, tmp_path: Path, *, lazy: bool) -> None:
     mask = _make_values(300, 400)
     files = [_make_mask(tmp_path / f"{number}.nc", number, mask + (number == 2)) for number in range(FILES)]
     urls = [http_server.put(f"{number}.nc", data) for number, data in enumerate(files)]

@@ -34,7 +34,7 @@ def test_set_in_version_3_has_the_same_chunks() -> None:
     ]
 
 
-def test_put_values_become_one_inline_chunk() -> None:
+def test_replaced_values_become_one_inline_chunk() -> None:
     part = read_set()
     changed = ChangedSet(part)
     changed.put_values(part.variables["time"], np.array([5, 6, 7], "<i4"))

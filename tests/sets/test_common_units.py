@@ -69,14 +69,14 @@ def check_equal(found: Any, files: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "suffix"), [*((name, ".nc") for name in KINDS), ("noleap", ".nc3"), ("whole numbers", ".nc3")]
 )
-def test_years_of_different_origin_keep_their_instants(tmp_path: Path, name: str, lazy: bool, suffix: str) -> None:
+def test_years_with_other_reference_dates_keep_their_times(tmp_path: Path, name: str, lazy: bool, suffix: str) -> None:
     files = [write_year(tmp_path / f"{i}{suffix}", i, **KINDS[name]) for i in range(2)]
     cube = refshard_fs.concat(files, "time", lazy=lazy)
     check_equal(xr.open_dataset(pickle.loads(pickle.dumps(cube)), engine=RefShardBackend).load(), files)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_times_beyond_whole_days_become_hours(tmp_path: Path, lazy: bool) -> None:
+def test_times_at_fractions_of_days_become_hours(tmp_path: Path, lazy: bool) -> None:
     files = [
         write_year(tmp_path / "0.nc", 0, dtype="i4", edges=MONTHS * 2, calendar="standard"),
         write_year(
@@ -128,7 +128,7 @@ def test_years_are_appended_in_the_units_of_the_set(tmp_path: Path, lazy: bool) 
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_appended_year_may_have_the_common_units(tmp_path: Path, lazy: bool) -> None:
+def test_year_in_the_units_of_the_first_file_is_appended(tmp_path: Path, lazy: bool) -> None:
     files = [write_year(tmp_path / f"{i}.nc", i) for i in range(2)]
     again = write_year(tmp_path / "2.nc", 0, edges=MONTHS + 800)  # in the first one's units
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
@@ -231,7 +231,7 @@ def test_equal_hours_of_other_origin_are_appended_once(tmp_path: Path, lazy: boo
     assert len(np.unique(xr.open_dataset(url, engine=RefShardBackend)["time"].values)) == 9
 
 
-def test_late_hours_fill_their_gap(tmp_path: Path) -> None:
+def test_append_of_hours_in_a_gap_fills_the_gap(tmp_path: Path) -> None:
     files = [write_hours(tmp_path / f"{d}.nc", [10 * d, 10 * d + 1], d, d) for d in (0, 2, 5)]
     url = str(tmp_path / "cube.refshard")
     refshard_fs.concat([files[0], files[2]], "time", lazy=True, freq="1h").save(url)
@@ -242,7 +242,7 @@ def test_late_hours_fill_their_gap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_equal_times_of_members_in_other_units_are_one(tmp_path: Path, lazy: bool) -> None:
+def test_equal_times_of_members_in_other_units_are_joined(tmp_path: Path, lazy: bool) -> None:
     files = []
     for member, (hours, day) in enumerate([(range(4), 0), (range(2, 6), 7)]):
         path = tmp_path / f"{member}.nc"
@@ -285,7 +285,7 @@ def test_missing_times_stay_missing_in_other_units(tmp_path: Path, lazy: bool, f
     check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
 
 
-def test_bounds_beyond_whole_days_get_other_units(tmp_path: Path) -> None:
+def test_bounds_at_fractions_of_days_get_finer_units(tmp_path: Path) -> None:
     a = write_year(tmp_path / "0.nc", 0, edges=np.arange(4) * 2 + 1, calendar="standard")
     b = write_year(
         tmp_path / "1.nc", 0, edges=np.arange(72, 170, 24), calendar="standard", units="hours since 2001-01-04 12:30"

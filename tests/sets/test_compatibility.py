@@ -133,7 +133,7 @@ def test_error_in_files_of_one_time_names_the_file(tmp_path: Path, change: Chang
         refshard_fs.concat(files, "time", lazy=lazy)
 
 
-def test_chunk_error_names_the_replaced_file(tmp_path: Path) -> None:
+def test_error_of_a_chunk_names_the_replaced_file(tmp_path: Path) -> None:
     files = [write_scalar(tmp_path / f"file{i}.nc", i) for i in range(3)]
     fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
     write_scalar(tmp_path / "file2.nc", 2, rewrite("v", data=np.zeros((2, 4), "f4")))

@@ -130,7 +130,7 @@ def test_same_takes_variables_from_the_first_set() -> None:
 
 
 @pytest.mark.parametrize("held", ["as a set", "as a filesystem"])
-def test_inputs_are_unchanged_by_concat(held: str) -> None:
+def test_concat_leaves_its_inputs_unchanged(held: str) -> None:
     parts = [make_day_set(start, 2, 3) for start in (0, 2)]
     for part in parts:
         part["zarr.json"] = {**json.loads(part["zarr.json"]), "consolidated_metadata": {"metadata": {}}}
@@ -338,7 +338,7 @@ def test_complex_numbers_are_compared_by_value(version: int, fill: list[Any]) ->
 
 
 @pytest.mark.parametrize("overlap", ["error", "last"])
-def test_sets_without_a_time_are_joined_to_one_without_a_time(tmp_path: Path, overlap: Any) -> None:
+def test_sets_without_elements_are_joined_to_an_empty_set(tmp_path: Path, overlap: Any) -> None:
     names = []
     for number in range(2):
         empty = make_array("time", np.zeros(0, "<i4"), (1,), ["time"], inline=True)

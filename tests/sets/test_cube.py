@@ -37,7 +37,7 @@ def test_sets_in_a_grid_of_coordinates_get_all_dimensions(tmp_path: Path) -> Non
     xr.testing.assert_equal(open_cube(f"{tmp_path}/*.nc"), combine_by_coords(tmp_path))
 
 
-def test_field_that_only_distinguishes_files_is_no_dimension(tmp_path: Path) -> None:
+def test_field_of_files_ordered_by_a_coordinate_is_no_dimension(tmp_path: Path) -> None:
     write_ensemble(tmp_path)
     found = open_cube(f"{tmp_path}/{{member}}/tas_{{year}}.nc")
     expected = xr.concat(
@@ -94,7 +94,7 @@ def make_items(rows: list[tuple[str, int]]) -> Any:
 
 
 @pytest.mark.parametrize("table", [make_pairs, make_frame, make_items])
-def test_tables_give_urls_and_places(table: Callable[[list[tuple[str, int]]], Any], tmp_path: Path) -> None:
+def test_tables_of_urls_and_times_are_joined(table: Callable[[list[tuple[str, int]]], Any], tmp_path: Path) -> None:
     parts = [xr.Dataset({"a": ("x", make_values(seed=n))}, {"x": X}) for n in range(3)]
     for number, ds in enumerate(parts):
         write(ds, tmp_path / f"{number}.nc")
@@ -151,7 +151,7 @@ def test_selected_cube_equals_the_selection_of_xarray(words: str, tmp_path: Path
     assert [len(part) for part in parts] == [{"range": 2, "months": 2, "day": 1, "box": 1, "member": 4}[words]] * 3
 
 
-def test_cube_prints_its_parts_and_saves_a_document(tmp_path: Path) -> None:
+def test_repr_of_a_cube_counts_sets_and_save_keeps_their_urls(tmp_path: Path) -> None:
     write_days(tmp_path)
     cube = refshard_fs.open(f"{tmp_path}/*.nc")
     assert repr(cube).startswith("<4 sets joined along time, time 4: ")
@@ -166,7 +166,7 @@ def test_cube_prints_its_parts_and_saves_a_document(tmp_path: Path) -> None:
 # Archives as they are.
 
 
-def test_coords_gives_nested_lists_a_new_coordinate(tmp_path: Path) -> None:
+def test_coords_argument_names_members_of_nested_lists(tmp_path: Path) -> None:
     write_ensemble(tmp_path)
     nested = [[str(tmp_path / member / f"tas_{year}.nc") for year in (2000, 2001)] for member in "ab"]
     names = xr.DataArray(["second", "first"], dims="member", name="member")
@@ -253,7 +253,7 @@ def test_pattern_and_list_open_in_xarray(tmp_path: Path) -> None:
         xr.testing.assert_equal(xr.open_dataset(source, engine="refshard").load(), expected)
 
 
-def test_range_of_digits_is_a_pattern_in_every_opener(tmp_path: Path) -> None:
+def test_range_of_digits_is_a_pattern_unless_a_file_has_the_name(tmp_path: Path) -> None:
     for number in range(4):
         write(xr.Dataset({"v": ("x", [float(number)])}, {"x": [number]}), tmp_path / f"v{number}.nc")
     pattern = f"{tmp_path}/v[1-2].nc"

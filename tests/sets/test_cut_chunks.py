@@ -28,7 +28,7 @@ def test_chunks_without_a_codec_are_cut_into_smaller_chunks(tmp_path: Path, lazy
         assert cube.references["v/33.0.0"][2] == 3 * 4 * 4
 
 
-def test_later_dimension_is_cut_if_earlier_chunks_have_length_1(tmp_path: Path) -> None:
+def test_second_dimension_is_cut_only_if_the_first_has_length_1(tmp_path: Path) -> None:
     file = write_month(tmp_path / "0.nc", 0, 4, (2, 3, 4))
     found = open_by_xarray(refshard_fs.concat([file], subchunks={"time": 1, "y": 1}))
     assert found["v"].encoding["chunks"] == (1, 1, 4)

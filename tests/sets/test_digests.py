@@ -74,7 +74,7 @@ def test_repeated_arrays_in_other_encodings_compare_by_value(tmp_path: Path, laz
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("dims", [("time", "x"), ("x", "time")])
-def test_repeated_arrays_are_compared_in_a_grid(version: int, dims: tuple[str, str]) -> None:
+def test_arrays_without_the_outer_dimension_are_compared(version: int, dims: tuple[str, str]) -> None:
     def part(time: int, x: int, more: int = 0) -> dict[str, Any]:
         bounds = np.arange(4.0).reshape(2, 2) + x + more
         return make_day(make_day_set(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)

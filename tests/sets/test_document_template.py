@@ -99,6 +99,6 @@ def test_documents_that_do_not_fit_the_template_are_parsed(other: dict[str, Any]
         [1],
     ],
 )
-def test_documents_of_other_forms_are_not_decoded(document: Any) -> None:
+def test_decode_members_is_none_for_other_documents(document: Any) -> None:
     assert decode_members(document) is None
     assert decode_members(json.dumps(document).encode()) is None

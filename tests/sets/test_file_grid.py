@@ -26,12 +26,12 @@ def test_two_files_in_one_place_are_refused(tmp_path: Path) -> None:
         refshard_fs.concat(f"{tmp_path}/r*/{{time:%Y%m%d}}.nc", "time")
 
 
-def test_assets_keep_their_order() -> None:
+def test_assets_have_the_order_of_the_argument() -> None:
     files = [(name, {"asset": name}) for name in ("blue", "green", "red")]
     assert FileGrid.of(files, ["asset"], ["red", "blue", "green"]).files == {(0,): "red", (1,): "blue", (2,): "green"}
 
 
-def test_lacking_file_is_an_error_or_missing(tmp_path: Path) -> None:
+def test_missing_file_of_a_grid_needs_join_outer(tmp_path: Path) -> None:
     files = open_members(tmp_path)
     (tmp_path / "r2" / "20240102.nc").unlink()
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
@@ -45,7 +45,7 @@ def test_lacking_file_is_an_error_or_missing(tmp_path: Path) -> None:
     assert not report.has_errors, report.findings
 
 
-def test_names_of_equal_numbers_have_one_order() -> None:
+def test_names_that_sort_as_equal_numbers_have_a_fixed_order() -> None:
     names = [f"m{'0' * zeros}1" for zeros in range(8)]
     dims = ("member", "time")
     pattern = Pattern.of("{member}/{time:%Y}.nc", dims)

@@ -83,7 +83,7 @@ def test_equal_bytes_elsewhere_do_not_mix_values_of_files(tmp_path: Path) -> Non
         assert read == values[:, number].tolist()
 
 
-def test_coordinates_beyond_the_first_bytes_are_read_anew(tmp_path: Path, opened_urls: list[str]) -> None:
+def test_coordinates_beyond_the_first_bytes_are_read_per_file(tmp_path: Path, opened_urls: list[str]) -> None:
     scipy_io = pytest.importorskip("scipy.io")
     for day in range(20):
         with scipy_io.netcdf_file(tmp_path / f"{day}.nc", "w") as file:

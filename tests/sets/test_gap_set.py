@@ -25,7 +25,7 @@ def test_gap_has_a_length_and_the_coordinate_but_no_chunks() -> None:
     np.testing.assert_array_equal(gap.values("time"), [3, 4, 5])
 
 
-def test_gap_without_an_extent_has_no_chunks_at_all() -> None:
+def test_gap_without_coordinate_values_has_no_chunks() -> None:
     gap = make_gap(read_days(1, 2), "time", "the gap", 4, None)
     assert gap.variables["t"].meta.shape == (4,)
     assert len(gap.refs.tables["time"]) == 0

@@ -46,7 +46,7 @@ def test_days_that_are_missing_are_filled_in(tmp_path: Path, lazy: bool) -> None
     assert found.sizes["time"] == 10
 
 
-def test_tiles_of_other_coordinates_lie_in_the_union(tmp_path: Path) -> None:
+def test_outer_join_of_tiles_equals_xarray(tmp_path: Path) -> None:
     tiles = ([0, 1, 2, 3], [2, 3, 4, 5], [6, 7])
     files = [write_days(tmp_path / f"{i}.nc", [i], xs=xs) for i, xs in enumerate(tiles)]
     made = refshard_fs.concat(files, "time", join="outer")

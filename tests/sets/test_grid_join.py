@@ -63,7 +63,7 @@ def test_lacking_file_is_missing_in_a_lazy_cube(
 
 @versions
 @pytest.mark.parametrize("kind", ["text", "number"])
-def test_grids_of_file_names_may_have_holes(tmp_path: Path, kind: str, version: int) -> None:
+def test_outer_join_of_a_pattern_fills_missing_files(tmp_path: Path, kind: str, version: int) -> None:
     for member, day in itertools.product(range(3), range(1, 4)):
         ds = xr.Dataset({"v": (("y", "x"), np.full((2, 3), 10 * member + day, "f4"))})
         if (member, day) not in [(0, 1), (2, 3)]:
@@ -97,7 +97,7 @@ def test_missing_file_of_a_grid_has_the_time_of_its_row(tmp_path: Path) -> None:
         check_values(cube, expected, tmp_path)
 
 
-def test_unreadable_files_become_holes(tmp_path: Path) -> None:
+def test_skipped_unreadable_files_become_missing_values(tmp_path: Path) -> None:
     files = [
         write_member_day(tmp_path / f"m{m}/202401{d:02d}.nc", make_member_day(d - 1, m))
         for d in range(1, 4)

@@ -33,7 +33,7 @@ def test_appended_pins_are_kept_or_refused(tmp_path: Path) -> None:
         refshard_fs.append(tmp_path / "set", new, "t")
 
 
-def test_relative_references_stay_relative(tmp_path: Path) -> None:
+def test_append_keeps_relative_references(tmp_path: Path) -> None:
     meta = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     array = {"a/.zarray": json.dumps(meta | {"filters": None, "compressor": None})}
     array["a/.zattrs"] = '{"_ARRAY_DIMENSIONS": ["t"]}'

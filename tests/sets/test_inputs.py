@@ -76,7 +76,7 @@ def test_error_says_that_no_name_fits_the_pattern(tmp_path: Path, on_error: OnEr
         refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, on_error=on_error)
 
 
-def test_uneven_nesting_is_a_type_error() -> None:
+def test_invalid_nesting_of_sources_is_refused() -> None:
     with pytest.raises(TypeError, match="nested"):
         refshard_fs.concat([make_day_set(0, 2)], dims=("time", "x"))
     with pytest.raises(TypeError, match="^expected a pattern or a list of sets, got {"):

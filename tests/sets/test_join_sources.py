@@ -21,7 +21,7 @@ def pattern(tmp_path: Path) -> str:
     return f"{tmp_path}/*.json"
 
 
-def test_keywords_are_for_the_sources_or_for_the_cube(pattern: str) -> None:
+def test_join_sources_leaves_only_options_of_the_filesystem(pattern: str) -> None:
     given = {"concat": {"dim": "time"}, "target_options": {}, "max_gap": 3, "session": "x"}
     cube, left = join_sources(pattern, given)
     assert isinstance(cube, LazySet)
@@ -35,7 +35,7 @@ def test_one_source_is_not_joined(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("function", [refshard_fs.snapshot, lambda fo: refshard_fs.rebase(fo, {}, missing="ignore")])
-def test_functions_of_one_set_take_a_pattern(function: Any, pattern: str) -> None:
+def test_functions_of_one_source_join_a_pattern(function: Any, pattern: str) -> None:
     whole = RefShardFileSystem(function(pattern))
     assert whole.find("") == RefShardFileSystem(pattern).find("")
 

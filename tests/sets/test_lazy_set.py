@@ -94,7 +94,7 @@ def test_listings_equal_the_eager_concatenation(tmp_path: Path, version: int) ->
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("separator", [".", "/"])
-def test_any_axis_and_key_spelling_is_joined(tmp_path: Path, axis: int, separator: str) -> None:
+def test_sets_are_joined_along_any_axis_in_any_key_spelling(tmp_path: Path, axis: int, separator: str) -> None:
     rng = np.random.default_rng(0)
     data = rng.integers(0, 99, (8, 8)).astype("<i2")
     dims = ["t", "x"]
@@ -138,7 +138,7 @@ def put_parts(http_server: RangeServer) -> list[str]:
     return urls
 
 
-def test_only_read_parts_are_opened(http_server: RangeServer) -> None:
+def test_reading_a_cube_opens_only_the_sets_that_it_needs(http_server: RangeServer) -> None:
     urls = put_parts(http_server)
     lazy = refshard_fs.concat(urls, "time", lazy=True)
     document = lazy.document.dumps(lambda url: url.rpartition("/")[2])
@@ -225,7 +225,7 @@ def record_openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("ask", ["together", "by themselves", "by threads"])
-def test_part_is_opened_once(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+def test_set_of_a_cube_is_opened_once(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     urls = put_parts(http_server)
     fs = open_fs(refshard_fs.concat(urls, "time", lazy=True))
     keys = [f"air/{i}.{j}" for i in range(20) for j in range(2)]
@@ -285,7 +285,7 @@ def test_file_replaced_after_join_is_an_error(http_server: RangeServer) -> None:
         open_fs(cube).cat_file("v/2.0.0")
 
 
-def test_small_file_is_shown_whole_as_it_was_joined(http_server: RangeServer) -> None:
+def test_joined_small_file_is_read_from_memory(http_server: RangeServer) -> None:
     """A file of up to 64 KiB stays in memory: metadata and chunks are those that were joined."""
     urls, fields = put_fields(http_server, 40)
     cube = refshard_fs.open(urls, "time")
@@ -315,7 +315,7 @@ def test_refused_file_gives_no_first_bytes_from_memory(http_server: RangeServer)
         fs.cat_file("v/2.0.0")
 
 
-def test_few_parts_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_cache_size_pieces_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     urls = write_sets(tmp_path, [make_day_set(2 * i, 2) for i in range(5)])
     fs = open_fs(refshard_fs.concat(urls, "time", lazy=True), cache_size=2)
     fs.cat_file("air/0.0")
@@ -340,7 +340,7 @@ def make_sets(lazy: Any) -> Any:
     return json.loads(lazy.document.dumps())["sets"]
 
 
-def test_documents_can_be_joined(tmp_path: Path) -> None:
+def test_documents_of_cubes_can_be_joined(tmp_path: Path) -> None:
     parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2), make_day_set(6, 2)]
     paths = write_sets(tmp_path, parts)
     (tmp_path / "years").mkdir()
@@ -373,7 +373,7 @@ def test_circular_document_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P26")
-def test_nested_documents_have_bounded_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_documents_with_too_many_keys_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small nested documents can describe any number of chunks: each is read, but to list all is an error."""
     array = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
     leaf = {"a/.zarray": json.dumps({**array, "order": "C", "filters": None}), "a/0": "x", "a/1": "y"}
@@ -433,7 +433,7 @@ def test_changed_part_is_refused_when_read(tmp_path: Path, other: dict[str, Any]
     assert "part1.json" in str(caught.value)
 
 
-def test_unfit_set_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
+def test_unfit_sets_are_refused_by_lazy_concat(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="only integers, floating-point numbers"):
         refshard_fs.concat(
             write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2, dtype="<M8[s]")]), "time", lazy=True
@@ -542,7 +542,7 @@ def test_remote_part_cannot_reach_a_private_network(http_server: RangeServer) ->
 
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize("how", ["as they are", "remote_options"])
-def test_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, lazy: bool, how: str) -> None:
+def test_joined_set_opens_with_the_options_of_concat(s3_server: SeaweedServer, lazy: bool, how: str) -> None:
     s3_server.create_bucket("joined")
     place = f"s3://joined/{uuid.uuid4().hex}"
     options: dict[str, Any] = s3_server.storage_options
@@ -574,7 +574,7 @@ def test_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, l
         )
 
 
-def test_xarray_opens_the_first_part_only(http_server: RangeServer, tmp_path: Path) -> None:
+def test_open_dataset_of_a_cube_opens_only_the_first_set(http_server: RangeServer, tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2)]
     paths = write_sets(tmp_path, parts)
@@ -624,7 +624,7 @@ def test_random_sets_equal_the_eager_concatenation(
 
 
 @pytest.mark.parametrize("has_coordinate", [True, False])
-def test_sets_of_no_element_leave_no_line_in_a_document(tmp_path: Path, has_coordinate: bool) -> None:
+def test_sets_without_elements_are_left_out_of_the_document(tmp_path: Path, has_coordinate: bool) -> None:
     """`append` of a file without elements once wrote a line of length 0, and the document could not be opened again."""
 
     def part(number: int, length: int) -> str:
@@ -766,7 +766,7 @@ def test_cube_is_saved_in_the_requested_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), [("a.nc", "no .nc file"), ("a.zarr", "format='chunk-manifest' writes")])
-def test_document_is_not_saved_under_other_suffixes(tmp_path: Path, name: str, words: str) -> None:
+def test_cube_is_not_saved_under_the_name_of_another_format(tmp_path: Path, name: str, words: str) -> None:
     for day in range(2):
         RefShardFileSystem(make_day_set(day, 1)).save(str(tmp_path / f"{day}.json"))
     (tmp_path / name).write_bytes(b"values")

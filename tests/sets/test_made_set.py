@@ -45,6 +45,6 @@ def test_earlier_name_of_a_pickled_function_remains(made: MadeSet) -> None:
     assert pickle.dumps(made).count(b"restore_set") == 1
 
 
-def test_target_within_an_archive_is_remarked() -> None:
+def test_remark_says_that_only_refshard_reads_archive_targets() -> None:
     made = refshard_fs.rebase({"a/0": ["zip://x::s3://b/y.zip", 0, 4]}, {}, missing="ignore")
     assert made.remark.startswith("only refshard can read 1 target of 1")

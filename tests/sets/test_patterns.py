@@ -39,7 +39,7 @@ def test_pattern_of_members_and_days_is_a_cube_with_both(tmp_path: Path, version
     assert all(isinstance(value, list) for key, value in made.references.items() if key.startswith("v/c"))
 
 
-def test_numbers_sort_numerically_and_keep_their_type(tmp_path: Path) -> None:
+def test_members_in_folder_names_are_sorted_as_integers(tmp_path: Path) -> None:
     expected = open_members(tmp_path).assign_coords(member=[1, 2, 10])
     found = load_dataset(refshard_fs.concat(f"{tmp_path}/r{{member:d}}/{{time:%Y%m%d}}.nc", dims=DIMS))
     xr.testing.assert_equal(found.transpose(*expected["v"].dims), expected)
@@ -67,7 +67,7 @@ def test_invalid_patterns_are_refused(pattern: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["{step:d}", "{step:03d}", "{step:03}"])
-def test_numbers_may_have_a_least_width(field: str) -> None:
+def test_field_with_a_width_matches_at_least_that_many_digits(field: str) -> None:
     pattern = Pattern.of(f"f{field}.grib2", None)
     assert pattern is not None
     assert pattern.parse_places("f006.grib2") == {"step": 6}
@@ -128,7 +128,7 @@ def write_tile(path: Path, ys: Sequence[int], xs: Sequence[int], **storage: Any)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_tiles_are_a_mosaic(tmp_path: Path, lazy: bool) -> None:
+def test_nested_list_of_tiles_equals_open_mfdataset(tmp_path: Path, lazy: bool) -> None:
     files = [
         [write_tile(tmp_path / f"{i}{j}.nc", (2 * i, 2 * i + 1), range(3 * j, 3 * j + 3), zlib=lazy and i == 1)]
         for i in range(2)

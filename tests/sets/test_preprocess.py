@@ -56,7 +56,7 @@ def read_rest(folder: Path) -> xr.Dataset:
     return xr.open_dataset(refshard_fs.open(f"{folder}/*.nc", preprocess=select_day), engine="refshard").load()
 
 
-def test_document_grows_by_what_the_function_chooses(folder: Path) -> None:
+def test_append_requires_the_same_preprocess_function(folder: Path) -> None:
     target, files = f"{folder}/cube.refshard", [f"{folder}/{day}.nc" for day in range(3)]
     refshard_fs.append(target, files[:1], create=True, preprocess=select_day)
     with pytest.raises(ManifestError, match="select_day selects: expected this function .* found no preprocess="):
@@ -72,7 +72,7 @@ def select_all(source: RefShardFileSystem) -> RefShardFileSystem:
     return source
 
 
-def test_references_grow_by_what_the_function_chooses(folder: Path) -> None:
+def test_append_to_references_uses_the_preprocess_function(folder: Path) -> None:
     target = f"{folder}/set.json"
     refshard_fs.concat([f"{folder}/0.nc", f"{folder}/1.nc"], "time", preprocess=select_day).save(target)
     assert refshard_fs.append(target, f"{folder}/2.nc", "time", preprocess=select_day) == 1
@@ -117,7 +117,7 @@ def test_scan_of_a_whole_source_is_not_used_with_a_function(folder: Path) -> Non
     xr.testing.assert_equal(xr.open_dataset(eager, engine="refshard").load(), read_rest(folder))
 
 
-def test_named_preprocess_function_is_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_named_in_a_document_is_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "stranger.py").write_text("raise SystemExit('a document ran code')")
     monkeypatch.syspath_prepend(folder)
     refshard_fs.open(f"{folder}/0.nc", "x").save(f"{folder}/cube.refshard")

@@ -75,7 +75,7 @@ def test_prefixes_are_a_mapping() -> None:
         refshard_fs.rebase(REFS, "s3://old/")  # type: ignore[arg-type]  # what is tested
 
 
-def test_prefix_covered_by_longer_ones_is_not_unused() -> None:
+def test_rebase_accepts_a_prefix_beside_a_longer_prefix() -> None:
     new = refshard_fs.rebase({"a": ["s3://old/deep/x"]}, {"s3://old": "gs://a", "s3://old/deep": "gs://b"})
     assert new.references["a"] == ["gs://b/x"]
 
@@ -90,7 +90,7 @@ def test_command_names_the_unused_prefix(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("url", ["file:///data/x.nc", "/data/x.nc", "local:///data/x.nc"])
 @pytest.mark.parametrize("prefix", ["file:///data", "/data/", "local:///data/", "file:///", "/"])
-def test_local_path_and_its_url_are_the_same_place(url: str, prefix: str) -> None:
+def test_rebase_treats_a_path_like_its_file_url(url: str, prefix: str) -> None:
     new = refshard_fs.rebase({"a": [url, 0, 4], "b": ["/database/x"]}, {prefix: "s3://b/"}).references
     assert new["a"][0] == ("s3://b/x.nc" if "data" in prefix else "s3://b/data/x.nc")
     assert new["b"] == (["/database/x"] if "data" in prefix else ["s3://b/database/x"])

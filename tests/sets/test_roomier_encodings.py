@@ -37,7 +37,7 @@ def test_numbers_have_a_type_that_holds_those_of_all_sets(tmp_path: Path, first:
     assert join(tmp_path, {"array": {"dtype": first}}, {"array": {"dtype": second}})["dtype"] == shown
 
 
-def test_packing_that_differs_is_shown_as_unpacked_numbers(tmp_path: Path) -> None:
+def test_sets_of_different_packing_are_shown_unpacked(tmp_path: Path) -> None:
     assert (
         join(tmp_path, {"attributes": {"scale_factor": 0.5}}, {"attributes": {"scale_factor": 0.25}})["dtype"] == "<f8"
     )

@@ -41,7 +41,7 @@ def test_only_a_cube_is_saved_as_a_document(fs: RefShardFileSystem, tmp_path: Pa
         save(fs, str(tmp_path / "a.refshard"))
 
 
-def test_name_of_a_file_of_values_is_refused(fs: RefShardFileSystem, tmp_path: Path) -> None:
+def test_save_under_an_nc_name_needs_format(fs: RefShardFileSystem, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no \.nc file"):
         save(fs, str(tmp_path / "a.nc"))
     assert save(fs, str(tmp_path / "a.nc"), format="json") is None

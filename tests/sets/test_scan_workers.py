@@ -25,7 +25,7 @@ def test_scan_by_workers_gives_the_same_document(tmp_path: Path) -> None:
     assert len(read_days(made)) == 69
 
 
-def test_workers_and_resume_need_equal_options(tmp_path: Path) -> None:
+def test_resume_refuses_other_options(tmp_path: Path) -> None:
     files = write_day_files(tmp_path, "scipy", 2)
     with pytest.raises(ValueError, match="accept few other options"):
         refshard_fs.concat(files, "time", resume=tmp_path / "scans", zarr_format=3)

@@ -57,7 +57,7 @@ def test_first_bytes_of_too_many_files_are_not_kept(http_server: RangeServer, mo
     assert many.first_bytes is None
 
 
-def test_arrays_without_the_dimension_are_compared(tmp_path: Path) -> None:
+def test_bounds_that_differ_between_files_are_refused(tmp_path: Path) -> None:
     paths = write_day_files(tmp_path, "scipy", 4)
     bounds = (np.arange(PLACES) - 0.5).astype(">f4").tobytes()
     Path(paths[2]).write_bytes(Path(paths[2]).read_bytes().replace(bounds, bytes(len(bounds))))
@@ -65,7 +65,7 @@ def test_arrays_without_the_dimension_are_compared(tmp_path: Path) -> None:
         refshard_fs.concat(paths, "time", lazy=True)
 
 
-def test_memory_follows_results_not_file_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_memory_does_not_grow_with_file_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "ROUNDS", 1)
     for number in range(80):
         (tmp_path / f"{number}.nc").write_bytes(make_plain_file(number) + bytes(60_000))
@@ -84,7 +84,7 @@ def test_each_file_takes_some_kilobytes(tmp_path: Path) -> None:
     assert len(cube) == 300
 
 
-def test_saved_cube_is_opened_by_its_first_file_alone(http_server: RangeServer, tmp_path: Path) -> None:
+def test_saved_cube_reads_its_times_by_one_request(http_server: RangeServer, tmp_path: Path) -> None:
     urls = [http_server.put(f"{n}.nc", make_plain_file(n)) for n in range(30)]
     refshard_fs.concat(urls, "time", lazy=True).save(str(tmp_path / "cube.refshard"))
     before = len(http_server.requests())

@@ -97,7 +97,7 @@ def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "scans").stat().st_mode & 0o077 == 0
 
 
-def test_damaged_scan_is_made_anew(tmp_path: Path) -> None:
+def test_file_of_a_damaged_scan_is_scanned_again(tmp_path: Path) -> None:
     files, kept = write_day_files(tmp_path, "scipy", 2), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
     data = bytearray(kept.read_bytes())

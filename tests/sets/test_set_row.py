@@ -25,7 +25,7 @@ def test_files_that_are_recut_have_gaps_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_gap_within_a_file_is_filled_in(tmp_path: Path, lazy: bool) -> None:
+def test_freq_fills_a_gap_within_a_file(tmp_path: Path, lazy: bool) -> None:
     files = [write_days(tmp_path / f"{i}.nc", days) for i, days in enumerate(([0, 1, 4], [5]))]
     made = refshard_fs.concat(files, "time", freq="D", lazy=lazy)
     xr.testing.assert_equal(load_dataset(made), xr.concat(load_all(files), "time").resample(time="1D").asfreq())
@@ -45,7 +45,7 @@ def test_variable_that_the_first_set_lacks_is_reported(tmp_path: Path, join: Any
 
 
 @pytest.mark.parametrize("join", ["exact", "outer"])
-def test_members_count_their_times_in_other_units(tmp_path: Path, join: Any) -> None:
+def test_members_with_times_in_other_units_are_joined(tmp_path: Path, join: Any) -> None:
     times = np.array(["2000-01-01T00", "2000-01-01T01", "2000-01-01T02"], "M8[ns]")
     for member, unit in enumerate(("hours", "seconds", "minutes")):
         ds = xr.Dataset({"air": (("member", "time"), np.full((1, 3), member))}, {"time": times, "member": [member]})

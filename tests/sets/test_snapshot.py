@@ -51,7 +51,7 @@ def test_file_changed_later_is_an_error_for_its_keys(tmp_path: Path) -> None:
         open_source(found).cat_file("a/1")
 
 
-def test_older_replacement_is_noticed(tmp_path: Path) -> None:
+def test_file_replaced_by_an_older_file_is_target_changed(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(write_array(tmp_path))
     (tmp_path / "a/0").write_bytes(b"xy")
     os.utime(tmp_path / "a/0", (0, 0))
@@ -68,7 +68,7 @@ def test_removed_file_is_not_a_missing_chunk(tmp_path: Path) -> None:
         read_values(found)
 
 
-def test_later_chunks_are_not_in_the_snapshot(tmp_path: Path) -> None:
+def test_chunk_written_after_a_snapshot_is_not_in_it(tmp_path: Path) -> None:
     write_array(tmp_path, {key: data for key, data in STORE.items() if key != "a/1"})
     found = refshard_fs.snapshot(str(tmp_path))
     (tmp_path / "a/1").write_bytes(b"cd")
@@ -121,7 +121,7 @@ def test_snapshot_includes_uncommitted_writes(tmp_path: Path) -> None:
     fs.discard()
 
 
-def test_any_directory_can_be_pinned(tmp_path: Path) -> None:
+def test_snapshot_of_any_directory_has_its_files(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(write_array(tmp_path, {"x/y.bin": b"12", "z": b""}))
     fs = open_source(found)
     assert {key: fs.cat_file(key) for key in fs.find("")} == {"x/y.bin": b"12", "z": b""}

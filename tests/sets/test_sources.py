@@ -145,7 +145,7 @@ def test_parquet_sets_and_paths_are_joined(tmp_path: Any) -> None:
     )
 
 
-def test_error_of_one_of_several_says_how_to_skip_it(tmp_path: Path) -> None:
+def test_error_of_an_unreadable_source_says_how_to_skip_it(tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text("no source")
     with pytest.raises(UnknownSource) as caught:
         refshard_fs.concat([str(tmp_path / "0.json"), str(tmp_path / "1.json")], "time")

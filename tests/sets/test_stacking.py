@@ -80,7 +80,7 @@ def test_grib_files_of_one_field_are_a_cube_of_times_and_steps(tmp_path: Path, *
         np.testing.assert_array_equal(found[name].transpose(*variable.dims).values, variable.values, err_msg=str(name))
 
 
-def test_scalar_that_no_variable_names_becomes_a_dimension(tmp_path: Path) -> None:
+def test_scalar_time_without_attributes_becomes_a_dimension(tmp_path: Path) -> None:
     for day in range(3):
         with h5py.File(tmp_path / f"{day}.h5", "w") as file:
             file["time"], file["v"] = np.int32(day), np.full((2, 3), day, "f4")
@@ -93,7 +93,7 @@ def test_scalar_that_no_variable_names_becomes_a_dimension(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_field_in_only_some_files_is_refused(tmp_path: Path, *, lazy: bool) -> None:
+def test_variable_in_only_some_files_is_refused(tmp_path: Path, *, lazy: bool) -> None:
     files = [write_one_time(tmp_path, day) for day in range(2)]
     with h5py.File(files[1], "r+") as file:
         file["w"] = np.zeros((2, 3))
@@ -173,7 +173,7 @@ def test_text_scalars_of_stores_get_the_dimension(tmp_path: Path, dtype: str, ve
     assert [np.asarray(text).astype("U").item() for text in found["scene"].values] == ["orbit0", "orbit1", "orbit2"]
 
 
-def test_scalars_that_differ_get_a_dimension_of_names(tmp_path: Path) -> None:
+def test_scalars_that_differ_get_the_dimension_of_file_names(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     for number in range(2):
         write_granule(tmp_path / f"f{number}.nc", number, "text")

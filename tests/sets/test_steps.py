@@ -41,7 +41,7 @@ def test_days_that_all_files_lack_are_filled_in(tmp_path: Path, dims: tuple[str,
     assert expected.sizes["time"] == 6
 
 
-def test_rows_of_different_days_are_filled_in(tmp_path: Path) -> None:
+def test_missing_days_of_members_with_other_days_are_filled(tmp_path: Path) -> None:
     files = [
         [write_member_day(tmp_path / f"{m}{d}.nc", make_member_day(d, m)) for d in days]
         for m, days in enumerate(([0, 2], [5, 7]))
@@ -72,7 +72,7 @@ def test_steps_of_any_length_are_filled_in(
     assert np.frombuffer(fs.cat_file("time/0"), dtype).tolist() == expected
 
 
-def test_model_calendars_have_fixed_steps_but_no_months(tmp_path: Path) -> None:
+def test_calendar_of_360_days_takes_freq_in_days_not_months(tmp_path: Path) -> None:
     files = [write_days(tmp_path / f"{i}.nc", some, calendar="360_day") for i, some in enumerate(([0], [2]))]
     fs = RefShardFileSystem(refshard_fs.concat(files, "time", freq="1D"))
     assert np.frombuffer(fs.cat_file("time/0"), "<i8").tolist() == [0, 1, 2]

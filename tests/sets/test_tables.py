@@ -22,7 +22,7 @@ def make_item(**assets: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "time", ["2024-01-02", DAY, datetime(2024, 1, 2), date(2024, 1, 2), np.datetime64("2024-01-02")]
 )
-def test_times_of_pairs_are_utc(time: Any) -> None:
+def test_times_in_a_table_become_utc(time: Any) -> None:
     assert parse_placed_sources([("a.nc", {"time": time, "band": 3})]) == [("a.nc", {"time": DAY, "band": 3})]
 
 
@@ -45,11 +45,11 @@ def test_assets_that_are_not_data_are_left_out_by_default() -> None:
 
 
 @pytest.mark.parametrize("sets", ["a.nc", ["a.nc", "b.nc"], [], {"a": 1}, [("a.nc", "b.nc")]])
-def test_other_arguments_are_not_a_table(sets: Any) -> None:
+def test_parse_placed_sources_is_none_for_other_arguments(sets: Any) -> None:
     assert parse_placed_sources(sets) is None
 
 
-def test_rows_of_other_dimensions_are_refused() -> None:
+def test_table_with_invalid_dimensions_or_values_is_refused() -> None:
     with pytest.raises(ValueError, match="the same dimensions"):
         parse_placed_sources([("a.nc", {"time": DAY}), ("b.nc", {"band": 1})])
     with pytest.raises(ValueError, match="expected a time, a number or a text"):
@@ -66,5 +66,5 @@ def test_incomplete_stac_items_are_refused() -> None:
         parse_placed_sources([{**scene, "assets": {"b1": {"roles": ["data"]}}}])
 
 
-def test_one_asset_may_be_a_text() -> None:
+def test_assets_argument_may_be_one_name() -> None:
     assert parse_placed_sources([make_item(b1="x.tif", b="y.tif")], "b1") == [("x.tif", {"time": DAY})]

@@ -187,7 +187,7 @@ def test_unreachable_shard_is_not_a_missing_chunk(http_server: Any, status: int)
 
 
 @pytest.mark.parametrize("kind", ["ignored_range", "short_body", "long_body", "wrong_content_range"])
-def test_wrong_answer_for_an_index_gives_no_other_data(http_server: Any, kind: Any) -> None:
+def test_faulty_answer_for_an_index_gives_no_wrong_chunk(http_server: Any, kind: Any) -> None:
     http_server.put("/a/.zarray", json.dumps(META_2).encode())
     http_server.put("/a/0", SHARD_2)
     fs = open_source(f"{http_server.url}/a", retries=0)

@@ -217,7 +217,7 @@ def test_chunks_up_to_the_index_are_read(place: str, shape: Any, places: dict[st
 
 
 @pytest.mark.parametrize("place", ["local", "http", "references to whole files", "zip"])
-def test_fixed_slots_and_mask_fill_the_shard(place: str, places: dict[str, Source]) -> None:
+def test_shard_longer_than_slots_and_mask_is_an_error(place: str, places: dict[str, Source]) -> None:
     meta = {**META_2, "chunks": [10], "shape": [40], "shard_format": "morton_order", "compressor": None}
     sound = PAYLOAD + bytes([0b1111])
     assert places[place](files(meta, sound)).cat_file("a/3") == PAYLOAD[30:]
@@ -276,7 +276,7 @@ def test_manifest_shards_without_lengths_are_checked(
             assert fs.cat_file("c/1") == expected
 
 
-def test_checks_of_chunk_places_take_no_further_request(http_server: Any) -> None:
+def test_checked_chunk_of_a_shard_takes_two_requests(http_server: Any) -> None:
     for name, data in files(*plain("end", (10, 10))).items():
         http_server.put(f"/h/{name}", data)
     fs = open_source(f"{http_server.url}/h")

@@ -12,7 +12,7 @@ from refshard_fs.sharding.known_shard_formats import load_shard_formats, unshard
 PLAIN = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}
 
 
-def test_each_format_has_a_name_and_marks() -> None:
+def test_each_shard_format_has_a_unique_name_and_marks() -> None:
     known = load_shard_formats()
     assert len({shard_format.name for shard_format in known}) == len(known) >= 2
     assert all(shard_format.marks for shard_format in known)

@@ -63,7 +63,7 @@ def test_prototype_has_full_size_indexes_and_no_checksum() -> None:
     assert data == b"xy" + ONES * 2 + np.array([0, 2], "<u8").tobytes() + ONES * 4
 
 
-def test_first_prototype_marks_missing_chunks_by_length_0() -> None:
+def test_big_endian_prototype_marks_missing_chunks_by_length_0() -> None:
     layout = find_layout(make_version_2((4,), (2,), (2,)), endian="big")
     assert b"".join(layout.rewrite((2,), None, {(1,): b"xy"}) or ()) == b"xy" + bytes(16 + 8) + b"\0" * 7 + b"\2"
     with pytest.raises(ValueError, match="expected a chunk of at least 1 byte"):

@@ -171,7 +171,7 @@ def test_whole_shards_are_one_request_each(folder: Path, data: np.ndarray[Any, A
         assert len(server.requests()) == 1
 
 
-def test_shard_wanted_whole_is_read_together_with_its_index(counter: Counter) -> None:
+def test_whole_shard_and_its_index_are_requested_together(counter: Counter) -> None:
     with zarr.config.set({"async.concurrency": 128}):
         assert counter.read(slice(20 * SIDE, 30 * SIDE), slice(None)) == 2
     data, index = sorted(counter.server.requests(), key=lambda r: r.start or 0)

@@ -249,7 +249,7 @@ def test_codecs_as_bare_names_are_read(tmp_path: Path) -> None:
     assert_shown(tmp_path, data, (3, 2))
 
 
-def test_only_grid_and_codecs_change_in_metadata(tmp_path: Path) -> None:
+def test_shown_metadata_differ_only_in_grid_and_codecs(tmp_path: Path) -> None:
     data = make_sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())

@@ -50,7 +50,7 @@ def test_shards_whole_option_shows_the_shards(tmp_path: Path) -> None:
         assert fs.cat_file(name) == (tmp_path / name).read_bytes()
 
 
-def test_older_big_endian_shards_need_an_option(tmp_path: Path) -> None:
+def test_big_endian_shards_are_read_with_the_endian_option(tmp_path: Path) -> None:
     data = make_sparse((20, 3))
     write_prototype(tmp_path, data, (3, 2), (2, 2), big_endian=True, compressor=ZLIB)
     assert np.array_equal(open_array(tmp_path, shard_options={"endian": "big"})[...], data)

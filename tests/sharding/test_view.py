@@ -224,7 +224,7 @@ def test_known_shard_that_vanishes_is_an_error() -> None:
         assert not entry.optional
 
 
-def test_repeated_lookup_has_the_same_needs() -> None:
+def test_lookups_in_one_shard_have_the_same_needs() -> None:
     view, files, _ = held(MAKERS["whole file"])
     _, asked = run(view.lookup("a/6.1"), files)
     assert [(n.entry.url, n.entry.start, n.entry.stop) for n in asked] == [("a/3.0", -64, None)]
@@ -264,7 +264,7 @@ def test_shard_outside_its_array_does_not_stop_a_survey(folder: Path) -> None:
     )
 
 
-def test_other_keys_are_unchanged(folder: Path) -> None:
+def test_keys_beside_shards_are_unchanged(folder: Path) -> None:
     (folder / "notes.txt").write_bytes(b"\x00\xff")
     fs = open_source(folder)
     for key in (".zgroup", "a/.zattrs", "notes.txt"):

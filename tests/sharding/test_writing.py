@@ -42,7 +42,7 @@ def test_changed_shape_fill_value_and_attributes_are_stored(name: str) -> None:
     assert update_stored_metadata(STORED[name], {**shown(STORED[name]), **changed}, {}) == {**STORED[name], **changed}
 
 
-def test_explicit_defaults_keep_the_sharding() -> None:
+def test_metadata_with_explicit_defaults_keep_the_sharding() -> None:
     codecs = [
         {"name": "bytes", "configuration": {"endian": "little"}},
         {"name": "gzip", "configuration": {"level": 5}},

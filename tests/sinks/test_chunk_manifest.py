@@ -71,7 +71,7 @@ def test_error_names_a_document_outside_any_node(tmp_path: Path, key: str) -> No
     assert not (tmp_path / "new.zarr").exists()
 
 
-def test_checks_and_empty_chunks_are_kept_or_refused(tmp_path: Path) -> None:
+def test_only_chunk_manifests_keep_checks_and_empty_chunks(tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     manifest = {
         "0": {"path": "../raw", "offset": 2, "length": 2, "etag": "e", "checksum": "md5:" + "0" * 32},

@@ -177,7 +177,7 @@ def test_target_versions_become_icechunk_checks(tmp_path: Path, http_server: Ran
         read(there)
 
 
-def test_versions_in_a_repository_are_handed_over_for_each_chunk(tmp_path: Path) -> None:
+def test_saved_repository_keeps_the_version_of_each_chunk(tmp_path: Path) -> None:
     """Two chunks of one object may have different versions, which a set of references cannot hold."""
     url = "https://host/a.bin"
     config = icechunk.RepositoryConfig.default()
@@ -268,7 +268,7 @@ def test_repository_has_the_endpoints_of_its_source(tmp_path: Path) -> None:
     assert "127.0.0.1" not in stores["s3://other/"]
 
 
-def test_known_store_is_replaced_only_by_the_users(tmp_path: Path) -> None:
+def test_saved_store_settings_change_only_by_virtual_stores(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     refs = {**ONE_ARRAY, "a/0": ["s3://own/x", 0, 2]}
     for number, region in enumerate(("eu-1", None, "eu-2")):
@@ -288,7 +288,7 @@ def test_known_store_is_replaced_only_by_the_users(tmp_path: Path) -> None:
         ("a.icechunk", {"virtual_stores": {"s3://b/": "eu"}}, "invalid virtual_stores=.*expected an object such as"),
     ],
 )
-def test_wrong_setting_is_named(name: str, given: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_invalid_icechunk_setting_is_a_type_error(name: str, given: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=why):
         RefShardFileSystem(ONE_ARRAY).save(str(tmp_path / name), **given)
 

@@ -49,7 +49,7 @@ def test_million_reads_by_eight_threads_and_eight_processes(tmp_path: Path) -> N
     )
 
 
-def test_growth_after_warm_up_is_seen() -> None:
+def test_soak_summary_finds_growth_of_memory_and_files() -> None:
     flat = [Sample(1, 10, 1, 100 * MIB, 20)] * 40
     assert _summarise(1.0, flat)[1:] == (400, 40, 1, 0, 100 * MIB, 0)
     leaking = [Sample(2, 10, 0, (100 + i) * MIB, 20 + i // 10) for i in range(40)]

@@ -59,7 +59,7 @@ def test_unreferable_chunks_are_copied_beside_the_set(
     assert main(["check", str(refs)]) == 0
 
 
-def test_few_copied_chunks_are_stored_inline(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_chunks_up_to_a_limit_are_stored_inline(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "MAX_INLINE", VALUES.nbytes)
     assert open_fs(file).save(str(file.with_name("refs.json"))) is None
     assert sorted(path.name for path in file.parent.iterdir()) == ["a.tif", "refs.json"]

@@ -96,7 +96,7 @@ def test_environment_and_files_configure_a_process(how: str, source: str, tmp_pa
     assert done.stdout == "hello 7 False\n"
 
 
-def test_configured_source_is_opened(conf: dict[str, Any], source: str) -> None:
+def test_source_and_options_of_fsspecs_configuration_are_used(conf: dict[str, Any], source: str) -> None:
     conf |= {"fo": source, "max_gap": "7"}
     assert fsspec.filesystem("refshard").cat_file("a/0") == b"hello"
     assert fsspec.filesystem("refshard").storage_options["max_gap"] == 7

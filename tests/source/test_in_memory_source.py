@@ -63,7 +63,7 @@ def test_pickled_source_is_packed_once(source: Any, packer: str, monkeypatch: py
     assert pickle.dumps(RefShardFileSystem(source)) == data
 
 
-def test_packed_form_is_freed_with_its_source() -> None:
+def test_packed_source_in_memory_is_freed_with_its_filesystem() -> None:
     fs = RefShardFileSystem({**references(), "raw": b"of this test alone"})
     pickle.dumps(fs)
     count, digest = len(in_memory_source._packed), fs.fo.digest

@@ -53,7 +53,7 @@ def test_old_pickle_with_writes_is_loaded() -> None:
     assert fs.find("") == ["b/0"]
 
 
-def test_old_names_in_pickles_resolve() -> None:
+def test_pickles_with_earlier_module_names_are_loaded() -> None:
     """Pickles of mappers and of sources in memory name modules that have been renamed since."""
     fs = RefShardFileSystem({"a/0": "x"})
     for now, before in ((b"source.files", b"session.files"), (b"source.in_memory_source", b"session.in_memory_source")):

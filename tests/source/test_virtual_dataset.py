@@ -98,7 +98,7 @@ META = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_manifest_resolves_to_its_entries(seed: int) -> None:
+def test_virtualizarr_manifest_resolves_to_its_entries(seed: int) -> None:
     from zarr.core.metadata.v3 import ArrayV3Metadata
 
     random = np.random.default_rng(seed)
@@ -129,7 +129,7 @@ def test_scalar_with_a_chunk_in_its_manifest_is_shown(tmp_path: Path) -> None:
     assert xr.open_dataset(RefShardFileSystem(virtual), engine="refshard")["level"].item() == 500.0
 
 
-def test_dataset_without_references_is_opened() -> None:
+def test_dataset_in_memory_without_references_is_opened() -> None:
     found = xr.open_dataset(dataset(), engine="refshard").load()
     xr.testing.assert_equal(found, dataset())
 

@@ -63,7 +63,7 @@ def test_draft_has_at_most_the_permissions_of_its_file(mode: int | None, draft_m
 
 
 @pytest.mark.usefixtures("umask")
-def test_unsettable_group_gets_no_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_whose_group_cannot_be_set_denies_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
     path.chmod(0o664)
@@ -83,7 +83,7 @@ def test_unsettable_group_gets_no_permissions(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
-def test_folder_that_is_replaced_keeps_its_mode(format: Any, tmp_path: Path) -> None:
+def test_replaced_set_keeps_the_permissions_of_its_folder(format: Any, tmp_path: Path) -> None:
     out = tmp_path / "set"
     document = {"zarr_format": 3, "node_type": "array", "shape": [1], "data_type": "uint8", "fill_value": 0}
     document |= {

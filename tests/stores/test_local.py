@@ -11,7 +11,7 @@ from refshard_fs.errors import ConflictError
 from refshard_fs.stores.objects import Objects
 
 
-def test_path_gives_a_local_immediate_store(tmp_path: Path) -> None:
+def test_paths_and_file_urls_give_an_immediate_store(tmp_path: Path) -> None:
     for url in (str(tmp_path), f"file://{tmp_path}", f"local://{tmp_path}"):
         objects = Objects(url, {})
         assert objects.is_local

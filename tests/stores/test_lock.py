@@ -121,7 +121,7 @@ def test_lock_admits_one_commit_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="locks as POSIX does")
-def test_lock_of_a_removed_directory_is_taken_again(tmp_path: Path) -> None:
+def test_lock_is_taken_again_if_its_directory_was_removed(tmp_path: Path) -> None:
     """A commit may remove the last object, and the directory with its lock. Two later commits must still not run at
     the same time.
     """

@@ -62,7 +62,7 @@ def test_names_like_patterns_are_taken_literally(make: Make) -> None:
     assert sorted(objects.find("")) == ["T K/0", "T [K]/1"]
 
 
-def test_parts_are_put_in_order(make: Make) -> None:
+def test_put_joins_the_parts_of_an_object(make: Make) -> None:
     objects = make()
     objects.put("a/c/0", [b"ab", memoryview(b"xcdx")[1:3], b""])
     assert held(objects, "a/c/0") == b"abcd"
@@ -110,7 +110,7 @@ def test_version_returned_by_put_can_be_replaced(make: Make) -> None:
     assert held(objects, "a") is None
 
 
-def test_removed_object_is_a_conflict(make: Make) -> None:
+def test_put_over_an_object_removed_by_others_is_a_conflict(make: Make) -> None:
     objects = make()
     objects.put("a", [b"first"])
     read = objects.fetch("a")

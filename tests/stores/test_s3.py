@@ -60,7 +60,7 @@ def test_server_that_cannot_be_reached_is_an_os_error() -> None:
         objects.get_facts("a")
 
 
-def test_put_with_a_lost_answer_is_recognised(s3_server: SeaweedServer) -> None:
+def test_put_whose_answer_was_lost_succeeds_at_the_retry(s3_server: SeaweedServer) -> None:
     s3_server.create_bucket("objects")
     with Forgetful(s3_server.endpoint_url) as proxy:
         options: dict[str, Any] = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": proxy.url}}
@@ -96,7 +96,7 @@ REQUESTS: dict[str, Callable[[Objects], object]] = {
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_retries_bounds_the_tries_of_each_request(monkeypatch: pytest.MonkeyPatch, retries: int) -> None:
+def test_retries_option_bounds_the_tries_of_each_request(monkeypatch: pytest.MonkeyPatch, retries: int) -> None:
     waits = pytest.importorskip("botocore.retryhandler")
     monkeypatch.setattr(waits, "random", SimpleNamespace(random=lambda: 0.0))
     with Overloaded("http://127.0.0.1:9") as proxy:

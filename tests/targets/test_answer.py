@@ -122,7 +122,7 @@ def test_requested_range_with_status_200_is_accepted() -> None:
     assert talk(Script([whole]), lambda ask: ask(2, 7)).data == b"23456"
 
 
-def test_chunked_answers_do_not_change_later_requests() -> None:
+def test_request_after_a_chunked_answer_is_the_same() -> None:
     script = Script([CHUNKED, RIGHT])
     assert talk(script, twice) == [b"01234"] * 2
     assert [number for number, _ in script.heads] == [1, 1]
@@ -208,7 +208,7 @@ def test_extra_bytes_after_an_answer_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("size", [1000, 5 << 20])
-def test_bodies_are_separate_bytes_objects(size: int) -> None:
+def test_body_of_an_answer_is_bytes(size: int) -> None:
     body = bytes(i % 251 for i in range(size))
     head = f"HTTP/1.1 206 Partial\r\nContent-Length: {size}\r\nContent-Range: bytes 0-{size - 1}/{size}\r\n\r\n"
 

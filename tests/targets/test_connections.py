@@ -108,7 +108,7 @@ def test_loop_may_be_closed_inside_another(http_server: RangeServer) -> None:
         gc.collect()
 
 
-def test_distant_server_gets_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distant_server_with_tls_gets_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use() -> list[str]:
         context, authority = certificate(tmp_path, "far.example")
         server = await asyncio.start_server(Script([RIGHT] * 3).serve, "127.0.0.1", 0, ssl=context)

@@ -55,7 +55,7 @@ def test_permanent_failures_are_not_retried(failure: OSError) -> None:
     assert not is_transient(failure)
 
 
-def test_waits_grow_vary_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_between_retries_grow_vary_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "_FIRST", FIRST)
     retry = Retry(retries=4)
     lost = ConnectionLost("reset")
@@ -97,7 +97,7 @@ def test_errors_are_never_a_missing_object(error: Exception, kind: type[OSError]
     assert "not satisfiable" not in str(failure)
 
 
-def test_statuses_survive_pickling() -> None:
+def test_http_errors_survive_pickling() -> None:
     for status in (HttpStatus(503, "SlowDown", 2.0), Denied(403, "AccessDenied")):
         again = pickle.loads(pickle.dumps(status))
         assert (type(again), str(again), again.retry_after) == (type(status), str(status), status.retry_after)

@@ -150,7 +150,7 @@ def test_retrying_filesystem_gets_few_retries() -> None:
 
 
 @pytest.mark.evidence(id="T32")
-def test_instance_runs_on_its_loop_or_ours() -> None:
+def test_filesystem_instance_runs_on_its_loop_or_ours() -> None:
     synchronous, asynchronous = OddAsync(), OddAsync(asynchronous=True)
     reader(synchronous).read("odd://x", 0, 5)
     reader(asynchronous).read("odd://x", 0, 5)
@@ -427,7 +427,7 @@ def test_size_is_requested_once_for_parallel_reads() -> None:
     assert fs.tries == 103
 
 
-def test_requested_facts_are_never_cached() -> None:
+def test_get_facts_asks_the_filesystem_each_time() -> None:
     fs = Odd()
 
     async def read(pool: Pool) -> None:

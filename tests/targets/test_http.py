@@ -207,7 +207,7 @@ def test_size_is_read_by_get_if_head_is_refused(http_server: RangeServer) -> Non
         assert Reader().get_facts(url).size == 3000
 
 
-def test_requested_facts_equal_those_that_come_with_bytes(http_server: RangeServer) -> None:
+def test_get_facts_equals_the_facts_of_an_answer(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     facts = Reader().get_facts(url)
     answer = Reader().answer(url, 0, 1)
@@ -343,7 +343,7 @@ def test_manifest_may_pin_a_version(http_server: RangeServer) -> None:
             Reader().read(url, 0, 5, pin)
 
 
-def test_another_size_is_another_version(http_server: RangeServer) -> None:
+def test_answer_with_another_size_is_target_changed(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     reader = Reader()
     reader.read(url, 0, 5)
@@ -564,7 +564,7 @@ def test_answers_of_nginx_are_read(nginx_server: Callable[[Path], NginxServer], 
         reader.read(f"{server.url}/x.bin", 0, 5)
 
 
-def test_early_end_and_refusal_have_their_own_errors(http_server: RangeServer) -> None:
+def test_truncated_and_refused_answers_have_different_errors(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("hang_up")
     with pytest.raises(Incomplete):
@@ -597,7 +597,7 @@ def test_proxy_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(searches) <= 2
 
 
-def test_headers_that_are_a_text_are_refused_unseen(http_server: RangeServer) -> None:
+def test_error_for_headers_given_as_a_text_hides_the_text(http_server: RangeServer) -> None:
     with pytest.raises(SourceNotReachable, match="expected a mapping for headers=, .* got a text") as caught:
         RefShardFileSystem(f"{http_server.url}/refs.json", target_options={"headers": "Bearer secret"}).ls("")
     assert "secret" not in str(caught.value)

@@ -35,7 +35,7 @@ def test_idle_connections_make_room_for_others(monkeypatch: pytest.MonkeyPatch) 
             assert 0 < count_idle() <= 4
 
 
-def test_unknown_idle_connections_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_servers_are_read_if_idle_connections_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "count_permitted_connections", lambda: 2)
     monkeypatch.setattr(connections, "list_idle", lambda connector: {})
     with contextlib.ExitStack() as stack:

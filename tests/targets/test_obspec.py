@@ -122,7 +122,7 @@ def test_facts_of_a_store_come_with_its_bytes(store: Any) -> None:
     assert (asked.size, asked.last_modified is not None) == (3000, True)
 
 
-def test_set_reads_chunks_from_a_store_merged() -> None:
+def test_chunks_in_an_obspec_store_are_read_by_merged_requests() -> None:
     plain = Plain({"x.bin": DATA})
     fs = RefShardFileSystem(references("s3://bucket/x.bin"), options={"s3://bucket": plain})
     assert fs.cat_ranges([f"a/{i}" for i in range(4)], None, None) == [DATA[20 * i : 20 * i + 10] for i in range(4)]
@@ -143,7 +143,7 @@ def test_set_reads_chunks_from_stores_given_as_fs(kind: str) -> None:
     assert RefShardFileSystem(references(url), fs=given).cat_file("a/3") == DATA[60:70]
 
 
-def test_registry_resolves_the_path_in_a_store() -> None:
+def test_path_in_a_store_equals_that_of_virtualizarrs_registry() -> None:
     for store in (stores.MemoryStore(), stores.S3Store("b", prefix="p/q"), stores.HTTPStore("https://h/p")):
         for url in ("s3://b/p/q/x", "s3://b/p/qq/x", "https://h/p/x/y", "https://h/x"):
             known = registry.ObjectStoreRegistry({url.rpartition("/")[0]: store})

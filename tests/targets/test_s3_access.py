@@ -145,7 +145,7 @@ def test_credential_process_runs_before_expiry(
 
 
 @pytest.mark.evidence(id="T11")
-def test_container_gets_the_keys_of_its_role(
+def test_credentials_of_a_container_are_requested_by_url(
     aws: AwsServer, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret, token = aws.assume()

@@ -116,7 +116,7 @@ def test_metadata_that_breaks_the_rules_is_an_error(make: Make, key: str, text: 
 
 
 @pytest.mark.parametrize("key", ["b/zarr.json", "b/.zgroup"])
-def test_chunks_of_arrays_with_metadata_of_two_versions_are_read(make: Make, key: str) -> None:
+def test_metadata_of_a_second_version_of_zarr_are_an_error(make: Make, key: str) -> None:
     document = make_array() if key == "b/zarr.json" else json.dumps(V3)
     report = check(make({**GOOD, key: document, "b/0": ["data.bin", 0, 1]}), "full")
     assert ("error", "metadata", key) in list_findings(report)

@@ -22,7 +22,7 @@ def test_mixed_colours_lie_between_their_parts() -> None:
     assert mix_colours("#00ff00", "#0000ff", 0.2) == "#00cc33"
 
 
-def test_roles_become_colours_and_other_fills_are_escaped() -> None:
+def test_names_of_roles_become_colours_and_other_texts_stay() -> None:
     assert resolve_by_day("ink") == ROLES["ink"][0]
     assert resolve_by_day('#ff0000"') == "#ff0000&quot;"
     assert resolve_by_day("") == "none"

@@ -12,7 +12,7 @@ def test_boxes_broadcast_their_arguments() -> None:
     assert boxes == [Box(0, 1, 2, 4), Box(5, 1, 3, 4)]
 
 
-def test_label_lies_before_its_end_or_after_its_start() -> None:
+def test_label_begins_or_ends_at_its_position() -> None:
     left, right = Label(100, 20, "air"), Label(100, 20, "air", ends_there=True)
     assert left.box.x == 100
     assert right.box.x + right.box.width == 100

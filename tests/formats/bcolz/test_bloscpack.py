@@ -145,7 +145,7 @@ def test_only_frames_of_the_chunk_are_read(sample_: Sample) -> None:
 @pytest.mark.parametrize(
     ("zarr", "zarr_format", "whole"), [(2, 2, True), (None, 2, True), (3, 2, False), (2, 3, False), (3, 3, False)]
 )
-def test_fields_of_arrays_are_split_in_version_3(
+def test_array_fields_become_separate_fields_in_version_3(
     zarr: int | None, zarr_format: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("refshard_fs.core.dtypes.zarr_major", lambda: zarr)

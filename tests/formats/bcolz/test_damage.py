@@ -148,13 +148,13 @@ def test_undamaged_sources_have_their_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_file_cut_at_some_byte_gives_an_error(name: str) -> None:
+def test_truncated_file_gives_an_error_at_sampled_lengths(name: str) -> None:
     check_cuts(name, 41)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
-def test_file_cut_at_any_byte_gives_an_error(name: str) -> None:
+def test_truncated_file_gives_an_error_at_every_length(name: str) -> None:
     check_cuts(name, 1)
 
 

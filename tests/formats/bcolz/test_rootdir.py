@@ -179,7 +179,7 @@ def test_fill_value_masks_no_element() -> None:
     assert json.loads(files.read(files.open(zarr_format=3), "data/zarr.json") or b"")["fill_value"] == 0
 
 
-def test_zarr_format_is_2_or_3() -> None:
+def test_zarr_format_4_is_refused() -> None:
     with pytest.raises(ValueError, match="zarr_format=4"):
         RefShardFileSystem(fo="x", zarr_format=4)
 

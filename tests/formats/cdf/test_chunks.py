@@ -48,7 +48,7 @@ def test_large_compressed_blocks_are_decoded_by_zarr() -> None:
 
 @pytest.mark.parametrize("compression", [0, GZIP, RLE])
 @pytest.mark.parametrize("tree", [0, 2])
-def test_small_runs_are_joined_at_any_index_depth(compression: int, tree: int) -> None:
+def test_records_of_several_runs_are_joined_into_a_chunk(compression: int, tree: int) -> None:
     runs = [(0, 0), (1, 4), (5, 5), (6, 8), (9, 9)]
     files, keyspace = open_file(Variable(make_values(10, 3), compression=compression, runs=runs, tree=tree))
     assert files.read(keyspace, "v/0.0") == make_values(10, 3).tobytes()
@@ -92,7 +92,7 @@ def test_missing_records_are_padded_or_repeated(sparse: int, expected: list[int]
     assert np.frombuffer(files.read(keyspace, "v/0") or b"", "<i4").tolist() == expected
 
 
-def test_repeated_records_fill_a_compressed_chunk() -> None:
+def test_missing_records_repeat_the_last_written_record() -> None:
     values = make_values(4, 10_000)
     files, keyspace = open_file(Variable(values, compression=GZIP, runs=[(0, 1)], sparse=2))
     assert gzip.decompress(files.read(keyspace, "v/1.0") or b"") == values[1].tobytes() * 2

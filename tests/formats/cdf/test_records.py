@@ -59,7 +59,7 @@ def test_variables_in_separate_files_are_refused() -> None:
     assert "lie in separate files" in open_damaged(bytes(data))
 
 
-def test_few_pages_stay_in_memory() -> None:
+def test_reading_many_places_keeps_few_pages_in_memory() -> None:
     size = 4 << 20
     data = bytes(range(256)) * (size // 256)
     records = Records("x", Inline(data), size, data[:100], 3)

@@ -150,7 +150,7 @@ def test_commands_accept_cdf(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         xr.testing.assert_identical(by_references, direct)
 
 
-def test_requests_of_a_large_file_are_few() -> None:
+def test_large_file_is_opened_in_few_rounds_and_requests() -> None:
     values = RNG.integers(0, 1 << 60, size=(4, 10_000))
     variables = {
         f"v{number}": Variable(values + number, compression=GZIP, runs=[(0, 1), (2, 3)]) for number in range(9)
@@ -184,7 +184,7 @@ def test_truncated_list_is_reported(list_name: str) -> None:
     assert keyspace.reports == {f"list of {list_name}": f"its list has 1 {list_name}: expected 3"}
 
 
-def test_small_file_is_read_in_two_rounds() -> None:
+def test_small_cdf_file_is_opened_and_read_in_two_rounds() -> None:
     variable = Variable(np.arange(60_000, dtype="i4"), runs=[(0, 29_999), (30_000, 59_999)])
     files = Files({ROOT: Writer().write({"v": variable, "a_b": variable, "a/b": variable})})
     keyspace = files.open()

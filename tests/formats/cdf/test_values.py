@@ -52,7 +52,7 @@ def test_epochs_are_converted_exactly() -> None:
     assert np.isnat(converted[1:]).all()
 
 
-def test_byte_orders_follow_the_encoding() -> None:
+def test_encoding_number_gives_the_byte_order_or_an_error() -> None:
     assert [find_kind(2, 1, encoding).name for encoding in (1, 6, 3)] == [">i2", "<i2", "<i2"]
     assert find_kind(51, 5, 3).name == "S5"
     with pytest.raises(ManifestError, match="VAX floats"):

@@ -125,7 +125,7 @@ def test_range_without_a_length_ends_with_the_object(http_server: RangeServer, o
     assert fs.cat_ranges(["a/c/0"] * 2, [-2, 0], [None, 2]) == [data[offset:][-2:], data[offset:][:2]]
 
 
-def test_relative_paths_in_a_zip_file_are_its_members(tmp_path: Path) -> None:
+def test_relative_paths_in_a_zip_file_name_members(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
         archive.writestr("zarr.json", '{"zarr_format": 3, "node_type": "group"}')
         archive.writestr("x/zarr.json", json.dumps(make_metadata((8,), (2,))))
@@ -147,7 +147,7 @@ def test_relative_paths_in_a_zip_file_are_its_members(tmp_path: Path) -> None:
         fs.cat_file("x/c/3")
 
 
-def test_relative_paths_in_a_reference_set_are_its_keys(tmp_path: Path) -> None:
+def test_relative_paths_in_a_reference_set_name_keys(tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     refs = {
         "zarr.json": '{"zarr_format": 3, "node_type": "group"}',
@@ -207,7 +207,7 @@ def test_filesystem_with_manifests_can_be_pickled(tmp_path: Path) -> None:
     "codecs", [None, [], [{"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 4}], "gzip"]
 )
 @pytest.mark.parametrize("data_type", ["int16", "float64", "bool", "complex64"])
-def test_array_without_codecs_is_refused_and_read_by_key(codecs: Any, data_type: str, tmp_path: Path) -> None:
+def test_array_without_codecs_is_read_by_key_and_not_by_zarr(codecs: Any, data_type: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "a.zarr" / "temp", {"0": {"data": "abcd"}})
     doc = make_metadata((4,), (2,), codecs=codecs, data_type=data_type, fill_value=None)
     (folder / "zarr.json").write_text(json.dumps(doc))

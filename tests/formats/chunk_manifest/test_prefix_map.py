@@ -50,7 +50,7 @@ def mapped(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_entries_and_the_longest_prefix_take_precedence(mapped: Path) -> None:
+def test_entry_precedes_prefixes_and_long_prefixes_short_ones(mapped: Path) -> None:
     fs = open_source(str(mapped / "x"))
     found = {f"{i}/{j}": fs.cat_file(f"c/{i}/{j}") for i in range(3) for j in range(3) if (i, j) != (1, 2)}
     assert found == {
@@ -79,7 +79,7 @@ def test_missing_object_is_a_missing_chunk(mapped: Path) -> None:
     assert fs.find("c/1") == ["c/1/0"]
 
 
-def test_coordinates_may_be_directories(tmp_path: Path) -> None:
+def test_prefix_map_with_slashes_lists_chunks_in_directories(tmp_path: Path) -> None:
     for i in range(2):
         for j in range(3):
             write(tmp_path / f"far/c/{i}/{j}", b"%d%d" % (i, j))
@@ -110,7 +110,7 @@ def write_stores(folder: Path) -> None:
         write(folder / f"{name}.zarr/x/c/0", name.encode() * 2)
 
 
-def test_many_stores_become_one_group(tmp_path: Path) -> None:
+def test_prefix_map_shows_several_stores_as_one_group(tmp_path: Path) -> None:
     write_stores(tmp_path)
     manifest = {
         "prefix": {"a/": {"path": "../a.zarr/"}, "deep/b/": {"path": f"file://{tmp_path}/b.zarr"}},
@@ -143,7 +143,7 @@ def test_many_stores_become_one_group(tmp_path: Path) -> None:
     assert not fs.isdir("deep/c")
 
 
-def test_longest_prefix_of_a_key_takes_precedence(tmp_path: Path) -> None:
+def test_longest_matching_prefix_of_a_key_applies(tmp_path: Path) -> None:
     write_stores(tmp_path)
     manifest = {"prefix": {"": {"path": "../a.zarr"}, "x/": {"path": "../b.zarr/x/"}}}
     write(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declare(manifest)})

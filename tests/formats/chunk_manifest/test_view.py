@@ -19,7 +19,7 @@ def make_root(**extension: Any) -> bytes:
     return json.dumps({"zarr_format": 3, "node_type": "group", "consolidated_metadata": inline}).encode()
 
 
-def test_pending_documents_come_from_the_root() -> None:
+def test_pending_edits_are_read_from_the_root_document() -> None:
     edits = read_pending_edits(make_root(pending=["a"], gone=["b/c"]), "zarr.json")
     assert edits is not None
     assert sorted(edits.list_changes()) == ["a/zarr.json", "b/c/zarr.json"]
@@ -79,7 +79,7 @@ def test_unknown_transformers_are_shown_unchanged(tmp_path: Path, transformers: 
     assert open_source(str(tmp_path)).cat_file("zarr.json").decode() == text
 
 
-def test_declaration_without_a_manifest_is_an_error(tmp_path: Path) -> None:
+def test_transformer_without_a_configuration_is_an_error(tmp_path: Path) -> None:
     doc = make_metadata((4,), (2,)) | {"storage_transformers": [{"name": "chunk-manifest-json"}]}
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
     with pytest.raises(ManifestError, match="configuration"):
@@ -111,6 +111,6 @@ def test_missing_manifest_is_not_a_missing_chunk(tmp_path: Path) -> None:
         open_source(str(tmp_path)).cat_file("c/0")
 
 
-def test_reference_set_without_manifests_has_no_view() -> None:
+def test_reference_set_without_manifests_has_no_manifest_view() -> None:
     fs = open_source({"a/zarr.json": json.dumps(make_metadata((4,), (2,), None)), "a/c/0": "ab"})
     assert type(fs.source.open()).__name__ == "FlatKeySpace"

@@ -177,7 +177,7 @@ def test_table_that_contradicts_itself_is_refused(tmp_path: Path, old: bytes, ne
         Files({ROOT: data[:start] + data[start:].replace(old, new.ljust(len(old)), 1)}).open()
 
 
-def test_text_that_is_not_a_number_is_an_error(tmp_path: Path) -> None:
+def test_ascii_column_with_an_invalid_number_is_an_error(tmp_path: Path) -> None:
     table = fits.TableHDU.from_columns([fits.Column("a", "I6", array=[12345, 2], ascii=True)])
     data = write(tmp_path / "a.fits", table).read_bytes().replace(b" 12345", b" 12x45")
     files = Files({ROOT: data})

@@ -95,7 +95,7 @@ def test_unquantized_floats_and_blank_pixels_are_read(tmp_path: Path) -> None:
         ([0, 3, 5, 0x0009, 0x6001], "has 10 pixels or more"),
     ],
 )
-def test_damaged_line_list_is_refused(words: list[int], reason: str | None) -> None:
+def test_plio_data_are_decoded_or_refused_with_the_reason(words: list[int], reason: str | None) -> None:
     if reason is None:
         assert decode_plio(words, 9).tolist() == [-4] + [0] * 8
         return
@@ -103,7 +103,7 @@ def test_damaged_line_list_is_refused(words: list[int], reason: str | None) -> N
         decode_plio(words, 9)
 
 
-def test_line_list_with_a_long_header_is_decoded() -> None:
+def test_plio_data_with_a_long_header_are_decoded() -> None:
     instructions = [0x0002, 0x1003, 0x0001, 0x4002, 0x5003, 0x2002, 0x6001, 0x3001]
     words = [0, 7, -100, 15, 0, 0, 0, *instructions]
     value = (1 << 12) + 3

@@ -207,7 +207,7 @@ def test_decoding_memory_is_a_small_multiple_of_the_field(bits: int, points: int
     assert values[-2:].tolist() == ([2.5, 3.5] if bits else [1.5, 1.5])
 
 
-def test_fields_without_groups_have_one_value() -> None:
+def test_complex_packing_without_groups_gives_a_constant_field() -> None:
     section_5 = struct.pack(">IBIHfHHBB", 49, 5, 6, 3, 1.5, 1, 1, 12, 0) + bytes(26) + b"\1\2"
     raw = section_5 + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5, 7)
     assert np.frombuffer(Values(6, (49, 6, 5)).make(raw), "<f4").tolist() == [1.5] * 6

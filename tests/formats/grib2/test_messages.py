@@ -107,7 +107,7 @@ def test_damaged_message_of_ascii_bytes_is_reported() -> None:
     assert list(reports) == [f"the message at byte {len(fields[0])}"]
 
 
-def test_padded_messages_take_few_rounds() -> None:
+def test_padded_messages_are_found_in_few_rounds() -> None:
     values = np.arange(90000) % 255 + 0.0
     fields = (make_message_on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))
     files = Files({ROOT: b"".join(map(pad, fields))})
@@ -241,7 +241,7 @@ def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("is_small", [True, False])
-def test_subset_with_the_first_byte_of_a_message_is_read(is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_ends_in_one_byte_of_a_message_is_read(is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", (2 << 20) * is_small)
     whole = make_message_on_level(500, shortName="t") * 2
     keyspace = Files({ROOT: whole + b"G"}).open()

@@ -20,7 +20,7 @@ def test_covers_determines_where_a_time_range_begins(covers: str, step: int, beg
     assert variable.compute_begin(step) == begin
 
 
-def test_samples_have_steps_of_the_run() -> None:
+def test_chosen_samples_have_steps_of_their_run() -> None:
     document = {
         "refshard": "rule", "url": "{time:%H}{step}{number}", "sidecar": "", "dialect": "wgrib2",
         "time": {"start": "2026-11-01", "every": 6}, "step": {"values": [[0, 48, 1]], "last": {"06": 12}},

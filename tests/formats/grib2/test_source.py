@@ -239,7 +239,7 @@ def test_unstructured_grid_has_one_dimension_and_a_uuid() -> None:
     assert found.attrs["GRIB_numberOfGridUsed"] == 26
 
 
-def test_grids_of_unsupported_fields_are_not_counted() -> None:
+def test_grids_of_unsupported_fields_do_not_number_the_others() -> None:
     refused = make_message(np.zeros(200_000), shortName="u", Ni=200_000, Nj=1)
     grids = Files({ROOT: refused + make_message_on_level(500, shortName="t")}).open().grids
     assert {"latitude", "longitude"} <= grids.keys()

@@ -45,7 +45,7 @@ def test_linked_blocks_are_joined() -> None:
     assert len(Files({}).run(separate.find_parts(KEY))) == 2
 
 
-def test_first_block_may_be_empty() -> None:
+def test_first_linked_block_may_be_empty() -> None:
     elements = make_elements(*make_linked(4, 2, 3), (LINKED, 2, b""), (LINKED, 3, b"abcd"))
     assert Files({}).run(elements.read_contents(KEY)) == b"abcd"
 

@@ -31,7 +31,7 @@ END
 """
 
 
-def test_text_is_parsed_into_blocks() -> None:
+def test_odl_text_is_parsed_into_nested_blocks() -> None:
     root = parse_odl(GRID.format(corners=("1,2", "3,4"), more=""))
     assert [block.name for block in root.blocks] == ["SwathStructure", "GridStructure"]
     assert root.blocks[1].blocks[0].values["XDim"] == "4"

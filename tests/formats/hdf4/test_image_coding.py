@@ -29,11 +29,11 @@ def write_image(path: Path, compression: int, data: bytes, rows: int, columns: i
     return path
 
 
-def test_runs_of_each_row_are_decoded(tmp_path: Path) -> None:
+def test_run_lengths_of_each_row_are_decoded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_array(write_image(tmp_path / "a.hdf", 11, RUNS, 4, 8), "image 2")[...], PIXELS)
 
 
-def test_blocks_have_two_colours(tmp_path: Path) -> None:
+def test_block_of_16_pixels_has_two_colours(tmp_path: Path) -> None:
     # A block has a bit for each of 16 pixels, the value of a set bit, and the value of an unset bit.
     blocks = bytes([0b10100101, 0xFF, 7, 4, 0xF0, 0x0F, 1, 2])
     pixels = open_array(write_image(tmp_path / "a.hdf", 12, blocks, 4, 8), "image 2")[...]

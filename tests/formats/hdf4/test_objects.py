@@ -24,7 +24,7 @@ TABLE = (
 )
 
 
-def test_groups_and_tables_are_parsed() -> None:
+def test_vgroups_and_vdatas_are_parsed() -> None:
     assert parse_vgroup(GROUP) == ("name", "Var0.0", ((720, 5), (1962, 6)))
     assert parse_vdata(TABLE) == ("name", "Attr0.0", 3, 4, (Field("Values", np.dtype(">i4"), 1),), True)
 
@@ -36,7 +36,7 @@ def test_truncated_objects_are_errors(length: int) -> None:
             parse(data[:length])
 
 
-def test_number_types_have_a_byte_order() -> None:
+def test_number_type_has_its_byte_order_or_is_refused() -> None:
     assert parse_number_type(bytes([1, 22, 16, 1])) == np.dtype(">i2")
     assert parse_number_type(bytes([1, 22, 16, 4])) == np.dtype("<i2")
     for data in (bytes([1, 99, 16, 1]), bytes([1, 22, 16, 2]), b"\1\x16"):

@@ -35,7 +35,7 @@ def make_table_file(interlace: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("interlace", [0, 1])
-def test_fields_are_arrays_of_a_group(tmp_path: Path, interlace: int) -> None:
+def test_fields_of_a_vdata_are_arrays_of_a_group(tmp_path: Path, interlace: int) -> None:
     path = tmp_path / "a.hdf"
     path.write_bytes(make_table_file(interlace))
     with xr.open_dataset(path, engine="refshard", group="Soundings") as group:
@@ -96,7 +96,7 @@ def test_commands_accept_tables_and_damage_is_an_error(tmp_path: Path, capsys: p
     xr.testing.assert_identical(*trees)
 
 
-def test_field_recipe_cuts_and_pads() -> None:
+def test_field_recipe_cuts_each_record_and_pads_the_chunk() -> None:
     assert FieldRecipe(4, 1, 2, 8).make(b"abcdefgh") == b"bcfg\0\0\0\0"
 
 

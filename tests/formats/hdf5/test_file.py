@@ -20,7 +20,7 @@ def test_overlapping_structures_are_refused() -> None:
         list(file.read(0, 1 << 20, "a heap"))
 
 
-def test_texts_may_be_longer_than_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_may_exceed_the_limit_of_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["d"] = ["t" * 100_000]

@@ -133,7 +133,7 @@ def test_chunks_of_noise_and_of_one_value_are_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("mask", range(8))
-def test_skipped_filters_are_not_decoded(mask: int) -> None:
+def test_filters_that_a_chunk_skips_are_not_decoded(mask: int) -> None:
     values = np.arange(100, dtype="<i4")
     with open_in_memory() as file:
         dataset = file.create_dataset(

@@ -209,7 +209,7 @@ def test_many_references_to_a_long_path_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 lists groups by name")
 @pytest.mark.parametrize("track", [True, False])
-def test_objects_keep_the_tracked_order(track: bool, tmp_path: Path) -> None:
+def test_objects_have_the_tracked_order_or_that_of_names(track: bool, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w", track_order=track) as file:
         for name in ("z", "b", "g/y", "a"):
             file[name] = np.arange(2)

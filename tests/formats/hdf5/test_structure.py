@@ -23,7 +23,7 @@ xr = pytest.importorskip("xarray")
 DIMS = ["phony_dim_0", "phony_dim_1"]
 
 
-def test_collections_of_the_global_heap_are_parsed_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_heap_is_parsed_few_times_for_many_attributes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         for number in range(50):

@@ -77,7 +77,7 @@ def test_documents_with_any_white_space_are_read(spelling: dict[str, Any], slash
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 1000])
-def test_pieces_may_end_at_any_byte(piece: int) -> None:
+def test_document_is_parsed_for_any_length_of_pieces(piece: int) -> None:
     refs = {**make_references(), "text é": 'a"],"b', "a/.zattrs": '{"é":[1,2],"x":"y"}'}
     assert read_entries(read(json.dumps({"version": 1, "refs": refs}, ensure_ascii=False), piece)) == refs
 
@@ -139,7 +139,7 @@ def test_each_url_is_stored_once_in_the_order_of_the_set() -> None:
     assert list(found.urls) == [None, "", "u", "\0", "v" * 700]
 
 
-def test_unusual_keys_are_stored_by_key() -> None:
+def test_keys_that_name_no_chunk_are_kept_beside_columns() -> None:
     odd = ["a/00.0", "a/0", "a/0.0.0", "a/99.0", "a/0.-1", "a/x.y", "b/0.0", "a.0", "a/0.0/x", "a/1.", "a/.1", "a/1..1"]
     refs = {**make_references(6), **{key: ["odd", 1, 2] for key in odd}}
     found = read(json.dumps(refs, separators=(",", ":")))

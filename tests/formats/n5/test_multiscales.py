@@ -44,7 +44,7 @@ ATTRIBUTES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("writer", ATTRIBUTES)
-def test_all_writers_give_the_same_pyramid(writer: str) -> None:
+def test_attributes_of_each_writer_describe_the_same_pyramid(writer: str) -> None:
     group, levels = ATTRIBUTES[writer]
     datasets = {name: {**DATASETS[name], **level} for name, level in zip(DATASETS, levels, strict=True)}
     (multiscale,) = describe_pyramid("em", group, datasets)

@@ -326,7 +326,7 @@ def test_error_of_an_impossible_header_names_the_field(
     assert ROOT in str(caught.value)
 
 
-def test_name_ends_at_a_nul() -> None:
+def test_variable_name_ends_at_its_first_nul() -> None:
     files = Files({ROOT: make_file(10, 4, 0x76770000)})  # "vw" and two zeros
     assert list(files.open().grids) == ["vw"]
 

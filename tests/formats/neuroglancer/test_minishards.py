@@ -107,7 +107,7 @@ def test_impossible_indexes_are_refused() -> None:
             packed.decode(stream)
 
 
-def test_chunks_of_a_shard_share_its_indexes_and_their_reads(http_server: RangeServer) -> None:
+def test_chunks_of_a_shard_share_indexes_and_requests(http_server: RangeServer) -> None:
     for path in (SAMPLES / "identity").rglob("*"):
         if path.is_file():
             http_server.put(f"/v/{path.relative_to(SAMPLES / 'identity')}", path.read_bytes())

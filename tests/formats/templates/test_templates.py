@@ -71,7 +71,7 @@ def test_overrides_replace_and_add_templates(simple: bool) -> None:
     assert templates.expand("{{u}}{{v()}}{{w}}") == "bbc"
 
 
-def test_template_has_only_its_arguments_and_other_templates() -> None:
+def test_template_can_use_only_its_arguments_and_templates() -> None:
     templates = Templates({"t": "{{i}}"})
     assert expand_key(templates, "{{t(i=i)}}", i=3) == "3"
     with pytest.raises(
@@ -168,7 +168,7 @@ def test_dimensions_combine_as_a_cartesian_product(specs: list[Any]) -> None:
     assert list(expand_gen([entry], Templates({}))) == [(key, "u", None, None) for key in expected]
 
 
-def test_keys_of_several_blocks_come_in_order() -> None:
+def test_generated_keys_beyond_one_block_keep_their_order() -> None:
     entry = {
         "key": "{{t}}.{{'%03d' % x}}",
         "url": "f{{x % 2}}",
@@ -272,7 +272,7 @@ def test_billions_of_keys_are_refused_before_expansion(dimensions: dict[str, Any
         expand_gen([entry], Templates({}))
 
 
-def test_limits_apply_to_all_entries_together() -> None:
+def test_template_limits_apply_to_all_gen_entries_together() -> None:
     entry = {"key": "k{{i}}", "url": "u{{i}}", "dimensions": {"i": {"stop": 60}}}
     templates = Templates({})
     assert len(list(expand_gen([entry], templates, limits=TemplateLimits(generated=100)))) == 60

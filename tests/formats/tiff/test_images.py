@@ -244,7 +244,7 @@ def test_contradicting_numbers_of_samples_are_refused(bits: tuple[int, ...], sam
         Files({ROOT: data}).open()
 
 
-def test_sizes_of_further_samples_are_ignored() -> None:
+def test_sizes_of_more_samples_than_stated_are_ignored() -> None:
     files = Files({ROOT: make_tiff(bytes(range(60)), 5, 4, t258=(8, 8, 8, 1), t277=3)})
     assert files.read(files.open(), "0/0.0.0") == bytes(range(60))
 

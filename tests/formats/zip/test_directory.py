@@ -47,7 +47,7 @@ def test_name_is_found_at_its_index(names: list[bytes], wanted: bytes) -> None:
 
 
 @given(st.lists(name, max_size=30), st.sampled_from([b"", b"a/", b"b/a/", b"ab/", "é/".encode()]))
-def test_children_of_a_directory_are_names_and_directories(names: list[bytes], directory: bytes) -> None:
+def test_list_children_returns_members_and_subdirectories(names: list[bytes], directory: bytes) -> None:
     found, _ = sort_names(names)
     below = [n for n in sorted(set(names)) if n.startswith(directory)]
     assert [found[i] for i in found.find_below(directory)] == below
