@@ -61,7 +61,7 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
         raise ValueError(f"its compressed bytes decode to too many bytes: expected at most {most}")
     if has_end and not stream.eof:
         raise ValueError(
-            f"its compressed bytes are cut short: they decode to {out.tell()} bytes, expected up to {most}"
+            f"its compressed bytes are cut short: expected an end of the stream after {out.tell()} decoded bytes"
         )
     return out.getvalue()
 

@@ -256,7 +256,7 @@ class Packed(msgspec.Struct, frozen=True):
             return self
         if self.made is None:
             if self.start is not None or self.stop is not None:
-                raise ValueError("cannot slice a slice of decoded bytes: the size of all of them is unknown")
+                raise ValueError("cannot take a slice of a slice: expected a known number of decoded bytes, found none")
             return self._make_slice(start, end)
         begin, stop = clamp(self.start, self.stop, self.made)
         first, last = clamp(start, end, stop - begin)

@@ -277,10 +277,12 @@ def _parse_piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
         found = f"the set {url!r} has the length {length} along {given.dim!r}"
         raise ValueError(f"{found}: expected at least 1, as [url, length] or as a length for all sets")
     if line.take is not None and given.stacked:
-        raise ValueError(f"the set {url!r}: stacked arrays take the whole set: expected no element to begin with")
+        raise ValueError(
+            f"the set {url!r} begins at element {line.take[0]}: expected the whole set, since its arrays are stacked"
+        )
     if line.take is not None and line.take[0] + length > line.take[1]:
         raise ValueError(
-            f"the set {url!r} has {line.take[1]} elements: expected an end up to there, got {length} elements from "
+            f"the set {url!r} has {line.take[1]} elements: expected a part of these, got {length} elements from "
             f"{line.take[0]} on"
         )
     if given.coordinate is not None and line.values is None:

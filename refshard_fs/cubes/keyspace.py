@@ -376,7 +376,9 @@ class ConcatKeySpace(KeySpace):
             try:
                 if axis >= len(first.shape) or axis == self.document.axes[path]:
                     own = self.document.axes[path]
-                    raise ValueError(f"axis {axis} of {dim!r}: expected 0 to {len(first.shape) - 1}, without {own}")
+                    raise ValueError(
+                        f"its dimension {dim!r} is axis {axis}: expected 0 to {len(first.shape) - 1}, except {own}"
+                    )
                 placement.check(first.shape[axis])
             except ValueError as e:
                 raise ManifestError(f"{path!r} of {where}: {e}") from e

@@ -253,7 +253,7 @@ def make_recoding(
         if one.times != other.times and one.times is not None and other.times is not None:
             other.times.convert(np.zeros(0, other.dtype), one.times)  # ValueError if the calendar differs
         elif (one.scale, one.offset) == (other.scale, other.offset) and not _holds(one.meant, other.meant):
-            raise ValueError("no data type can hold the values of both")
+            raise ValueError("no data type can hold the values of both sets")
         if one.dtype.kind == "O" and (find_text_codec(other.meta) or "vlen-utf8") != find_text_codec(one.meta):
             raise ValueError("one set has texts, and the other has bytes")
         find_chunk_limits(one.meta)  # raises ValueError if a chunk is too large to be made

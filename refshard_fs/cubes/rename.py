@@ -33,7 +33,9 @@ def rename_nodes(
             raise ManifestError(f"rename= moves {old!r} to {new!r}: expected a name in the same group")
         own = parent(own)[1]
         if not zarrmeta.is_node_name(own):
-            raise ManifestError(f"rename= gives {old!r} the name {new!r}: expected the name of a variable")
+            raise ManifestError(
+                f"rename= gives {old!r} the name {new!r}: expected a name that zarr accepts for a variable"
+            )
         found = nodes.find_all(old)
         is_dim = any(bare in node.dims for path, node in nodes.items() if is_within(path, group))
         if not found and not is_dim and not lenient:

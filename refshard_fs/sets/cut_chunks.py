@@ -70,7 +70,7 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
     if any(size % n for size, n in zip(chunks, shape, strict=True)):
         raise ManifestError(
             f"the chunks of {path!r} of {part.name} have the shape {list(chunks)}, which is not a multiple of "
-            f"{list(shape)}: lazy=True shows chunks of any length"
+            f"{list(shape)}, from subchunks=: give divisors; with lazy=True, chunks may have any length"
         )
     size = math.prod(chunks) * dtype.itemsize
     if not np.isin(changed.tables[path].make_part().ranges.lengths, (size, WHOLE)).all():

@@ -76,8 +76,9 @@ class GridJoin(msgspec.Struct, frozen=True):
                 if not left:
                     lacked = ", ".join(repr(dim) for dim, has in zip(self.dims, own, strict=True) if not has)
                     raise ManifestError(
-                        f"{path!r} of {part.name} does not have the dimension {lacked}, and is taken from the first "
-                        f"sets along it, which lack values that this set has: drop=[{path!r}] leaves it out"
+                        f"{path!r} of {part.name} does not have the dimension {lacked}, so it is taken from the "
+                        f"first sets along {lacked}; but these sets lack values of {path!r} that this set has: "
+                        f"drop=[{path!r}] leaves it out"
                     )
 
     def _join_below(self, start: Position, leaves: Mapping[Position, Leaf]) -> Leaf:

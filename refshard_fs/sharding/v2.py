@@ -135,9 +135,9 @@ def _find_itemsize(spelled: str) -> int:
     try:
         dtype = np.dtype(spelled)
     except (TypeError, ValueError, SyntaxError) as e:  # SyntaxError: numpy parses some texts as fields
-        raise ValueError(f"its dtype is {spelled[:100]!r}: expected a dtype of known size for slots of one size") from e
+        raise ValueError(f"its dtype is {spelled[:100]!r}: expected a dtype of numpy for slots of equal size") from e
     if dtype.hasobject:
-        raise ValueError(f"its dtype is {spelled[:100]!r}: expected elements of one size for slots of one size")
+        raise ValueError(f"its dtype is {spelled[:100]!r}: expected a fixed size of elements for slots of equal size")
     return dtype.itemsize
 
 

@@ -441,7 +441,7 @@ def _flatten(refs: ReferenceSet, shard_options: tuple[tuple[str, Any], ...]) -> 
     """Replace references to shards by references to their inner chunks."""
     view = yield from open_references(refs, OpenOptions(shard_options=shard_options))
     if view.whole_shards.references is None:
-        raise ManifestError("shards in chunk manifests cannot be flattened: use shards='whole'")
+        raise ManifestError("references to the chunks in shards of chunk manifests cannot be made: pass shards='whole'")
     if view is view.whole_shards:
         return refs
     flat, _ = yield from gather(view)

@@ -721,7 +721,7 @@ class Source(Engines):
             keyspace = shown.source
             if not keyspace.is_reference_set:
                 raise NotImplementedError(
-                    "only sets of references have this mapping: fs.save(url) writes this source as a set of references"
+                    "only a set of references has references: fs.save(url) writes this source as a set of references"
                 )
             refs: ReferenceSet | None = keyspace.references
             self._references = shown, LazyReferences(keyspace, self.run) if refs is None else References(refs)

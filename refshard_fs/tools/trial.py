@@ -53,7 +53,7 @@ class Trial:
         if meta.chunks is None or meta.grid is None:
             raise ValueError("expected chunks of one known shape, found another chunk grid")
         if meta.zarr_format == 2 and "shards" in meta.raw:
-            raise ValueError("no version of zarr reads the shards of the version 2 prototype")
+            raise ValueError("no version of zarr reads its shards, whose format is a prototype for zarr version 2")
         self._meta, self._chunks, self._grid = meta, meta.chunks, meta.grid
         find_chunk_limits(meta)
         zarr = importlib.import_module("zarr")

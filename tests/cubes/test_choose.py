@@ -43,7 +43,7 @@ def test_bare_names_select_in_all_groups_and_paths_in_one() -> None:
         ({"rename": {"nope": "b"}}, "rename= names 'nope'.* its names are a, x"),
         ({"rename": {"a": "x"}}, "'a' and 'x' the same name, 'x'"),
         ({"rename": {"a": "g/b"}}, "expected a name in the same group"),
-        ({"rename": {"a": ".zgroup"}}, "expected the name of a variable"),
+        ({"rename": {"a": ".zgroup"}}, "expected a name that zarr accepts"),
         ({"attrs": {"nope": {}}}, "attrs= names 'nope'"),
         ({"isel": {"nope": slice(1)}}, "isel= names 'nope'.* its dimensions are x"),
         ({"isel": {"x": slice(0, 8, 2)}}, "a slice with step 1"),

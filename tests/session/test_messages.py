@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
     "a commit to an archive": (write, ("x.zip", "fs.save(url)")),
     "references of an archive": (
         lambda folder: RefShardFileSystem(str(folder / "x.zip")).references,
-        ("only sets of references have this mapping", "fs.save(url)"),
+        ("only a set of references has references", "fs.save(url)"),
     ),
     "a write without a mode": (
         lambda folder: refs(folder).pipe_file("a/0", b"x"),

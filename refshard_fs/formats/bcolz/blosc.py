@@ -21,6 +21,7 @@ _HEADER: Final = struct.Struct("<BBBBIII")
 _PLAIN: Final = 2
 _RESERVED: Final = 8
 _CODECS: Final = {0: "blosclz", 1: "lz4", 3: "zlib", 4: "zstd"}
+_KNOWN: Final = ", ".join(f"{number} ({name})" for number, name in _CODECS.items())
 _SNAPPY: Final = 2
 
 
@@ -57,11 +58,11 @@ def parse_frame_header(data: bytes) -> FrameHeader:
         raise ValueError(f"blosc flags {flags:#04x}: expected 0 in bit 3, which is reserved")
     if codec == _SNAPPY:
         raise ValueError(
-            f"blosc flags {flags:#04x}: codec {codec} is snappy, which zarr's blosc codec cannot decode: expected one "
-            f"of {sorted(_CODECS)}"
+            f"blosc flags {flags:#04x}: codec {codec} is snappy, which zarr's blosc codec cannot decode: "
+            f"expected {_KNOWN}"
         )
     if codec not in _CODECS:
-        raise ValueError(f"blosc flags {flags:#04x}: codec {codec} is unknown: expected one of {sorted(_CODECS)}")
+        raise ValueError(f"blosc flags {flags:#04x}: codec {codec} is unknown: expected {_KNOWN}")
     if codec_version != 1:
         raise ValueError(f"blosc versionlz {codec_version} is not supported: expected 1")
     if typesize == 0:

@@ -345,7 +345,7 @@ def _read_metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]
         document = decompress(stream, raw, length) if codec else raw
         if len(document) != length or stream.unused_data:
             found = f"it decompresses to {len(document)} bytes, with {len(stream.unused_data)} bytes after its end"
-            raise ValueError(f"{found}: expected {length} bytes, and 0 after the end")
+            raise ValueError(f"{found}: expected {length} bytes, and none after its end")
     except ValueError as e:
         raise ManifestError(f"{label}: {e} ({sizes})") from None
     return end, object_in(document, label)

@@ -123,7 +123,7 @@ def _read_documents(url: str, names: tuple[str, ...], directories: tuple[str, ..
     )
     for document_url, data in zip(urls, documents, strict=True):
         if data is not None and len(data) == MOST_DOCUMENT:
-            raise ManifestError(f"{document_url} has {MOST_DOCUMENT} bytes or more: expected a smaller JSON document")
+            raise ManifestError(f"{document_url} has {MOST_DOCUMENT} bytes or more: expected fewer")
     return list(documents)
 
 

@@ -345,12 +345,14 @@ def decode_plio(words: Sequence[int], count: int) -> np.ndarray[Any, Any]:
     # word is the length of the header, and the fourth and fifth word are the length of the list.
     is_short = len(words) > 3 and words[2] > 0
     if len(words) < 4 or (not is_short and len(words) < 7):
-        raise ValueError(f"a line list has {len(words)} words: expected a header of at least {4 if is_short else 7}")
+        raise ValueError(
+            f"a PLIO_1 line list has {len(words)} words: expected a header of at least {4 if is_short else 7}"
+        )
     first, length = (3, words[2]) if is_short else (words[1], (words[4] << 15) + words[3])
     if not 0 < first <= length <= len(words):
         raise ValueError(
-            f"a line list of {len(words)} words states a header of {first} words, and a length of {length} words: "
-            "expected a header within the length, and a length within the list"
+            f"a PLIO_1 line list of {len(words)} words states a header of {first} words, and a length of {length} "
+            "words: expected a header within the length, and a length within the list"
         )
     pixels = np.zeros(count, np.int64)
     at, high = 0, 1  # the next pixel, and the value of pixels that are not zero
@@ -375,7 +377,7 @@ def decode_plio(words: Sequence[int], count: int) -> np.ndarray[Any, Any]:
                 pixels[at : at + 1] = high
                 at += 1
             case _:
-                raise ValueError(f"a line list has the instruction {code}: expected 0 to 7")
+                raise ValueError(f"a PLIO_1 line list has the instruction {code}: expected 0 to 7")
         if at > count:
-            raise ValueError(f"a line list has {at} pixels or more: expected at most {count}")
+            raise ValueError(f"a PLIO_1 line list has {at} pixels or more: expected at most {count}")
     return pixels

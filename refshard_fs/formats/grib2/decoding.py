@@ -195,13 +195,14 @@ def _decode_run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     base = (1 << bits) - 1 - highest  # base of the digits; the least significant digit comes first
     if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
         raise ValueError(
-            f"its runs have {bits} bits, and use {highest} of {levels} levels in a section of {len(packing)} bytes: "
-            "expected 1 to 16 bits, numbers above those of levels, and a section with all levels"
+            f"its runs are numbers of {bits} bits, of which 1 to {highest} mean levels, and its section 5 of "
+            f"{len(packing)} bytes has {levels} levels: expected 1 to 16 bits, numbers left for lengths of runs, and "
+            f"a section of {17 + 2 * levels} bytes or more"
         )
     numbers = unpack_bits(data, bits, len(data) * 8 // bits).astype("i8")
     begins = np.flatnonzero(numbers <= highest)
     if not begins.size or begins[0]:
-        raise ValueError("its first run has no level: expected the number of a level before digits")
+        raise ValueError("its first run begins with the digit of a length: expected the number of a level first")
     rank = np.arange(numbers.size) - np.repeat(begins, np.diff(begins, append=numbers.size)) - 1
     digits = np.where(rank < 0, 1.0, (numbers - highest - 1) * float(base) ** np.clip(rank, 0, 16))
     lengths = np.add.reduceat(digits, begins)
@@ -490,7 +491,9 @@ class Values1(_FieldValues, frozen=True):
             return _arrange_rows(values, self.across, TO_AND_FRO).ravel() if has_turns else values
         bits, unused = parse_integer(data, 11), flags & 0xF
         if flags & _OTHER_TYPES:
-            raise ValueError(f"its values are packed with flags {flags:#x}: expected floats, without flag 0x10")
+            raise ValueError(
+                f"its values are packed with flags {flags:#x}: expected floating-point numbers (no flag 0x10)"
+            )
         spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are padded to an even length
         if bits > 64 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
             raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")

@@ -121,7 +121,7 @@ def _parse_field(
     """Parse the sections of a field; ValueError if they are invalid or the field is not supported."""
     if not grid:
         raise ValueError(
-            f"its grid has only its centre's number, {parse_integer(product, 7)}: expected a description in section 2"
+            f"its grid is grid {parse_integer(product, 7)} of its centre: expected a description in section 2"
         )
     kind = parse_integer(grid, 6)
     if kind in _REFUSED_GRIDS:

@@ -91,7 +91,7 @@ class Points(msgspec.Struct, frozen=True):
             basic, parts = parse_integer(grid, 39, 4), parse_integer(grid, 43, 4)
             if basic not in (0, 0xFFFFFFFF) and not 0 < basic * _LEAST_PARTS <= parts:
                 raise ValueError(
-                    f"its corners are multiples of {basic}/{parts} degrees: expected {1 / _LEAST_PARTS} or less"
+                    f"its corners are multiples of {basic}/{parts} degrees: expected at most {1 / _LEAST_PARTS}"
                 )
         if self.edition == 1:
             is_gaussian, begin, size = kind in (4, 14), parse_integer(grid, 5) + 4 * parse_integer(grid, 4), 2

@@ -151,8 +151,8 @@ class Tree:
         self._shown_left -= count
         if self._shown_left < 0:
             raise self.elements.make_error(
-                f"its names and attributes are used many times: expected at most {self._shown_most} bytes in all, for "
-                f"a file of {self.elements.file.size} bytes"
+                f"its arrays share names and attributes, and have more than {self._shown_most} bytes of them in all: "
+                f"expected fewer in a file of {self.elements.file.size} bytes"
             )
 
     def read_attributes(self, members: Iterable[Key]) -> Steps[Attributes]:
@@ -221,7 +221,7 @@ class Tree:
                 is_there = False
             if not is_there:
                 name = _name_element((tag, member))
-                raise ValueError(f"it lists {name}: expected this in the file, in a readable form")
+                raise ValueError(f"it lists {name}: expected this element in the file, found none that can be read")
             if tag == VGROUP:
                 dimension = yield from self._read_dimension(member)
                 dimensions += [dimension] if dimension is not None else []

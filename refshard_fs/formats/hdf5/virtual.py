@@ -58,7 +58,9 @@ def _parse_name(fields: Fields, is_shared: int, names: Sequence[str]) -> str:
     if is_shared:
         number = fields.read_uint(fields.sizes.length)
         if number >= len(names):
-            raise ValueError(f"a mapping shares the name of mapping {number}: expected an earlier one")
+            raise ValueError(
+                f"a mapping shares the name of mapping {number}: expected the number of an earlier mapping"
+            )
         return names[number]
     return fields.read_text()
 

@@ -331,4 +331,4 @@ def _read_reference(locate: Callable[[str], str], version: Version, most: int) -
     match zarrmeta.object_in(data, locate(where)):
         case {"snapshot": str(snapshot)}:
             return snapshot
-    raise ManifestError(f"{locate(where)}: expected an object with the name of a 'snapshot'")
+    raise ManifestError(f"{locate(where)}: expected a JSON object with the member 'snapshot', a text")

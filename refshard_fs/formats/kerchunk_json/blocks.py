@@ -94,7 +94,9 @@ class Reader:
                         if final:
                             raise self._make_end_error() from None
                         if left > LONGEST:
-                            raise self._make_error(f"expected members of at most {LONGEST} bytes") from None
+                            raise self._make_error(
+                                f"expected members of at most {LONGEST} bytes, found a longer one"
+                            ) from None
                         self._needed = 2 * left
                         return
                     self._needed = 0

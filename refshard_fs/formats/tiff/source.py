@@ -274,7 +274,7 @@ class _Group(RasterGroupBuilder):
         for level in levels:
             parsed = {page: parse_page(pages[page][level], self._tiff) for page in set(existing)}
             if len({page.layout for page in parsed.values()}) > 1:
-                found = f"expected planes of one size, type and chunk shape in its image {image.name!r}"
+                found = f"expected the same size, type and chunk shape of all planes in its image {image.name!r}"
                 raise ValueError(f"{found}, found different ones")
             planes = [None if page is None else parsed[page] for page in image.pages]
             self._add_image(join(group, str(level)), planes, pages[existing[0]][:1], image, None)
