@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks, Numbers, make_column
+from refshard_fs.core.columns import WHOLE, Ranges
 from refshard_fs.core.consolidated import DOCUMENTS, ROOT, may_repeat, parse_json
-from refshard_fs.core.keys import is_key, join, parent
-from refshard_fs.core.keyspace import KeySpace, by_name
+from refshard_fs.core.keys import ChunkGrid, is_key, join, parent
+from refshard_fs.core.keyspace import KeySpace, by_name, make_tails
 from refshard_fs.core.model import (
     Directories,
     Entry,
@@ -75,6 +78,18 @@ class Hierarchy(KeySpace):
         entry = Span(self.url_of(key), optional=True)
         check_name(key, entry.url)
         return entry
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        grid = self.grids[array] if grid is None else grid
+        column = make_column(numbers)
+        if not len(column) or not is_key(join(array, grid.tail(int(column.max())))):
+            return (yield from super().chunks(array, column, grid))
+        urls = [self.url_of(join(array, tail)) for tail in make_tails(grid, column)]
+        check_name(array, urls[0])
+        self.root_documents = {}
+        count = len(column)
+        whole = np.full(count, WHOLE, np.uint64)
+        return Chunks(urls, Ranges(np.arange(count, dtype=np.uint32), np.zeros(count, np.uint64), whole), {})
 
     def can_list(self) -> Steps[bool]:
         """Return whether the target can list; if this is unknown, list the root to find out."""

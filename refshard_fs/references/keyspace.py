@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
-from refshard_fs.core.columns import NO_TARGET, Row, distinct_codes
+from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers
+from refshard_fs.core.columns import NO_TARGET, Ranges, Row, distinct_codes
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, iterate_splits, join, parent
 from refshard_fs.core.keyspace import (
@@ -138,7 +138,6 @@ class FlatKeySpace(KeySpace):
         if array not in self.refs.tables:  # the array's metadata are a reference: only a view has read them
             return (yield from super().chunks(array, numbers, grid))
         table = self.refs.tables[array]
-        builder = ChunksBuilder(len(numbers))
         if isinstance(numbers, range):
             present = table.list_present(numbers.start, numbers.stop)
             rows = present.astype(np.int64) - numbers.start
@@ -146,24 +145,24 @@ class FlatKeySpace(KeySpace):
             known = table.list_present()
             rows = np.flatnonzero(np.isin(numbers, known))
             present = numbers[rows]
-        ranges = table.make_part(present).ranges
-        pins: dict[int, Pin | None] = {}
-        origins: dict[int, Origin] = {}
-        if not self._has_only_urls:
-            for target in distinct_codes(ranges.targets, len(self.refs.urls))[0]:
-                pins[target], origins[target] = self.get_pin(target), self.get_origin(target)
-        builder.put(rows, self.refs.urls, ranges, pins, origins)
-        inline = self._members[1].get(array)
-        if inline:
+        found = table.make_part(present).ranges
+        targets, codes = distinct_codes(found.targets, len(self.refs.urls))
+        ranges = Ranges.absent(len(numbers))
+        ranges.put(rows, found._replace(targets=codes.astype(np.uint32)))
+        pins = () if self.refs.pins is None else self.refs.pins.take(np.array(targets, np.int64))
+        origins = [self.get_origin(target) for target in targets] if self.refs.origins else ()
+        inline: dict[int, bytes] = {}
+        values = self._members[1].get(array)
+        if values:
             places = range(len(numbers)) if isinstance(numbers, range) else np.argsort(numbers).tolist()
             row_of = dict(
                 zip(numbers if isinstance(numbers, range) else np.sort(numbers).tolist(), places, strict=True)
             )
-            for number in inline.keys() & row_of.keys():
-                builder.inline[row_of[number]] = self._decode_value(
-                    join(array, table.grid.tail(number)), inline[number]
-                )
-        return builder.finish()
+            for number in values.keys() & row_of.keys():
+                inline[row_of[number]] = self._decode_value(join(array, table.grid.tail(number)), values[number])
+            ranges.targets[list(inline)] = NO_TARGET
+        urls = self.refs.urls.take(np.array(targets, np.int64))
+        return Chunks(urls, ranges, inline, pins=pins, origins=origins)
 
     def _decode_value(self, key: str, value: Value) -> bytes:
         try:

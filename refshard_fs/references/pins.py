@@ -6,11 +6,13 @@ These pins are exact: an object with another size, ETag or time is another versi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from posixpath import commonprefix
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.columns import WHOLE, Texts, UInt64s
 from refshard_fs.core.model import Pin
@@ -73,6 +75,17 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         size = int(self.sizes[target])
         pin = Pin(self.etags[target], self.times[target], None if size == WHOLE else size, exact=True)
         return None if pin == _NOTHING else pin
+
+    def take(self, targets: npt.NDArray[np.int64]) -> list[Pin | None]:
+        """Return the pins of ``targets``, as `get_pin` does."""
+        sizes = [None if size == WHOLE else size for size in self.sizes[targets].tolist()]
+        found: list[Pin | None] = list(
+            map(Pin, self.etags.take(targets), self.times.take(targets), sizes, repeat(True))
+        )
+        for place in np.flatnonzero(self.sizes[targets] == WHOLE).tolist():
+            if found[place] == _NOTHING:
+                found[place] = None
+        return found
 
     def map_by_url(self, urls: Iterable[str | None]) -> dict[str | None, Pin]:
         """Return the pins that exist, by URL; ``urls`` are the URLs of the set."""

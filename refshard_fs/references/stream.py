@@ -6,7 +6,7 @@ If a format cannot hold a value, a ManifestError names the key.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -64,7 +64,7 @@ class ReferenceStream:
     ) -> None:
         self._keyspace = keyspace
         self._run = run
-        self._respell = cache(respell)
+        self._respell = respell
         self._checks = checks or {}
         self._packed = packed or {}
         self._read = read
@@ -154,21 +154,6 @@ class ReferenceStream:
             size = known[int(targets[row])]
             if size is not None and size >= int(offsets[row]):
                 lengths[row] = size - int(offsets[row])
-
-    def targets(self, size: int) -> Iterator[str | None]:
-        """Yield the URL of each target once, in the form for the new set; process ``size`` chunks at a time."""
-        refs = self._keyspace.references
-        if refs is not None:
-            yield from dict.fromkeys(map(self._respell, refs.urls))
-            return
-        known: dict[str | None, None] = {}
-        for array in self.grids:
-            for numbers in self._list_partition_numbers(array, size):
-                if self.on_progress is not None:
-                    self.on_progress(len(numbers))
-                urls = dict.fromkeys(map(self._respell, self._locate(array, numbers).urls))
-                yield from (url for url in urls if url not in known)
-                known |= urls
 
     def read(self, entries: Mapping[str, Entry | bytes]) -> list[bytes]:
         """Read the ``entries``, by key; entries that are bytes are returned unchanged."""

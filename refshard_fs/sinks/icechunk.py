@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -28,7 +29,7 @@ from refshard_fs.core.chunk_boxes import cut_to_boxes
 from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.keys import ChunkGrid, find_nearest, join
-from refshard_fs.core.model import Entry, Span
+from refshard_fs.core.model import Entry, Pin, Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ConflictError, ManifestError, sanitize
 from refshard_fs.formats.icechunk import REPO
@@ -47,6 +48,7 @@ GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
 LEAST_RUN: Final = 4  # chunks: if runs of one version are shorter, single references take less time
 MOST_CHUNKS: Final = 1 << 32  # along a dimension: indexes have 32 bits
+MOST_DIRECTORIES: Final = 16  # prefixes of local stores, each of which a reader has to authorise
 NAMED: Final = 5  # the most keys that a message names
 MAIN_BRANCH: Final = "main"
 OTHER_CREDENTIALS: Final = ("profile", "session", "sas_token", "connection_string", "credential")  # fsspec's options
@@ -57,6 +59,8 @@ _WHY: Final = "they are not ranges of objects that Icechunk can read"
 
 IntArray = npt.NDArray[np.int64]
 Read = Callable[[Mapping[str, Entry | bytes]], Sequence[bytes]]
+
+_is_plain = re.compile(r"[\w.~-]*", re.ASCII).fullmatch  # names that percent-encoding leaves as they are
 
 logger = logging.getLogger(__package__)
 
@@ -75,9 +79,6 @@ class IcechunkSink(Sink):
     needs_lengths = True
     settings = ("branch", "message", "virtual_stores")
 
-    def passes(self, references: ReferenceStream) -> int:
-        return 2  # the first pass finds the targets, because a repository has to list their prefixes
-
     def write(self, references: ReferenceStream, destination: Destination) -> str | None:
         settings = destination.settings
         for name in ("branch", "message"):
@@ -85,14 +86,15 @@ class IcechunkSink(Sink):
                 raise TypeError(f"invalid {name}={settings[name]!r}: expected a text")
         documents, left_out = _divide_documents(references)
         nodes = convert_documents(documents, references.grids)
-        user_stores = settings.get("virtual_stores") or {}
-        stores = make_stores(references.targets(ROWS), user_stores, destination.find_options)
         branch = settings.get("branch") or MAIN_BRANCH
         with translate_errors(destination.url):
+            stores = VirtualStores(settings.get("virtual_stores") or {}, destination.find_options)
             storage = make_storage(destination.url, destination.options)
-            repository, is_new = _open_repository(storage, stores, destination, user_stores)
+            repository, is_new = _open_repository(storage, destination)
             session = open_session(repository, branch)
-            count, size = sync(get_loop(), _write, session.store, nodes, references, destination.url, is_new=is_new)
+            arguments = session.store, nodes, references, stores, destination.url
+            count, size = sync(get_loop(), _write, *arguments, is_new=is_new)
+            stores.save(storage)
             commit(repository, branch, session, settings.get("message"), destination.origins())
         remarks = []
         if count:
@@ -101,7 +103,7 @@ class IcechunkSink(Sink):
         if left_out:
             keys = f"{count_text(len(left_out), 'key is', 'keys are')} left out"
             remarks.append(f"{keys}, since they are neither metadata nor chunks: {', '.join(left_out[:NAMED])}")
-        for prefix in stores.keys() - user_stores.keys():
+        for prefix in stores.find():
             if protocol_of(prefix) == "s3" and _find_endpoint(destination.find_options(prefix))["region"] is None:
                 advice = f"save with virtual_stores={{{prefix!r}: icechunk.s3_store(region=...)}}"
                 remarks.append(f"other readers need AWS_REGION for {sanitize(prefix)}, or {advice}")
@@ -143,15 +145,12 @@ def translate_errors(url: str) -> Iterator[None]:
 # The repository, and the stores that its virtual chunks lie in.
 
 
-def _open_repository(
-    storage: Any, stores: Mapping[str, Any], destination: Destination, user_stores: Mapping[str, Any]
-) -> tuple[Any, bool]:
-    """Return the repository, whose configuration lists ``stores``, and whether it is new."""
+def _open_repository(storage: Any, destination: Destination) -> tuple[Any, bool]:
+    """Return the repository, which is created if it does not exist, and whether it is new."""
     icechunk = _require_icechunk()
     if not icechunk.Repository.exists(storage):
-        config = _add_stores(icechunk.RepositoryConfig.default(), stores)
-        return _create_repository(storage, config, destination), True
-    repository = open_repository(storage, stores, user_stores)
+        return _create_repository(storage, destination), True
+    repository = icechunk.Repository.open(storage)
     # A save that failed leaves a repository without any commit.
     is_new = all(next(iter(repository.ancestry(branch=name))).parent_id is None for name in repository.list_branches())
     if not is_new and not destination.overwrite:
@@ -161,10 +160,10 @@ def _open_repository(
     return repository, is_new
 
 
-def _create_repository(storage: Any, config: Any, destination: Destination) -> Any:
+def _create_repository(storage: Any, destination: Destination) -> Any:
     icechunk = _require_icechunk()
     try:
-        return icechunk.Repository.create(storage, config)
+        return icechunk.Repository.create(storage)
     except icechunk.InvalidInputError as e:
         assert isinstance(destination.objects, Objects), "a repository has several objects"
         names = set(destination.objects.list_names())
@@ -175,37 +174,9 @@ def _create_repository(storage: Any, config: Any, destination: Destination) -> A
     except icechunk.ConflictError as e:
         raise ConflictError(_MADE_TWICE.format(destination.url)) from e
     try:
-        return icechunk.Repository.create(storage, config, check_clean_root=False)
+        return icechunk.Repository.create(storage, check_clean_root=False)
     except icechunk.ConflictError as e:
         raise ConflictError(_MADE_TWICE.format(destination.url)) from e
-
-
-def open_repository(storage: Any, stores: Mapping[str, Any], user_stores: Mapping[str, Any] | None = None) -> Any:
-    """Open a repository, and add ``stores``, by the prefix of their URLs, to its configuration.
-
-    A store that the configuration has stays as it is, unless ``user_stores`` replace it.
-    """
-    icechunk = _require_icechunk()
-    config = icechunk.Repository.fetch_config(storage) or icechunk.RepositoryConfig.default()
-    known = config.virtual_chunk_containers or {}
-    added = {prefix: store for prefix, store in stores.items() if prefix not in known or prefix in (user_stores or {})}
-    repository = icechunk.Repository.open(storage, _add_stores(config, added))
-    if added:
-        repository.save_config()
-    return repository
-
-
-def _add_stores(config: Any, stores: Mapping[str, Any]) -> Any:
-    for prefix, store in stores.items():
-        try:
-            container = _require_icechunk().VirtualChunkContainer(prefix, store)
-        except TypeError as e:
-            raise TypeError(
-                f"invalid virtual_stores={{{prefix!r}: {store!r}}}: expected an object such as "
-                "icechunk.s3_store(region=...)"
-            ) from e
-        config.set_virtual_chunk_container(container)
-    return config
 
 
 def open_session(repository: Any, branch: str) -> Any:
@@ -267,37 +238,98 @@ def make_storage(url: str, options: Mapping[str, Any]) -> Any:
     )
 
 
-def make_stores(
-    targets: Iterable[str | None], user_stores: Mapping[str, Any], find_options: Callable[[str], Any]
-) -> dict[str, Any]:
-    """Return a store for each prefix of the URLs ``targets``; ``user_stores`` come first.
+class VirtualStores:
+    """The stores in which the targets of virtual chunks lie, by the prefix of their locations.
 
-    The region and the endpoint of a bucket are those in fsspec's options, which ``find_options`` returns.
+    A repository lists the stores in its configuration, and readers authorise each of them. ``user_stores`` come first.
+    The region and the endpoint of other buckets are those in fsspec's options, which ``find_options`` returns.
     """
-    icechunk = _require_icechunk()
-    stores = dict(user_stores)
-    known: set[str] = set()  # directories whose store is found: often many targets lie in one
-    for url in targets:
-        directory = (url or "").rpartition("/")[0]
-        if directory in known:
-            continue
+
+    def __init__(self, user_stores: Mapping[str, Any], find_options: Callable[[str], Any]) -> None:
+        self._user_stores = user_stores
+        self._find_options = find_options
+        self._beginnings: dict[str, str | None] = {}  # of locations, by the directory of the URL
+        self._urls: dict[str, str] = {}  # a URL below each prefix
+        for prefix, store in user_stores.items():
+            _make_container(prefix, store)  # refuses invalid objects before anything is written
+
+    def locate(self, urls: Iterable[str | None]) -> list[str | None]:
+        """Return ``urls`` in Icechunk's spelling, None for those that Icechunk cannot read; remember their stores."""
+        found: list[str | None] = []
+        for url in urls:
+            directory, _, name = (url or "").rpartition("/")
+            if url is None or directory not in self._beginnings or not _is_plain(name):
+                location = self._locate_first(url, directory)
+                if _is_plain(name) and not directory.endswith("/"):  # "s3:/" is no directory
+                    self._beginnings[directory] = location and location.removesuffix(name)
+            else:
+                beginning = self._beginnings[directory]
+                location = beginning and beginning + name
+            found.append(location)
+        return found
+
+    def _locate_first(self, url: str | None, directory: str) -> str | None:
+        """Return the location of ``url``, and remember its store."""
         location = _make_location(url)
-        if url is None or location is None:
-            continue
-        known.add(directory)
-        if any(location.startswith(prefix) for prefix in stores):
-            continue
-        prefix = _find_prefix(location)
-        protocol = protocol_of(location)
-        if protocol == "file":
-            stores[prefix] = icechunk.local_filesystem_store("/" + prefix.removeprefix("file:///"))
-        elif protocol == "s3":
-            stores[prefix] = icechunk.s3_store(**_find_endpoint(find_options(url)))
-        elif protocol in GCS:
-            stores[prefix] = icechunk.gcs_store()
-        else:
-            stores[prefix] = icechunk.http_store()
-    return stores
+        if location is not None and not location.startswith(tuple(self._user_stores)):
+            self._urls.setdefault(_find_prefix(location), url or "")
+        return location
+
+    def find(self) -> dict[str, Any]:
+        """Return the stores that the user did not give."""
+        icechunk = _require_icechunk()
+        stores: dict[str, Any] = {}
+        for prefix in _merge_directories(self._urls):
+            protocol = protocol_of(prefix)
+            if protocol == "file":
+                stores[prefix] = icechunk.local_filesystem_store("/" + prefix.removeprefix("file:///"))
+            elif protocol == "s3":
+                stores[prefix] = icechunk.s3_store(**_find_endpoint(self._find_options(self._urls[prefix])))
+            elif protocol in GCS:
+                stores[prefix] = icechunk.gcs_store()
+            else:
+                stores[prefix] = icechunk.http_store()
+        return stores
+
+    def save(self, storage: Any) -> None:
+        """Add the stores to the configuration of a repository. A store that is known stays, unless the user gave it."""
+        icechunk = _require_icechunk()
+        config = icechunk.Repository.fetch_config(storage) or icechunk.RepositoryConfig.default()
+        known = tuple(config.virtual_chunk_containers or ())
+        added = {prefix: store for prefix, store in self.find().items() if not prefix.startswith(known)}
+        for prefix, store in {**added, **self._user_stores}.items():
+            config.set_virtual_chunk_container(_make_container(prefix, store))
+        if added or self._user_stores:
+            icechunk.Repository.open(storage, config).save_config()
+
+
+def _make_container(prefix: str, store: Any) -> Any:
+    try:
+        return _require_icechunk().VirtualChunkContainer(prefix, store)
+    except TypeError as e:
+        raise TypeError(
+            f"invalid virtual_stores={{{prefix!r}: {store!r}}}: expected an object such as "
+            "icechunk.s3_store(region=...)"
+        ) from e
+
+
+def _merge_directories(prefixes: Iterable[str]) -> list[str]:
+    """Replace the deepest local directories by the directories above them, until there are at most `MOST_DIRECTORIES`.
+
+    Each chunk of a local zarr store may lie in a directory of its own.
+    """
+    others = [prefix for prefix in prefixes if not prefix.startswith("file:")]
+    local = {prefix for prefix in prefixes if prefix.startswith("file:")}
+    while len(local) > MOST_DIRECTORIES and (deepest := max(map(_count_steps, local))) > 1:
+        local = {
+            prefix[: prefix.rindex("/", 0, -1) + 1] if _count_steps(prefix) == deepest else prefix for prefix in local
+        }
+    return [*others, *sorted(local)]
+
+
+def _count_steps(prefix: str) -> int:
+    """Return the number of directories in the prefix of a local store."""
+    return prefix.removeprefix("file:///").count("/")
 
 
 def _find_endpoint(options: Any) -> dict[str, Any]:
@@ -363,7 +395,13 @@ def _divide_documents(references: ReferenceStream) -> tuple[list[tuple[str, Any]
 
 
 async def _write(
-    store: Any, nodes: Mapping[str, Mapping[str, Any]], references: ReferenceStream, url: str, *, is_new: bool
+    store: Any,
+    nodes: Mapping[str, Mapping[str, Any]],
+    references: ReferenceStream,
+    stores: VirtualStores,
+    url: str,
+    *,
+    is_new: bool,
 ) -> tuple[int, int]:
     """Write all of ``references`` to a session's store; return how many chunks were copied, and how many bytes."""
     if not is_new:
@@ -376,7 +414,7 @@ async def _write(
     for array, grid in references.grids.items():
         partitions = references.partitions(array, ROWS)
         while (part := await asyncio.to_thread(next, partitions, None)) is not None:
-            native, bytes_ = await put_virtual(store, array, grid, *part)
+            native, bytes_ = await put_virtual(store, array, grid, *part, stores)
             count, size = count + native, size + bytes_
             if native:
                 left.setdefault(array, []).append(part[0])
@@ -389,7 +427,7 @@ async def _write(
     for array, blocks in left.items():
         for numbers in blocks:
             chunks = await asyncio.to_thread(references.chunks, array, numbers)
-            size += await put_native(store, array, references.grids[array], numbers, chunks, references.read)
+            size += await put_native(store, array, references.grids[array], numbers, chunks, stores, references.read)
     return count, size
 
 
@@ -423,8 +461,10 @@ def _refuse_empty(array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -
         raise ManifestError(f"{key!r} has no bytes: an Icechunk repository cannot hold a chunk of length 0")
 
 
-async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -> tuple[int, int]:
-    """Set virtual chunks: ranges of objects that Icechunk can read.
+async def put_virtual(
+    store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, stores: VirtualStores
+) -> tuple[int, int]:
+    """Set virtual chunks: ranges of objects that Icechunk can read. Save ``stores`` before the commit.
 
     Return the number of the other chunks, which `put_native` copies, and about how many bytes they have.
     """
@@ -433,7 +473,7 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
             f"{array!r} has {grid.counts} chunks: Icechunk holds at most {MOST_CHUNKS} along a dimension"
         )
     _refuse_empty(array, grid, numbers, chunks)
-    locations = [_make_location(url) for url in chunks.urls]
+    locations = stores.locate(chunks.urls)
     others = _list_native(array, grid, numbers, chunks, locations)
     size = sum(len(entry) if isinstance(entry, bytes) else entry.size or 0 for entry in others.values())
     left = len(others), size
@@ -473,8 +513,8 @@ def _set_references(
         for corner, shape in cut_to_boxes(grid.counts, numbers.start + first, numbers.start + last):
             part = slice(at, at + math.prod(shape))
             columns = names[part], offsets[part], lengths[part]
-            version = versions[code]
-            failed += store.set_virtual_refs_arr(array, shape, *columns, arr_offset=corner, checksum=version) or ()
+            options = {"arr_offset": corner, "checksum": versions[code], "validate_containers": False}
+            failed += store.set_virtual_refs_arr(array, shape, *columns, **options) or ()
             at = part.stop
     return failed
 
@@ -499,13 +539,15 @@ def _set_single_references(
     times = [version if isinstance(version, datetime) else None for version in versions]
     checks = (map(column.__getitem__, codes.tolist()) for column in (etags, times))
     specs = map(VirtualChunkSpec, indexes.tolist(), map(texts.__getitem__, targets), offsets, lengths, *checks)
-    failed: list[tuple[int, ...]] = store.set_virtual_refs(array, list(specs)) or []
+    failed: list[tuple[int, ...]] = store.set_virtual_refs(array, list(specs), validate_containers=False) or []
     return failed
 
 
-async def put_native(store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, read: Read) -> int:
+async def put_native(
+    store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, stores: VirtualStores, read: Read
+) -> int:
     """Copy the chunks that `put_virtual` leaves, about `COPIED` bytes at a time; return how many bytes they have."""
-    native = _list_native(array, grid, numbers, chunks, [_make_location(url) for url in chunks.urls])
+    native = _list_native(array, grid, numbers, chunks, stores.locate(chunks.urls))
     size = 0
     ends = accumulate(len(entry) if isinstance(entry, bytes) else entry.size or 0 for entry in native.values())
     for _, batch in groupby(zip(native, ends, strict=True), lambda pair: pair[1] // COPIED):
@@ -523,26 +565,27 @@ def _list_versions(
 
     ``texts`` are the locations of the targets.
     """
-    codes: dict[str | datetime | None, int] = {}
-    pins = chunks.versions
-    code_of_target = np.array(
-        [codes.setdefault(_find_version(pins.get(target, {}), text), len(codes)) for target, text in enumerate(texts)],
-        np.int64,
-    )
+    if not chunks.pins and not chunks.checks:
+        return [None], np.zeros(len(rows), np.int64)
+    pins = [pin or Pin() for pin in chunks.pins or [None] * len(texts)]
+    versions = [_find_version(pin.etag, pin.last_modified, text) for pin, text in zip(pins, texts, strict=True)]
+    codes: dict[str | datetime | None, int] = {version: code for code, version in enumerate(dict.fromkeys(versions))}
     targets = chunks.ranges.targets
-    code_of_row = code_of_target[targets[rows]]
+    code_of_row = np.fromiter(map(codes.__getitem__, versions), np.int64, len(versions))[targets[rows]]
     for place in np.flatnonzero(np.isin(rows, list(chunks.checks))).tolist():
         row = int(rows[place])
         target = int(targets[row])
-        version = _find_version({**pins.get(target, {}), **chunks.checks[row]}, texts[target])
+        facts = {**pins[target].version, **chunks.checks[row]}
+        version = _find_version(facts.get("etag"), facts.get("last_modified"), texts[target])
         code_of_row[place] = codes.setdefault(version, len(codes))
     return list(codes), code_of_row
 
 
-def _find_version(check: Mapping[str, str], location: str) -> str | datetime | None:
+def _find_version(etag: str | None, time: str | None, location: str) -> str | datetime | None:
     """Return the version of a target that Icechunk checks: its ETag, or the time of its last modification."""
-    etag, time = check.get("etag"), check.get("last_modified")
-    if etag is not None and protocol_of(location) not in WEB:  # Icechunk sends it without quotes: web servers refuse it
+    if etag is not None and not location.lower().startswith(
+        "http"
+    ):  # Icechunk sends it without quotes: web servers refuse it
         return etag
     if time is None:
         return None

@@ -21,12 +21,11 @@ from refshard_fs.errors import ConflictError, ManifestError, sanitize
 from refshard_fs.security.origins import Origins
 from refshard_fs.sinks.icechunk import (
     ROWS,
+    VirtualStores,
     commit,
     encode_document,
     make_key,
     make_storage,
-    make_stores,
-    open_repository,
     open_session,
     put_document,
     put_native,
@@ -60,13 +59,15 @@ class IcechunkCommit:
             self._commit()
 
     def _commit(self) -> None:
+        import icechunk
+
         find_options = self._source.options.pool.find_options
         options = find_options(self._url)
         storage = make_storage(self._url, options if isinstance(options, Mapping) else {})
         resolve = self._base.keyspace.resolve
         blocks = [(*at, self._resolve_chunks(builder.finish(), resolve)) for at, builder in self._blocks.items()]
-        targets = (url for *_, chunks in blocks for url in chunks.urls)
-        repository = open_repository(storage, make_stores(targets, {}, find_options))
+        stores = VirtualStores({}, find_options)
+        repository = icechunk.Repository.open(storage)
         session = open_session(repository, self._keyspace.branch)
         if session.snapshot_id != self._keyspace.snapshot_name:
             raise ConflictError(
@@ -74,7 +75,8 @@ class IcechunkCommit:
                 "it was opened: another process committed to it. Nothing was committed, and your writes are kept: "
                 "discard() drops them and shows the new snapshot, save() writes them to another place"
             )
-        sync(get_loop(), self._write, session.store, blocks)
+        sync(get_loop(), self._write, session.store, blocks, stores)
+        stores.save(storage)
         commit(repository, self._keyspace.branch, session, self._message, self._collect_origins(blocks))
 
     def _collect_origins(self, blocks: Sequence[tuple[str, range, Chunks]]) -> Origins:
@@ -106,7 +108,7 @@ class IcechunkCommit:
         """Return chunks with absolute URLs."""
         return msgspec.structs.replace(chunks, urls=[resolve(url) for url in chunks.urls])
 
-    async def _write(self, store: Any, blocks: Sequence[tuple[str, range, Chunks]]) -> None:
+    async def _write(self, store: Any, blocks: Sequence[tuple[str, range, Chunks]], stores: VirtualStores) -> None:
         """Write the edits to a session's store."""
         for prefix in self._edits.list_prefixes():
             await (store.delete_dir(prefix) if prefix else store.clear())
@@ -116,8 +118,8 @@ class IcechunkCommit:
             await put_document(store, key, self._documents[key])
         for array, numbers, chunks in blocks:
             grid: ChunkGrid = self._grids[array]
-            await put_virtual(store, array, grid, numbers, chunks)
-            await put_native(store, array, grid, numbers, chunks, self._read)
+            await put_virtual(store, array, grid, numbers, chunks, stores)
+            await put_native(store, array, grid, numbers, chunks, stores, self._read)
 
     def _read(self, entries: Mapping[str, Entry | bytes]) -> Sequence[bytes]:
         left = {key: entry for key, entry in entries.items() if not isinstance(entry, bytes)}

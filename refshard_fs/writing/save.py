@@ -13,7 +13,7 @@ import os
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, BinaryIO
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
@@ -66,9 +66,9 @@ def save(
     adoption = Adoption(rule)  # the new set is the user's own
     recorded = NOTHING
 
+    @cache  # many references have the same URL
     def respell(written: str | None) -> str | None:
-        if not rule.admits_all:
-            adoption.add(whole(written))
+        adoption.add(whole(written))
         return spelled(written)
 
     found = strip_edits(keyspace).whole_shards
@@ -80,7 +80,7 @@ def save(
             for edit in found.edits.list_changes().values():
                 if isinstance(edit, Span) and not edit.origin:
                     adoption.add_own(edit.url)
-        stream = make_stream(found, source, respell, copies, sink)
+        stream = make_stream(found, source, spelled if rule.admits_all else respell, copies, sink)
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
         stream.on_progress = callback.relative_update
 
@@ -250,7 +250,7 @@ def make_speller(options: OpenOptions, source: object, url: str | None = None) -
     def respell(written: str | None) -> str | None:
         if written is None:
             written = options.target
-        if written is None or policy.protocol_of(written) is not None:
+        if written is None or policy.has_protocol(written):
             return written
         if options.bare_as_is and options.base_url is None:
             return written
@@ -262,4 +262,7 @@ def make_speller(options: OpenOptions, source: object, url: str | None = None) -
 
 def make_absolute(url: str) -> str:
     """Return a URL, or a local path, as an absolute one."""
-    return url if policy.protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
+    is_absolute = url.startswith("/") and "//" not in url and "/." not in url and not url.endswith("/")
+    if (is_absolute and "::" not in url) or policy.has_protocol(url):  # abspath takes ten times as long
+        return url
+    return os.path.abspath(os.path.expanduser(url))

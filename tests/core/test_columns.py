@@ -51,6 +51,13 @@ def test_rows_of_a_whole_grid_in_order_are_not_copied() -> None:
     assert ChunkTable.from_parts(grid, [part]).ranges is part.ranges
 
 
+@pytest.mark.parametrize("texts", [["a", "bc", ""], ["ä", None, "\udc80", "b"], [None, None], ["x" * 200, *"abc"] * 9])
+def test_texts_at_places_are_those_at_the_indexes(texts: list[str | None]) -> None:
+    made = Texts.of(texts)
+    for places in (range(len(texts)), [len(texts) - 1, 0], [1], []):
+        assert made.take(np.array(places, np.int64)) == [texts[place] for place in places]
+
+
 def test_texts_are_iterated_as_they_are_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refshard_fs.core.columns._DECODED", 3)
     expected = ["a", None, "", "日本", "\ud800", None, None, "x" * 300]

@@ -19,6 +19,7 @@ import pytest
 import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import Inline, Pin
+from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.sinks import icechunk as sinks_icechunk
 from tests.servers.http import RangeServer
 from tests.support.icechunk_repositories import open_session, read
@@ -213,9 +214,9 @@ def test_chunks_of_one_version_are_set_together(tmp_path: Path, monkeypatch: pyt
         calls.append((array, shape, options["arr_offset"], options["checksum"]))
         return set_arrays(store, array, shape, *columns, **options)
 
-    def count_objects(store: Any, array: str, specs: Any) -> Any:
+    def count_objects(store: Any, array: str, specs: Any, **options: Any) -> Any:
         calls.append((array, len(specs)))
-        return set_objects(store, array, specs)
+        return set_objects(store, array, specs, **options)
 
     monkeypatch.setattr(icechunk.IcechunkStore, "set_virtual_refs_arr", count_boxes)
     monkeypatch.setattr(icechunk.IcechunkStore, "set_virtual_refs", count_objects)
@@ -400,6 +401,33 @@ def test_whole_objects_become_virtual_chunks(tmp_path: Path) -> None:
     RefShardFileSystem(root).save(str(tmp_path / "refs.zarr"))
     assert RefShardFileSystem(str(tmp_path / "refs.zarr")).save(str(tmp_path / "made.icechunk")) is None
     xr.testing.assert_identical(read(str(tmp_path / "made.icechunk")), xr.open_dataset(root, engine="refshard").load())
+
+
+def test_stores_of_many_local_directories_are_merged(tmp_path: Path) -> None:
+    """Readers authorise each store, and each chunk of a store of version 3 may lie in a directory of its own."""
+    array = zarr.create_array(str(tmp_path / "a.zarr"), shape=(40, 2), chunks=(1, 1), dtype="u1", compressors=None)
+    array[:] = np.arange(1, 81).reshape(40, 2)
+    fs = RefShardFileSystem(str(tmp_path / "a.zarr"))
+    fs.save(str(tmp_path / "a.icechunk"))
+    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "a.icechunk")))
+    assert list(repository.config.virtual_chunk_containers) == [f"file://{tmp_path}/a.zarr/c/"]
+    assert np.array_equal(zarr.open_array(open_session(tmp_path / "a.icechunk").store, mode="r")[:], array[:])
+
+
+def test_save_looks_each_chunk_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined sets look chunks up in each of their inputs."""
+    files = [write_netcdf(tmp_path, f"{start}.nc", start, chunksizes=(4, 8, 10)) for start in (0, 12)]
+    fs = RefShardFileSystem(files)
+    found: list[Any] = []
+    locate = ReferenceStream._locate
+
+    def count(stream: ReferenceStream, array: str, numbers: range) -> Any:
+        found.append((array, numbers))
+        return locate(stream, array, numbers)
+
+    monkeypatch.setattr(ReferenceStream, "_locate", count)
+    fs.save(str(tmp_path / "ab.icechunk"))
+    assert found.count(("air", range(6))) == 1  # native chunks are looked up again before they are read
 
 
 def test_failed_save_removes_its_branch(tmp_path: Path) -> None:
