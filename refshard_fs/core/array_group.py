@@ -278,7 +278,13 @@ def _name_objects(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _has_objects(value: Any) -> bool:
     """Return whether a JSON value is an object, or has one in it."""
-    return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_objects, value)))
+    pending = [value]
+    while pending:  # not recursive: a document may nest lists more deeply than Python can call functions
+        item = pending.pop()
+        if isinstance(item, Mapping):
+            return True
+        pending += item if isinstance(item, list) else ()
+    return False
 
 
 def _is_path(path: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 __all__ = ["Mutator"]
 
@@ -19,6 +19,7 @@ _NUMBERS: Final = tuple(
         {n + d for n in (0, 1 << 7, 1 << 8, 1 << 15, 1 << 16, 1 << 31, 1 << 32, 1 << 63, 1 << 64) for d in (-1, 0, 1)}
     )
 )
+_WIDTHS: Final = (1, 2, 3, 4, 8)  # bytes of a number; GRIB has numbers of 3 bytes
 _JSON: Final = tuple(
     b"""0 -0 1 -1 2 01 1.0 1.5 1e5 1e400 -1e400 9007199254740993 9223372036854775807 9223372036854775808
     18446744073709551615 18446744073709551616 123456789012345678901234567890 NaN -Infinity null true false {} [] [[]]
@@ -104,10 +105,7 @@ class Mutator:
             case 2:
                 out[at] = int(pick.random() * 256)
             case 3 | 4:
-                width = 1 << int(pick.random() * 4)
-                at -= at % width if pick.random() < 0.5 else 0
-                number = _NUMBERS[int(pick.random() * len(_NUMBERS))] & (1 << 8 * width) - 1
-                out[at : at + width] = number.to_bytes(width, "little" if pick.random() < 0.9 else "big")
+                self._change_number(out, at, pick)
             case 5:
                 del out[at : at + 1 + int(pick.random() ** 3 * size)]
             case 6:
@@ -123,3 +121,23 @@ class Mutator:
             case _:
                 word = self._words[int(pick.random() * len(self._words))] if self._words else bytes(8)
                 out[at : at + len(word) * (pick.random() < 0.5)] = word
+
+    def _change_number(self, out: bytearray, at: int, pick: random.Random) -> None:
+        """Change the number at byte ``at``: to a limit, by a small step, to another number, or to a distance."""
+        width = _WIDTHS[int(pick.random() * len(_WIDTHS))]
+        at -= at % width if pick.random() < 0.5 else 0
+        order: Literal["little", "big"] = "little" if pick.random() < 0.5 else "big"
+        number = int.from_bytes(out[at : at + width], order)
+        match int(pick.random() * 6):
+            case 0 | 1:
+                number = _NUMBERS[int(pick.random() * len(_NUMBERS))]
+            case 2:
+                number += int(pick.random() * 33) - 16
+            case 3:
+                number = number << 1 if pick.random() < 0.5 else number >> 1
+            case 4:
+                other = int(pick.random() * len(out))
+                number = int.from_bytes(out[other : other + width], order)
+            case _:  # where the data end, from their beginning or from here, or any other place
+                number = (len(out), len(out) - at, int(pick.random() * len(out)))[int(pick.random() * 3)]
+        out[at : at + width] = (number & (1 << 8 * width) - 1).to_bytes(width, order)

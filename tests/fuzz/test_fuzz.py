@@ -13,6 +13,7 @@ import pytest
 
 from tests.fuzz import driver, parsers
 from tests.fuzz.mutation import Mutator
+from tests.support.hdf4_files import make_hdf4_file
 
 pytest.importorskip("pyarrow")
 pytestmark = [pytest.mark.once, pytest.mark.case(id="P32")]
@@ -33,6 +34,18 @@ FOUND = {
         b'{"data_type": "uint8", "num_channels": 1, "scales": [{"key": "a", "size": [8, 8, 8],'
         b' "chunk_sizes": [[4, 4, 4]], "encoding": "raw",'
         b' "sharding": {"@type": "neuroglancer_uint64_sharded_v1", "hash": "\\ud800"}}]}',
+    ),
+    "an attribute of deeply nested lists": (
+        "neuroglancer_info",
+        b'{"data_type": "uint8", "num_channels": 1, "scales": [{"key": "a", "size": [8, 8, 8],'
+        b' "chunk_sizes": [[4, 4, 4]], "encoding": "raw"}], "a": ' + b"[" * 900 + b"]" * 900 + b"}",
+    ),
+    "an old image that decodes to terabytes": (
+        "hdf4_file",
+        make_hdf4_file({
+            (106, 1): bytes([1, 21, 8, 0]), (306, 2): b"\1\x2c\0\2\1\x2f\0\2", (303, 2): bytes(9),
+            (300, 2): b"\0\x0f\0\0" * 2 + b"\0\x6a\0\1\0\1\0\0\0\x0b\0\0",
+        }),
     ),
     "a grid of more partitions than memory holds": (
         "parquet_layout",

@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from refshard_fs.formats.hdf4.objects import parse_vdata, parse_vgroup
 
 
 def read_hdf4_file(name: str) -> bytes:
@@ -72,6 +74,73 @@ def spread_elements(data: bytes, gap: int, *, also_headers: bool = False) -> byt
         table += struct.pack(">HHii", tag, ref, start + len(body), length)
         body += data[offset : offset + length]
     return data[:4] + struct.pack(">HI", len(rows), 0) + table + body
+
+
+def extract_data_set(data: bytes, name: str) -> bytes:
+    """Return a file with only the data set ``name``, its dimensions, its attributes, and the elements of its values."""
+    elements = _cut_blocks(read_elements(data))
+    groups = {key: parse_vgroup(contents) for key, contents in elements.items() if key[0] == 1965}
+    root = next(key for key, group in groups.items() if group.kind == "CDF0.0")
+    variable = next(key for key, group in groups.items() if (group.name, group.kind) == (name, "Var0.0"))
+    dimensions = [member for member in groups[variable].members if member in groups]
+    kept = {root: make_vgroup("", "CDF0.0", [*dimensions, variable])}
+    pending = [variable]
+    while pending:
+        tag, ref = pending.pop()
+        for key in ((tag, ref), (tag | 0x4000, ref), *([(1963, ref), (1963 | 0x4000, ref)] if tag == 1962 else [])):
+            if key in elements and key not in kept:
+                contents = kept[key] = elements[key]
+                pending += groups[key].members if key in groups else ()
+                pending += _list_stored(elements, contents) if key[0] & 0x4000 else ()
+    return make_hdf4_file(kept)
+
+
+def _list_stored(elements: Mapping[tuple[int, int], bytes], header: bytes) -> list[tuple[int, int]]:
+    """Return the elements to which the header of a special element points."""
+    match int.from_bytes(header[:2]):
+        case 1:
+            blocks = np.frombuffer(elements[20, header[15]], ">u2")[1:].tolist()
+            return [(20, header[15]), *((20, block) for block in blocks if block)]
+        case 3:
+            return [(40, int.from_bytes(header[8:10]))]
+        case 5:
+            table = int.from_bytes(header[25:27])
+            rows = elements.get((1963, table), b"")
+            if not rows:
+                blocks = _list_stored(elements, elements[1963 | 0x4000, table])[1:]
+                rows = b"".join(elements[block] for block in blocks)
+            width = parse_vdata(elements[1962, table]).size
+            ends = [rows[end - 4 : end] for end in range(width, len(rows) + 1, width)]
+            return [(1962, table), *((int.from_bytes(end[:2]), int.from_bytes(end[2:])) for end in ends)]
+    return []
+
+
+def _cut_blocks(elements: dict[tuple[int, int], bytes]) -> dict[tuple[int, int], bytes]:
+    """Return the elements; the blocks of linked elements have only bytes of these elements."""
+    for (tag, _), header in list(elements.items()):
+        if tag & 0x4000 and header[:2] == b"\0\1":
+            left = int.from_bytes(header[2:6])
+            for block in _list_stored(elements, header)[1:]:
+                elements[block] = elements[block][:left]
+                left -= len(elements[block])
+    return elements
+
+
+def make_vgroup(name: str, kind: str, members: Sequence[tuple[int, int]]) -> bytes:
+    """Return a Vgroup."""
+    tags, refs = zip(*members, strict=True)
+    head = struct.pack(f">{2 * len(members) + 1}H", len(members), *tags, *refs)
+    return head + b"".join(struct.pack(">H", len(text)) + text for text in (name.encode(), kind.encode())) + bytes(9)
+
+
+def shorten_metadata(data: bytes) -> bytes:
+    """Return a file of HDF-EOS2 without the padding of its StructMetadata, and of linked elements."""
+    elements = _cut_blocks(read_elements(data))
+    for tag, ref in [key for key in elements if key[0] == 1962 and b"StructMetadata.0" in elements[key]]:
+        text = elements[1963, ref].rstrip(b"\0")
+        elements[tag, ref] = make_vdata("StructMetadata.0", np.dtype([("VALUES", f"S{len(text)}")]), 1, "Attr0.0")
+        elements[1963, ref] = text
+    return make_hdf4_file(elements)
 
 
 def make_values(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -54,18 +54,25 @@ def join_components(parts: Sequence[tuple[np.ndarray[Any, Any], int, tuple[int, 
 
 
 def encode_tiles(
-    values: np.ndarray[Any, Any], *, tlm: int | None = None, is_open: bool = False, more: bytes = b"", left: int = 0
+    values: np.ndarray[Any, Any],
+    *,
+    tlm: int | None = None,
+    is_open: bool = False,
+    more: bytes = b"",
+    left: int = 0,
+    side: int = TILE,
 ) -> bytes:
     """Return a code stream of ``values`` in tiles, with the table TLM in the form ``tlm``.
 
     If ``is_open``, the header of the last tile part states the size 0: it reaches the end of the code stream. ``more``
-    are segments of the main header. The first tile of each row lacks ``left`` columns.
+    are segments of the main header, ``side`` the rows and columns of a tile. The first tile of each row lacks ``left``
+    columns.
     """
     rows, columns = values.shape[:2]
     parts: list[bytes] = []
-    for top in range(0, rows, TILE):
-        for right in range(TILE - left, columns + TILE, TILE):
-            tile = values[top : top + TILE, max(right - TILE, 0) : right]
+    for top in range(0, rows, side):
+        for right in range(side - left, columns + side, side):
+            tile = values[top : top + side, max(right - side, 0) : right]
             if not tile.size:
                 continue
             one = encode(np.ascontiguousarray(tile))
@@ -74,7 +81,7 @@ def encode_tiles(
             head = struct.pack(">HHHIBB", 0xFF90, 10, len(parts), size, 0, 1)
             parts.append(head + one[first + 12 : first + size])
     header = parse_header(one, 0)
-    size_ = header.size._replace(stop=(left + columns, rows), start=(left, 0), first_tile=(0, 0), tile=(TILE, TILE))
+    size_ = header.size._replace(stop=(left + columns, rows), start=(left, 0), first_tile=(0, 0), tile=(side, side))
     table = b"" if tlm is None else make_table(tlm, [(number, len(part)) for number, part in enumerate(parts)])
     if is_open:
         parts[-1] = parts[-1][:6] + bytes(4) + parts[-1][10:]

@@ -93,6 +93,11 @@ class Points(msgspec.Struct, frozen=True):
                 raise ValueError(
                     f"its corners are multiples of {basic}/{parts} degrees: expected at most {1 / _LEAST_PARTS}"
                 )
+        width, unit = (3, 1000) if self.edition == 1 else (4, 1_000_000)
+        for octet in _LATITUDES[self.edition].get(kind, ()):
+            if abs(parse_signed(grid, octet, width)) > 90 * unit:
+                latitude = parse_signed(grid, octet, width) / unit
+                raise ValueError(f"its latitude at octet {octet} is {latitude}: expected -90 to 90")
         if self.edition == 1:
             is_gaussian, begin, size = kind in (4, 14), parse_integer(grid, 5) + 4 * parse_integer(grid, 4), 2
             across, rows, parallels = (parse_integer(grid, octet, 2) for octet in (7, 9, 26))
@@ -102,7 +107,8 @@ class Points(msgspec.Struct, frozen=True):
             is_gaussian, begin, size = kind != 0, _ROWS[kind], parse_integer(grid, 11)
             across, rows, basic, parallels = (parse_integer(grid, octet, 4) for octet in (31, 35, 39, 68))
             has_rows = size > 0
-            corners, degree = [parse_signed(grid, octet, 4) for octet in (47, 51, 56, 60)], 1_000_000
+            corners = [parse_signed(grid, octet, 4) for octet in (47, 51, 56, 60)]
+            degree = 1_000_000 if basic in (0, 0xFFFFFFFF) else parts / basic
             if len(grid) != begin - 1 + size * rows * has_rows:
                 expected = begin - 1 + size * rows * has_rows
                 raise ValueError(f"the section of its grid has {len(grid)} bytes: expected {expected} for {rows} rows")
@@ -111,6 +117,8 @@ class Points(msgspec.Struct, frozen=True):
         missing = 0xFFFF if self.edition == 1 else 0xFFFFFFFF
         points = across * rows if self.edition == 1 else parse_integer(grid, 7, 4)
         if across != missing and not has_rows and points == across * rows:
+            if is_gaussian:
+                _check_first_latitude(corners[0] / degree, parallels)
             return
         if not has_rows or across != missing or begin + rows * size - 1 > len(grid):
             raise ValueError(
@@ -129,6 +137,33 @@ class Points(msgspec.Struct, frozen=True):
             raise ValueError(f"expected a reduced grid of {self.count} points, found {total} points: {reason}")
 
 
+def _check_first_latitude(latitude: float, parallels: int) -> None:
+    """Raise ValueError if a Gaussian grid has too many latitudes, or ``latitude`` is north of the first of them."""
+    if not 0 < parallels <= FINEST:
+        raise ValueError(f"its Gaussian grid has N={parallels}: expected 1 to {FINEST}")
+    with _LOCK:
+        first = float(import_eccodes().codes_get_gaussian_latitudes(parallels)[0])
+    if latitude > first + _LATITUDE_ERROR:
+        raise ValueError(
+            f"its first latitude is {latitude}: expected at most {first:.6f} in a Gaussian grid with N={parallels}"
+        )
+
+
+# eccodes takes a latitude for one of the grid that is less than a thousandth of a degree away. If the first latitude is
+# farther north, it reads beyond its arrays, and ends the process.
+_LATITUDE_ERROR: Final = 0.000999
+# Most latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to compute so many.
+FINEST: Final = 1 << 13
+# By edition and by kind of grid: the octets of latitudes. eccodes ends the process for some latitudes beyond the poles.
+_LATITUDES: Final = {
+    1: {
+        **dict.fromkeys((0, 4, 10, 14), (11, 18)), 1: (11, 18, 24), 3: (11, 29, 32), 5: (11,), 90: (11,),
+    },
+    2: {
+        **dict.fromkeys((*range(4), *range(40, 44)), (47, 56)), **dict.fromkeys((10, 13), (39, 48, 52)),
+        **dict.fromkeys((20, 23, 140), (39, 48)), **dict.fromkeys((30, 33), (39, 48, 66, 70)), 90: (39,),
+    },
+}  # fmt: skip
 # Corners may be multiples of a thousandth of a degree, or of less: eccodes subtracts 360 degrees from an angle again
 # and again, which takes hours for large units.
 _LEAST_PARTS: Final = 1000

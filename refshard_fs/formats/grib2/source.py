@@ -20,7 +20,7 @@ from refshard_fs.core.model import Inline, Load, Need, ParsedIndex, Span, Steps,
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2 import edition_1
 from refshard_fs.formats.grib2.decoding import Values, Values1, find_truncation
-from refshard_fs.formats.grib2.library import ParameterName, Points, import_eccodes, name_parameter
+from refshard_fs.formats.grib2.library import FINEST, ParameterName, Points, import_eccodes, name_parameter
 from refshard_fs.formats.grib2.messages import (
     HARMONICS,
     MISSING,
@@ -65,8 +65,6 @@ _LOCATED: Final = frozenset([*range(4), 10, 13, 20, 23, 30, 33, *range(40, 44), 
 # process.
 _FLAT: Final = frozenset([0, *range(40, 44), 150])
 _REGULAR: Final = (0, 40)  # templates of grids with the dimensions latitude and longitude
-# Most latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to compute so many.
-_FINEST: Final = 1 << 13
 
 
 def _make_cf_attributes(units: str, standard_name: str, long_name: str, **others: str) -> dict[str, str]:
@@ -472,8 +470,8 @@ class FieldGroup(ArrayGroupBuilder):
                 f"its grid has {field.count} points, in {down} rows of {across}: expected 1 to {self._most_points} "
                 f"points in a file of this size, and at most {LONGEST} along a side"
             )
-        if grid.parallels > _FINEST:
-            raise ValueError(f"its Gaussian grid has N={grid.parallels}: expected at most {_FINEST}")
+        if grid.parallels > FINEST:
+            raise ValueError(f"its Gaussian grid has N={grid.parallels}: expected at most {FINEST}")
         number = self._assign_number("grid", field.grid)
         if template not in (_FLAT if is_flat else _LOCATED):
             names = [_append_number(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]

@@ -48,11 +48,16 @@ class Coding(msgspec.Struct, frozen=True):
         """
         if self.coder in (_NONE, _DEFLATE):
             return None
-        if size > MOST_DECODED:
-            raise ManifestError(
-                f"its chunks are compressed with {self.name} and have {size} bytes: expected at most {MOST_DECODED}"
-            )
+        check_decoded_size(size, self.name)
         return DecodingRecipe(self, size, itemsize)
+
+
+def check_decoded_size(size: int, name: str) -> None:
+    """Raise ManifestError if a recipe would decode too many bytes, where ``name`` is the compression."""
+    if size > MOST_DECODED:
+        raise ManifestError(
+            f"its chunks are compressed with {name} and have {size} bytes: expected at most {MOST_DECODED}"
+        )
 
 
 def parse_coding(data: bytes) -> Coding:

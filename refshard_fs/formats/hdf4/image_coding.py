@@ -11,7 +11,7 @@ import numpy as np
 
 from refshard_fs.core.compression import decode_by_imagecodecs
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf4.coding import decode_runs
+from refshard_fs.formats.hdf4.coding import check_decoded_size, decode_runs
 
 RUNS, BLOCKS, JPEGS = 11, 12, (15, 16)  # tags of compressions; JPEG: 15 for three bands, 16 for one band
 _SIDE: Final = 4  # rows and columns of a block
@@ -43,6 +43,7 @@ class ImageCoding(msgspec.Struct, frozen=True):
         if self.compression not in (RUNS, BLOCKS, *JPEGS):
             known = ", ".join(map(str, (RUNS, BLOCKS, *JPEGS)))
             raise ManifestError(f"it is a raster image with the compression {self.compression}: expected {known}")
+        check_decoded_size(size, self.file_codecs[0])
         if itemsize != 1 or size != math.prod((self.rows, self.columns, self.bands)):
             raise ManifestError(
                 f"its compression is {self.compression}, and its pixels have {itemsize} bytes: expected 1 byte for "

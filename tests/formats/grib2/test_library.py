@@ -125,6 +125,46 @@ def test_rows_of_one_point_do_not_reach_eccodes(edition: int, points: int) -> No
             recipe.make(grid[:38] + b"\xff" * 4 + grid[42:])
 
 
+@pytest.mark.parametrize(("edition", "template"), [(1, 4), (1, 14), (2, 40), (2, 41)])
+def test_latitudes_beyond_a_gaussian_grid_do_not_reach_eccodes(edition: int, template: int) -> None:
+    """eccodes would end the process if the first latitude is north of the grid's first one."""
+    key = "dataRepresentationType" if edition == 1 else "gridDefinitionTemplateNumber"
+    message = make_message(np.arange(16.0), f"regular_ll_sfc_grib{edition}", **{key: template}, Nx=4, Ny=4)
+    begin = 8 + int.from_bytes(message[8:11]) if edition == 1 else 37
+    latitude, parallels, width = (10, 25, 3) if edition == 1 else (46, 67, 4)
+    degree = 10 ** (3 if edition == 1 else 6)
+
+    def make_grid(first: float, east: int = 270) -> bytes:
+        size = int.from_bytes(message[begin : begin + (3 if edition == 1 else 4)])
+        grid = bytearray(message[begin : begin + size])
+        corners = [round(first * degree), 0, round(first * degree) | 1 << 8 * width - 1, east * degree]
+        for place, corner in enumerate(corners):
+            at = latitude + width * place + (place > 1)
+            grid[at : at + width] = corner.to_bytes(width)
+        at = latitude + 4 * width + 1
+        grid[at : at + (2 if edition == 1 else 4)] = (90 * degree).to_bytes(4)[-2 if edition == 1 else -4 :]
+        grid[parallels : parallels + (2 if edition == 1 else 4)] = (2).to_bytes(2 if edition == 1 else 4)
+        return bytes(grid)
+
+    recipe = Points("latitudes", 16, edition=edition)
+    found = np.frombuffer(recipe.make(make_grid(59.444)))
+    assert len(found) == 16
+    with pytest.raises(ValueError, match="first latitude is 59.46: expected at most 59.444408.*N=2"):
+        recipe.make(make_grid(59.46))
+
+
+@pytest.mark.parametrize("edition", [1, 2])
+def test_latitudes_beyond_the_poles_do_not_reach_eccodes(edition: int) -> None:
+    """eccodes would free memory twice for this Mercator projection."""
+    key, template = ("dataRepresentationType", 1) if edition == 1 else ("gridDefinitionTemplateNumber", 10)
+    message = make_message(np.arange(12.0), f"regular_ll_sfc_grib{edition}", **{key: template}, Nx=4, Ny=3)
+    begin, octet = (8 + int.from_bytes(message[8:11]), 11) if edition == 1 else (37, 39)
+    grid = message[begin : begin + int.from_bytes(message[begin : begin + 2 + edition])]
+    far = (120 * (1000 if edition == 1 else 1_000_000)).to_bytes(3 if edition == 1 else 4)
+    with pytest.raises(ValueError, match=f"latitude at octet {octet} is 120.0: expected -90 to 90"):
+        Points("latitudes", 12, edition=edition).make(grid[: octet - 1] + far + grid[octet - 1 + len(far) :])
+
+
 def write_area(sample: str, first: int, rows: int, west: float, east: float) -> bytes:
     """Return a message of an area of a sample's reduced grid; eccodes counts its points."""
     handle = eccodes.codes_grib_new_from_samples(sample)

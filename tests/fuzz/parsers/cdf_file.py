@@ -30,29 +30,29 @@ WORDS = (
 _LARGEST = 1 << 20  # bytes of a chunk that is read
 
 
-def _written(version: int, *, is_row_major: bool) -> bytes:
-    values = np.arange(24, dtype="i4").reshape(4, 2, 3)
-    to_time = {"DEPEND_0": "t"}
-    variables = {
+_VALUES = np.arange(24, dtype="i4").reshape(4, 2, 3)
+_TO_TIME = {"DEPEND_0": "t"}
+# Few variables a file, so that most changes hit a structure.
+_FILES: tuple[dict[str, Variable], ...] = (
+    {
         "t": Variable(np.arange(4) * 6e13, {"VALIDMIN": 6e13}, EPOCH, compression=GZIP),
-        "u": Variable(np.arange(4), to_time, TT2000),
         "x": Variable(np.arange(3, dtype="f4"), varies=False),
-        "v": Variable(
-            values, {**to_time, "DEPEND_2": "x", "FILLVAL": np.int32(5)}, runs=[(0, 0), (2, 2), (3, 3)], tree=2
-        ),
-        "w": Variable(values, to_time, compression=RLE, runs=[(1, 1), (2, 2)], sparse=2, pad=b"\0\0\0\1"),
-        "l": Variable(np.array([b"a", b"b", b"c"]), varies=False, is_z=False),
-    }
-    return Writer(version, is_row_major=is_row_major).write(variables, {"A": ["one", "two"]}, rank=(3,))
+        "v": Variable(_VALUES, {**_TO_TIME, "DEPEND_2": "x"}, runs=[(0, 0), (1, 2), (3, 3)], tree=2),
+    },
+    {"u": Variable(np.arange(4), {"FILLVAL": np.int64(5)}, TT2000), "c": Variable(np.arange(4) + 1j)},
+    {"w": Variable(_VALUES, compression=RLE, runs=[(1, 1), (2, 2)], sparse=2, pad=b"\0\0\0\1")},
+    {"v": Variable(_VALUES, {"FILLVAL": np.int32(5)}, runs=[(2, 3)], sparse=1, compression=GZIP)},
+    {"l": Variable(np.array([b"a", b"b", b"c"]), {"UNITS": "m"}, varies=False, is_z=False)},
+)
 
 
 def make_seeds() -> list[bytes]:
-    return [
-        _written(3, is_row_major=True),
-        _written(2, is_row_major=False),
-        read_real_file(3),
-        compress_file(_written(3, is_row_major=True), RLE),
+    made = [
+        Writer(version, is_row_major=is_row_major).write(variables, {"A": ["one", "two"]}, rank=(3,))
+        for variables in _FILES
+        for version, is_row_major in ((3, True), (2, False))
     ]
+    return [*made, *(compress_file(made[8], compression) for compression in (RLE, GZIP)), read_real_file(2)]
 
 
 def check_input(data: bytes) -> None:

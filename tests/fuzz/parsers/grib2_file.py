@@ -5,12 +5,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+
+import numpy as np
 
 from refshard_fs.core.model import Packed
 from refshard_fs.formats.grib2.library import _CENTRES, name_parameter
-from refshard_fs.formats.grib2.messages import Parameter, Surface
+from refshard_fs.formats.grib2.messages import TEMPLATES, Parameter, Surface
 from refshard_fs.formats.grib2.source import open_
 from tests.fuzz.array_files import choose_chunks, open_file
+from tests.support.grib_messages import make_message
 from tests.support.shards_in_memory import ROOT
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
@@ -28,6 +32,7 @@ WORDS = (
     b'{"_offset": 0}',
     b"1:0:d",
 )
+_VALUES = np.arange(4.0)
 _END = b"\n--\n"  # between a file and its sidecar
 
 
@@ -65,7 +70,14 @@ def make_seeds() -> list[bytes]:
         data + _END + b'{"_offset": 0}',
         _message_1() + messages[0] + _END,
         _message_1() + _message_1() + _END,
+        *(message + _END for message in _make_products()),
     ]
+
+
+@cache
+def _make_products() -> list[bytes]:
+    """Return a message of each template of products."""
+    return [make_message(_VALUES, productDefinitionTemplateNumber=template, Ni=2, Nj=2) for template in TEMPLATES]
 
 
 def _message_1() -> bytes:

@@ -12,7 +12,15 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.hdf4.coding import MOST_DECODED
 from refshard_fs.formats.hdf4.source import open_
 from tests.fuzz.array_files import choose_chunks, open_file
-from tests.support.hdf4_files import make_hdf4_file, make_vdata, read_hdf4_file, spread_elements
+from tests.support.hdf4_files import (
+    extract_data_set,
+    make_hdf4_file,
+    make_vdata,
+    make_vgroup,
+    read_hdf4_file,
+    shorten_metadata,
+    spread_elements,
+)
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
@@ -40,28 +48,47 @@ _LARGEST = 1 << 20  # bytes of a chunk that is read
 
 
 def make_seeds() -> list[bytes]:
+    layouts = read_hdf4_file("layouts")
     return [
-        *(spread_elements(read_hdf4_file(name), 0) for name in ("old", "layouts", "grids", "swath")),
-        _images_and_tables(),
+        *(extract_data_set(layouts, name) for name in _LAYOUTS),
+        spread_elements(read_hdf4_file("old"), 0),
+        *(shorten_metadata(read_hdf4_file(name)) for name in ("grids", "swath")),
+        *_make_tables(),
+        *(_make_image(compression, tag, data) for compression, tag, data in _IMAGES),
+        _make_compressed(struct.pack(">HIIIBB", 5, 64, 64, 12 | 0x10000, 16, 8), _SZIPPED),
     ]
 
 
-def _images_and_tables() -> bytes:
+_LAYOUTS = ("plain", "lat", "texts", "deflated", "runs", "chunks", "deflated_chunks", "chunks_of_runs", "bits",
+            "sparse", "never", "huffman", "outside", "little", "records", "last")  # fmt: skip
+# The tag of the compression, the tag of the image, and its bytes: none, runs, blocks of two colours.
+_IMAGES = ((0, 302, bytes(60)), (11, 303, b"\x87\1" * 14), (12, 303, b"\x0f\xf0\1\2" * 6))
+_SZIPPED = b"\1\0\0\0\x80" + bytes(128)  # stored without compression
+
+
+def _make_tables() -> list[bytes]:
     kind = np.dtype([("x", ">f4"), ("y", "S3"), ("z", ">i2", (2,))])
-    shape = struct.pack(">iiHHhhHH", 5, 4, 106, 1, 3, 2, 0, 0)
-    return make_hdf4_file(
-        {
-            (106, 1): bytes([1, 21, 8, 0]),
-            (1962, 2): make_vdata("T", kind, 9),
-            (1963, 2): bytes(9 * kind.itemsize),
-            (1962, 3): make_vdata("U", kind, 9, "", 1),
-            (1963, 3): bytes(9 * kind.itemsize),
-            (306, 2): struct.pack(">6H", 300, 2, 302, 2, 301, 2),
-            (300, 2): shape,
-            (301, 2): bytes(768),
-            (302, 2): bytes(60),
-        }
-    )
+    return [
+        make_hdf4_file({(1962, 2): make_vdata("T", kind, 9, "", order), (1963, 2): bytes(9 * kind.itemsize)})
+        for order in (0, 1)
+    ]
+
+
+def _make_image(compression: int, tag: int, data: bytes) -> bytes:
+    bands, rows, columns = (3, 4, 5) if not compression else (1, 4, 24)
+    shape = struct.pack(">iiHHhhHH", columns, rows, 106, 1, bands, 2, compression, 0)
+    members = {(300, 2): shape, (tag, 2): data, (301, 2): bytes(range(24))}
+    group = make_vgroup("a", "RI0.0", list(members))
+    return make_hdf4_file({(106, 1): bytes([1, 21, 8, 0]), (1965, 3): group, **members})
+
+
+def _make_compressed(coding: bytes, data: bytes) -> bytes:
+    """Return a file with a data set of 64 integers that is compressed."""
+    header = struct.pack(">HHiHH", 3, 0, 128, 6, 0) + coding
+    dimensions = struct.pack(">HiHHHH", 1, 64, 106, 1, 106, 1)
+    group = struct.pack(">6H", 701, 2, 702, 2, 106, 1)
+    values = {(0x4000 | 702, 2): header, (40, 6): data}
+    return make_hdf4_file({(106, 1): bytes([1, 22, 16, 4]), (720, 1): group, (701, 2): dimensions, **values})
 
 
 def check_input(data: bytes) -> None:
