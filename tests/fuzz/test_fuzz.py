@@ -38,7 +38,7 @@ FOUND = {
     "an attribute of deeply nested lists": (
         "neuroglancer_info",
         b'{"data_type": "uint8", "num_channels": 1, "scales": [{"key": "a", "size": [8, 8, 8],'
-        b' "chunk_sizes": [[4, 4, 4]], "encoding": "raw"}], "a": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b' "chunk_sizes": [[4, 4, 4]], "encoding": "raw", "resolution": ' + b"[" * 1500 + b"]" * 1500 + b"}]}",
     ),
     "an old image that decodes to terabytes": (
         "hdf4_file",
