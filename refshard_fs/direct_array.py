@@ -35,8 +35,9 @@ from refshard_fs.reading.selection import GUARD, TOGETHER, WORKERS
 from refshard_fs.tuning import hook_zarr
 
 LARGE: Final = 16 * MIB  # larger selections (bytes after decoding) are read on an event loop, and decoded meanwhile
-COPIED: Final = 4 * MIB  # bytes that are read at a time of a large selection of uncompressed local chunks
+COPIED: Final = 4 * MIB  # bytes (after decoding) that are read at a time of a large selection of local chunks
 ALONE: Final = 2 * MIB  # the main thread decodes larger selections by a pool; other threads may be dask's
+SHARED: Final = 64 * KIB  # bytes: chunks smaller than this are decoded by one thread, since threads wait for the GIL
 # Parts of a chunk are read, by one or several reads, if each of these reads saves so many bytes: copying or fetching
 # so many takes as long as a read.
 SPARED: Final = MIB
@@ -160,9 +161,10 @@ class DirectArray(BackendArray):
             parts = self._choose_parts(selection)
             if self._is_small(selection, parts):
                 return self._read_now(selection, parts, range(len(selection.keys)))
-            if self._is_copied(selection):
+            entries = None if GUARD.get() is not None else self._fs.source.find_here(selection.keys)
+            if entries is not None:  # an event loop, and its threads for requests, would take longer than the reads
                 for numbers in batches(range(len(selection.keys)), max(COPIED // self._chunk_size, 1)):
-                    self._read_now(selection, parts, numbers)
+                    self._read_now(selection, parts, numbers, entries)
                 return selection.out
             return self._fs.source.wait(self._read, selection)
         return np.asarray(self._open_by_zarr()[key], self.dtype)
@@ -266,19 +268,16 @@ class DirectArray(BackendArray):
             await read()
         return out
 
-    def _is_copied(self, selection: _Selection | _Points) -> bool:
-        """Return whether all chunks are uncompressed, and on this machine; never while `GUARD` limits an opening.
-
-        An event loop, and threads for requests and for decoding, would take longer than the copies.
-        """
-        return self._decoder.is_plain and GUARD.get() is None and self._fs.source.is_here(selection.keys)
-
     def _read_now(
-        self, selection: _Selection | _Points, parts: Mapping[str, Entry], numbers: Sequence[int]
+        self,
+        selection: _Selection | _Points,
+        parts: Mapping[str, Entry],
+        numbers: Sequence[int],
+        entries: Mapping[str, Entry | None] | None = None,
     ) -> npt.NDArray[Any]:
         """Read and decode the chunks ``numbers`` of a selection in this thread; return the result of the selection.
 
-        An event loop is used only for bytes that need it.
+        An event loop is used only for bytes that need it. ``entries``: the entries of all chunks, if they are known.
         """
         source, keys = self._fs.source, [selection.keys[number] for number in numbers]
         keyspace = source.open_now()
@@ -286,7 +285,7 @@ class DirectArray(BackendArray):
         cache, token = source.decoded, self._token
         cached = {key: values for key in keys if is_fixed and (values := cache.get((token, key))) is not None}
         missing = [key for key in keys if key not in cached] if cached else keys
-        encoded = dict(zip(missing, source.read_chunks(missing, parts) if missing else (), strict=True))
+        encoded = dict(zip(missing, source.read_chunks(missing, parts, entries) if missing else (), strict=True))
         out = selection.out
 
         def fill(number: int) -> npt.NDArray[Any]:
@@ -311,13 +310,21 @@ class DirectArray(BackendArray):
             selection.put_part(number, part, out)
             return out
 
-        size = len(keys) * self._chunk_size
-        if size > ALONE and len(missing) > 1 and threading.current_thread() is threading.main_thread():
+        size = len(missing) * self._chunk_size
+        is_main = threading.current_thread() is threading.main_thread()
+        if size > ALONE and len(missing) > 1 and is_main and self._takes_threads(encoded):
             with ThreadPoolExecutor(WORKERS) as pool:
                 filled = list(pool.map(fill, numbers))
         else:
             filled = [fill(number) for number in numbers]
         return filled[0] if filled else out
+
+    def _takes_threads(self, encoded: Mapping[str, bytes | UnmadeBytes | None]) -> bool:
+        """Return whether to decode chunks in several threads: copying them, or decoding small ones, takes no longer."""
+        if self._chunk_size < SHARED:
+            return False
+        kinds = (type(data.plan.window) for data in encoded.values() if isinstance(data, UnmadeBytes))
+        return not self._decoder.is_plain or Packed in kinds
 
     def _decode_part(
         self, data: bytes | UnmadeBytes | None, selection: _Selection | _Points, number: int, entry: Entry
@@ -418,6 +425,7 @@ class _Selection:
         self.out: npt.NDArray[Any] = np.empty([count for count in counts if count is not None], dtype)
         slices = [_split(at, *along) for at, *along in zip(key, meta.chunks, meta.shape, strict=True)]
         self._chunks = list(product(*slices))
+        self._has_arrays = any(isinstance(at.within, np.ndarray) for along in slices for at in along[:1])
         encode = meta.grid.encoding.encode
         self.keys = [join(path, encode([along.chunk for along in chunk])) for chunk in self._chunks]
 
@@ -464,6 +472,8 @@ class _Selection:
         if steps is not None:
             every = chunk[steps]._replace(within=slice(0, values.shape[steps], 1))
             chunk = (*chunk[:steps], every, *chunk[steps + 1 :])
+        if not self._has_arrays:
+            return np.asarray(values[tuple([at.within for at in chunk])], values.dtype)
         part = values[tuple(slice(None) if isinstance(at.within, np.ndarray) else at.within for at in chunk)]
         kept = [at.within for at in chunk if at.target is not None]
         for axis, within in enumerate(kept):
@@ -478,7 +488,7 @@ class _Selection:
     def put_part(self, number: int, part: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Copy the elements that `part` returned to the result."""
         targets: list[Any] = [at.target for at in self._chunks[number] if at.target is not None]
-        if any(isinstance(target, np.ndarray) for target in targets):
+        if self._has_arrays:
             axes = [np.arange(at.start, at.stop) if isinstance(at, slice) else at for at in targets]
             out[np.ix_(*axes)] = part
         else:
@@ -486,9 +496,8 @@ class _Selection:
 
     def fills(self, part: npt.NDArray[Any]) -> bool:
         """Return whether the elements ``part`` of the only chunk can be returned as the result."""
-        targets = [at.target for at in self._chunks[0]]
-        is_ordered = not any(isinstance(target, np.ndarray) for target in targets)
-        return is_ordered and part.shape == self.out.shape and part.dtype == self.out.dtype and part.flags.writeable
+        is_equal = part.shape == self.out.shape and part.dtype == self.out.dtype
+        return not self._has_arrays and is_equal and part.flags.writeable
 
 
 class _Points:

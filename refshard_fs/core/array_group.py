@@ -19,7 +19,7 @@ from refshard_fs.core.chunks import Chunks as ChunkColumns
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.dtypes import replace_array_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, is_within, join, parent
-from refshard_fs.core.keyspace import Chooser, KeySpace, find_chunk, make_tails
+from refshard_fs.core.keyspace import Chooser, KeySpace, LookUp, find_chunk, make_tails
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps, run_together
 from refshard_fs.core.version_3 import convert_document, convert_group, encode_for_xarray
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
@@ -119,10 +119,12 @@ class Chunks:
     """Locate the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source.
 
     ``are_many`` is true if listing the chunks takes long, and no other file has equal chunks: a join does not list
-    them.
+    them. ``are_found_together`` is true if `find_entries` takes less time than `find_entry` for each chunk; if one
+    look-up fails then, all fail.
     """
 
     are_many: bool = False
+    are_found_together: bool = False
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
         """Return the entry of chunk ``number`` of the grid; None if the chunk does not exist.
@@ -355,6 +357,17 @@ class ArrayGroup(KeySpace):
             self.check_shown(key)
             return None
         return (yield from self.chunks_by_path[at.array].find_entry(at.number))
+
+    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        others, chunks = self.group_by_array(keys)
+        lookups = []
+        for path, pairs in chunks.items():
+            places, numbers = zip(*pairs, strict=True)
+            if self.chunks_by_path[path].are_found_together:
+                lookups.append(LookUp(places, self.chunks_by_path[path].find_entries(numbers)))
+            else:
+                others += places
+        return [*(self.make_single_lookup(place, keys[place]) for place in others), *lookups]
 
     def list_keys_of_other_parts(self, key: str) -> Iterator[str]:
         at = find_chunk(self.grids, key)
@@ -618,6 +631,8 @@ class Contiguous(Chunks):
     beyond ``source``.
     """
 
+    are_found_together = True
+
     def __init__(
         self,
         source: Span | Inline,
@@ -654,9 +669,15 @@ class Contiguous(Chunks):
             )
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
+        return (yield from self.find_entries([number]))[0]
+
+    def find_entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         yield from ()
-        found = self._source.part(*self.place(number))
-        return found if found.size == self._size else make_entry(found, ZeroPaddingRecipe(self._size), self._size, "")
+        found = [self._source.part(*self.place(number)) for number in numbers]
+        size = self._size
+        return [
+            part if part.size == size else make_entry(part, ZeroPaddingRecipe(size), size, "") for part in found
+        ]
 
     def place(self, number: int) -> tuple[int, int]:
         """Return the offset of chunk ``number``, and how many bytes of the chunk are in the file."""

@@ -24,6 +24,7 @@ from refshard_fs.core.zarrmeta import ArrayMeta, list_codec_documents
 from refshard_fs.errors import ManifestError
 
 
+@cache
 def import_zstd() -> Any:
     """Import the module for zstd: Python's own from 3.14 on, a backport before. Few sources need it."""
     return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
@@ -346,7 +347,7 @@ def _decompress_streams(make: Callable[[], Any], data: bytes, most: int, *, has_
         parts.append(decompress(stream, data, most, has_end=has_end))
         most -= len(parts[-1])
         data = stream.unused_data
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def is_bounded(meta: ArrayMeta) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +32,12 @@ class ChunkDecoder:
         self._meta = meta
         self.dtype = dtype  # of the values
         self._codecs = codecs
+        # Whether only the first codec may make more bytes: then limiting its result suffices, without `check_chunk`.
+        self._first_limits = all(codec.codec_id in _KEEP_SIZE for codec in codecs[1:])
+
+    @cached_property
+    def _limits(self) -> tuple[int, int]:
+        return find_chunk_limits(self._meta)
 
     @classmethod
     def of(cls, meta: ArrayMeta) -> ChunkDecoder | None:
@@ -57,7 +64,7 @@ class ChunkDecoder:
         chunks = meta.chunks or ()
         decoded: Any = data
         try:
-            first = _inflate(meta, codecs, data, self.dtype.itemsize)
+            first = self._inflate(data) if codecs else None
             if first is None:
                 check_chunk(meta, data)
             else:
@@ -78,6 +85,19 @@ class ChunkDecoder:
             raise ValueError(f"a chunk has {flat.size} elements: expected {math.prod(chunks)}, the shape {chunks}")
         return flat.reshape(chunks, order=meta.order)
 
+    def _inflate(self, data: bytes) -> bytes | bytearray | None:
+        """Decode the first codec of a chunk, if that can be limited to the size of a chunk; else return None.
+
+        Other chunks have to be checked before they are decoded. Those that state no size would be decoded for the
+        check.
+        """
+        if not self._first_limits:
+            return None
+        count, most = self._limits
+        kind, expected = self._codecs[0].codec_id, min(count * self.dtype.itemsize, most)
+        first = try_zlib(data, expected) if kind == "zlib" else try_gzip(data, expected) if kind == "gzip" else None
+        return decompress_unsized(kind, data, most) if first is None else first
+
 
 def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
     """Return the values of a chunk, in the shape of chunks; None if this module does not know its codecs or its type.
@@ -92,20 +112,6 @@ def describe_codecs(meta: ArrayMeta) -> str:
     """Return the error text for an array whose chunks this module cannot decode or encode."""
     found = f"its data type is {meta.dtype}, and its codecs are {', '.join(codecs_of(meta)) or 'none'}"
     return f"{found}: expected a type and codecs that numpy and numcodecs can decode"
-
-
-def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int) -> bytes | bytearray | None:
-    """Decode the first codec of a chunk, if that can be limited to the size of a chunk; else return None.
-
-    Other chunks have to be checked before they are decoded. Those that state no size would be decoded for the check.
-    """
-    count, most = find_chunk_limits(meta)
-    if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # may make more bytes: `check_chunk` is needed
-        return None
-    kind = codecs[0].codec_id if codecs else ""
-    expected = min(count * itemsize, most)
-    first = try_zlib(data, expected) if kind == "zlib" else try_gzip(data, expected) if kind == "gzip" else None
-    return decompress_unsized(kind, data, most) if first is None else first
 
 
 def _make_codec(config: dict[str, Any]) -> Any:

@@ -31,7 +31,7 @@ from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, Unmade
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 from refshard_fs.targets.failures import NOT_FOUND
 
-SMALL: Final = 16 * KIB  # bytes: ranges up to this size are read together
+SMALL: Final = 64 * KIB  # bytes: ranges up to this size are read together, since a read takes as long as copying them
 TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # the limits for merging small ranges
 # A read is slow if it takes SLOW seconds more than its bytes at PACE. Starting a thread takes 0.1 ms, and a read from
 # the system's cache 0.02 ms.
@@ -115,43 +115,69 @@ class Immediate:
     def group_jobs(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Group ``jobs`` for `take_together`, by position: small ranges that lie together, or a single job."""
         small: dict[tuple[str, Pin | None, Origin], list[int]] = {}
+        ranges: dict[int, tuple[int, int]] = {}
         found: list[list[int]] = []
         for place, (request, entry) in enumerate(jobs):
+            span = _get_only_span(entry)
             if (
-                type(entry) is Span
-                and entry.exact
+                span is not None
+                and (span.size or SMALL + 1) <= SMALL
                 and request.is_whole
-                and (entry.size or SMALL + 1) <= SMALL
                 and (self._on_disk is None or self.is_here(entry))
             ):
-                small.setdefault((entry.url, entry.pin, entry.origin), []).append(place)
+                ranges[place] = span.start, span.stop or 0
+                small.setdefault((span.url, span.pin, span.origin), []).append(place)
             else:
                 found.append([place])
         for places in small.values():
-            spans = [span for place in places if isinstance(span := jobs[place][1], Span)]
-            ranges = [(span.start, span.stop or 0) for span in spans]
-            found += [[places[i] for i in block.members] for block in coalesce(ranges, TOUCHING)]
+            blocks = coalesce([ranges[place] for place in places], TOUCHING)
+            found += [[places[i] for i in block.members] for block in blocks]
         return found
 
     def take_together(self, jobs: Sequence[Job]) -> list[Any]:
         """Take ``jobs``, a group of `group_jobs`, by one read if possible; return the result or the error of each."""
-        if len(jobs) > 1:
-            spans = [entry for _, entry in jobs if isinstance(entry, Span)]
-            first, last = min(span.start for span in spans), max(span.stop or 0 for span in spans)
-            with contextlib.suppress(OSError, RefShardError):  # then each job is read alone, and has its own error
-                answer = self._fetch(Span(spans[0].url, first, last, pin=spans[0].pin, origin=spans[0].origin))
-                if answer is not None:
-                    parts = [bytes(answer.data[span.start - first : (span.stop or 0) - first]) for span in spans]
-                    wanted = sum(map(len, parts))
-                    self._count(len(jobs), wanted, last - first, spans[0], are_kept=self._is_kept(spans[0]))
-                    return list(parts)
+        together = self._read_together(jobs)
         out: list[Any] = []
-        for request, entry in jobs:
+        for place, (request, entry) in enumerate(jobs):
             try:
-                out.append(self.take(request, entry))
+                out.append(self.take(request, entry) if together is None else together[place].make())
             except Exception as e:  # noqa: BLE001  # any error of this job
                 out.append(e)
         return out
+
+    def take_chunks(self, jobs: Sequence[Job]) -> list[UnmadeBytes | None] | None:
+        """Read the whole keys of ``jobs``; return None if this needs an event loop. A missing key is None in the list.
+
+        Small ranges that lie together are read by one read.
+        """
+        out: list[UnmadeBytes | None] = [None] * len(jobs)
+        for places in self.group_jobs(jobs):
+            together = self._read_together([jobs[place] for place in places])
+            if together is not None:
+                for place, unmade in zip(places, together, strict=True):
+                    out[place] = unmade
+                continue
+            for place in places:
+                with contextlib.suppress(FileNotFoundError):  # in a hierarchy, the file of a missing chunk is missing
+                    out[place] = self.take_unmade(*jobs[place])
+                    if out[place] is None:
+                        return None
+        return out
+
+    def _read_together(self, jobs: Sequence[Job]) -> list[UnmadeBytes] | None:
+        """Read ``jobs``, a group of `group_jobs`, by one read; return None if each has to be read alone."""
+        if len(jobs) == 1:
+            return None
+        spans = [span for _, entry in jobs if (span := _get_only_span(entry)) is not None]
+        first, last = min(span.start for span in spans), max(span.stop or 0 for span in spans)
+        with contextlib.suppress(OSError, RefShardError):  # then each job is read alone, and has its own error
+            answer = self._fetch(Span(spans[0].url, first, last, pin=spans[0].pin, origin=spans[0].origin))
+            if answer is not None:
+                parts = [bytes(answer.data[span.start - first : (span.stop or 0) - first]) for span in spans]
+                self._count(len(jobs), sum(map(len, parts)), last - first, spans[0], are_kept=self._is_kept(spans[0]))
+                plans = [plan_read(request, entry, self._answers.longest) for request, entry in jobs]
+                return [UnmadeBytes(plan, [part]) for plan, part in zip(plans, parts, strict=True) if plan is not None]
+        return None
 
     def _count(self, keys: int, wanted: int, fetched: int, entry: Entry, *, are_kept: bool) -> None:
         """Count keys that one read, or data in memory, served."""
@@ -341,3 +367,10 @@ class Immediate:
         if span.stop is None:
             check_size(len(data), most)
         return Answer(data, facts)
+
+
+def _get_only_span(entry: Entry) -> Span | None:
+    """Return the range of an entry that is read as one range of a known size; None for other entries."""
+    if type(entry) is Packed and not entry.parts:
+        entry = entry.source
+    return entry if type(entry) is Span and entry.exact else None

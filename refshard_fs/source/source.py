@@ -783,29 +783,36 @@ class Source(Engines):
                     stored[key] = entry
         return stored
 
-    def is_here(self, keys: Sequence[str]) -> bool:
-        """Return whether chunks are found without reads, and all their bytes are on this machine."""
+    def find_here(self, keys: Sequence[str]) -> dict[str, Entry | None] | None:
+        """Return the entries of chunks by key, if all are found without reads and have their bytes on this machine."""
         keyspace = self._keyspace or self.open_now()
         if keyspace is None:
-            return False
+            return None
         reader = self._get_immediate()
-
-        def are_here(some: Sequence[str]) -> bool:
+        entries: dict[str, Entry | None] = {}
+        for some in (keys[:1], keys[1:]):  # the first chunk decides for most arrays
             found = reader.find_all(keyspace, some, may_load=self._is_local, keeps=True)
-            return all(place is not None and (not place.value or reader.is_here(place.value)) for place in found)
+            for key, place in zip(some, found, strict=True):
+                if place is None or not (place.value is None or reader.is_here(place.value)):
+                    return None
+                entries[key] = place.value
+        return entries
 
-        return are_here(keys[:1]) and are_here(keys[1:])  # the first chunk decides for most arrays
-
-    def read_chunks(self, keys: Sequence[str], parts: Mapping[str, Entry]) -> Chunks:
+    def read_chunks(
+        self, keys: Sequence[str], parts: Mapping[str, Entry], entries: Mapping[str, Entry | None] | None = None
+    ) -> Chunks:
         """Read chunks together; None stands for a missing chunk. For callers that may block.
 
         The caller assembles each `UnmadeBytes` chunk. Of the chunks in ``parts``, only these ranges are read.
+        ``entries``: the entries of all chunks, if they are known.
         """
         keyspace = self._keyspace or self.open_now()
         if keyspace is None:
             return self.wait(self._read_chunks, keys, None)
         reader = self._immediate or self._get_immediate()
-        if parts:
+        if entries is not None:
+            found: list[Outcome | None] = [Outcome(parts.get(key, entries[key])) for key in keys]
+        elif parts:
             others = [key for key in keys if key not in parts]
             whole = iter(reader.find_all(keyspace, others, may_load=self._is_local))
             found = [Outcome(parts[key]) if key in parts else next(whole) for key in keys]
@@ -813,15 +820,14 @@ class Source(Engines):
             found = reader.find_all(keyspace, keys, may_load=self._is_local)
         if any(outcome is None or (outcome.value is not None and not reader.has(outcome.value)) for outcome in found):
             return self.wait(self._read_chunks, keys, found, not parts)
-        out: list[UnmadeBytes | None] = []
-        for key, outcome in zip(keys, found, strict=True):
-            data = None
-            if outcome is not None and outcome.value is not None:
-                with contextlib.suppress(FileNotFoundError):  # in a hierarchy, the file of a missing chunk is missing
-                    data = reader.take_unmade(Request(key), outcome.value)
-                    if data is None:  # the chunk cannot be read here without an event loop
-                        return self.wait(self._read_chunks, keys, found, not parts)
-            out.append(data)
+        out: list[UnmadeBytes | None] = [None] * len(keys)
+        jobs = {number: (Request(keys[number]), outcome.value) for number, outcome in enumerate(found) if outcome}
+        jobs = {number: job for number, job in jobs.items() if job[1] is not None}
+        read = reader.take_chunks([*jobs.values()])
+        if read is None:  # some chunks cannot be read here without an event loop
+            return self.wait(self._read_chunks, keys, found, not parts)
+        for number, data in zip(jobs, read, strict=True):
+            out[number] = data
         return out
 
     async def _read_chunks(

@@ -76,6 +76,8 @@ class VariableChunks(FilledChunks):
     The index is read when the first chunk is looked up.
     """
 
+    are_found_together = True
+
     def __init__(
         self,
         records: Records,

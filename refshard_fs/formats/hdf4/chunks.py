@@ -146,6 +146,9 @@ def make_chunks(
 class LinkedBlocks(Contiguous):
     """The chunks of an array that is stored in linked blocks."""
 
+    are_found_together = False
+    find_entries = Chunks.find_entries
+
     def __init__(self, elements: Elements, key: Key, array: ArrayDescription) -> None:
         itemsize = array.dtype.itemsize
         super().__init__(elements.file.source, 0, array.shape, array.chunks, itemsize, array.where)

@@ -152,6 +152,8 @@ class StoredChunk(NamedTuple):
 class DatasetChunks(FilledChunks):
     """The chunks of one dataset. ``paths`` are the paths of objects by address: references are shown as paths."""
 
+    are_found_together = True
+
     def __init__(
         self,
         file: MetadataFile,

@@ -10,7 +10,7 @@ import msgspec
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keyspace import KeySpace, LookUp
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span, Steps, run_together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
@@ -88,14 +88,6 @@ class HDF5KeySpace(ArrayGroup):
             yield from run_together([chunks.prepare() for chunks in prepared])
         except (RefShardError, ValueError, OSError):
             pass  # a read of the dataset raises the same error; other datasets can be read
-
-    def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        other_positions, chunks = self.group_by_array(keys)
-        lookups = [self.make_single_lookup(position, keys[position]) for position in other_positions]
-        for path, pairs in chunks.items():
-            positions, numbers = zip(*pairs, strict=True)
-            lookups.append(LookUp(positions, self.chunks_by_path[path].find_entries(numbers)))
-        return lookups
 
 
 def _open_other_files(names: Sequence[str], probe: Probe, options: OpenOptions) -> Steps[dict[str, KeySpace | str]]:

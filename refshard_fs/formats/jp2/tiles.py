@@ -138,6 +138,8 @@ class TileIndex:
 class TileChunks(Chunks):
     """Locate the tiles of an image at a resolution ``level``; ``grid`` has the axes (band, y, x), or (y, x)."""
 
+    are_found_together = True
+
     def __init__(self, index: TileIndex, grid: ChunkGrid, level: int, most: int) -> None:
         self._index = index
         self._grid = grid
