@@ -12,6 +12,7 @@ import io
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -20,7 +21,9 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import Chunks, make_entry_of_parts
+from refshard_fs.core.compression import decompress
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.libdeflate import try_gzip
 from refshard_fs.core.model import Entry, Inline, Load, Raw, Recipe, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.fits.header import BLOCK, CARD, Header
@@ -34,6 +37,11 @@ ROWS: Final = 1 << 16  # bytes of the table's rows that are read at a time
 _PLIO: Final = "PLIO_1"  # `decode_plio` decodes it: astropy's decoder does not check the sizes that tiles state
 _CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS", _PLIO)
 _RICE: Final = ("RICE_1", "RICE_ONE")
+_GZIPS: Final = ("GZIP_1", "GZIP_2")
+_MAIN: Final = "COMPRESSED_DATA"  # the column of compressed tiles; tiles of other columns are not quantized
+_NO_DITHER: Final = -1
+# How noise is subtracted from floats: astropy's numbers, by the value of ZQUANTIZ.
+_DITHER: Final = {"NONE": 0, "NO_DITHER": _NO_DITHER, "SUBTRACTIVE_DITHER_1": 1, "SUBTRACTIVE_DITHER_2": 2}
 _LONGEST_BLOCK: Final = 1 << 16  # pixels in a block of RICE_1; 16 or 32 are usual
 _UNSAFE: Final = "HCOMPRESS_1"  # a flipped bit crashes the decoders of astropy and imagecodecs
 _GZIP: Final = b"\x1f\x8b"
@@ -49,6 +57,7 @@ _NEEDED_CARDS: Final = re.compile(
 class Column(NamedTuple):
     """A column of descriptors in ``width`` bytes at byte ``at`` of each row; their elements have ``itemsize`` bytes."""
 
+    name: str
     at: int
     width: int
     itemsize: int
@@ -57,7 +66,42 @@ class Column(NamedTuple):
 def _parse_columns(header: Header, row_size: int) -> tuple[Column, ...]:
     """Return the columns that refer to the heap."""
     forms = parse_forms(header, row_size)
-    return tuple(Column(f.at, f.width, _WIDTHS.get(f.heap, 1)) for f in forms if f.heap and f.repeat == 1)
+    return tuple(
+        Column(str(header.cards.get(f"TTYPE{f.number}")), f.at, f.width, _WIDTHS.get(f.heap, 1))
+        for f in forms
+        if f.heap and f.repeat == 1
+    )
+
+
+class Scaling(NamedTuple):
+    """Where the rows have the numbers that turn the integers of a tile into floats, and how noise is subtracted.
+
+    ``scale``, ``zero`` and ``blank`` are the first bytes of columns; without ``blank``, ``blank_of_all`` is the integer
+    of missing pixels, if there is one.
+    """
+
+    scale: int
+    zero: int
+    blank: int | None
+    blank_of_all: int | None
+    method: int
+
+
+def _parse_scaling(header: Header, row_size: int) -> Scaling | None:
+    """Return the scaling of tiles of floats; None if there is none, or only astropy knows what the header means."""
+    columns = {
+        (str(header.cards.get(f"TTYPE{f.number}")), f.kind): f.at
+        for f in parse_forms(header, row_size)
+        if f.repeat == 1
+    }
+    method = _DITHER.get(header.cards.get("ZQUANTIZ", "NO_DITHER"))
+    blank = header.cards.get("ZBLANK", header.cards.get("BLANK"))
+    names = Counter(name for name, _ in columns)
+    scale, zero, blanks = columns.get(("ZSCALE", "D")), columns.get(("ZZERO", "D")), columns.get(("ZBLANK", "J"))
+    is_known = names["ZBLANK"] == (blanks is not None) and (blank is None or type(blank) is int)
+    if scale is None or zero is None or method is None or not is_known or max(names.values()) > 1:
+        return None
+    return Scaling(scale, zero, blanks, blank, method)
 
 
 class TileChunks(Chunks):
@@ -124,10 +168,20 @@ class TileChunks(Chunks):
             if _NEEDED_CARDS.fullmatch(name) and isinstance(value, (bool, int, float, str))
         }
         self._seed = header.get_integer("ZDITHER0", 0)
-        # Integers in one column are decoded without astropy's tables; floats have further columns, with their scales.
-        rice = _parse_rice_settings(header) if kind in _RICE else None
-        is_simple = image.stored.kind in "iu" and [column.width for column in self._columns] == [row_size]
-        self._rice = rice if is_simple and _import_rice() is not None else None
+        # Most tiles are decoded without astropy's tables, which take 5 ms for each chunk.
+        self._rice = _parse_rice_settings(header) if kind in _RICE else None
+        self._scaling = _parse_scaling(header, row_size) if image.stored.kind == "f" else None
+        is_alone = [column.width for column in self._columns] == [row_size]
+        has_decoder = (kind in _GZIPS or (kind in _RICE and _import_rice() is not None)) and _MAIN in (
+            column.name for column in self._columns
+        )
+        is_lossless = not any(name.startswith(("ZSCALE", "ZZERO", "ZBLANK", "BLANK")) for name in self._cards) and (
+            is_alone and kind in _GZIPS
+        )
+        is_known = is_alone if image.stored.kind in "iu" else is_lossless
+        if self._scaling is not None:
+            is_known = _import_quantize() is not None
+        self._is_direct = kind == _PLIO or (has_decoder and is_known)
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
         shape = self._image.shape
@@ -139,8 +193,10 @@ class TileChunks(Chunks):
         first = self._tile_grid.number_of(coords) or 0
         count = -(-extents[self._joined_axis] // self._tile[self._joined_axis])
         rows = yield from self._read_rows(first, count)
+        scaling = None if self._scaling is None else self._read_scaling(self._scaling, rows, first)
         parts = []
         total = 0
+        main_sizes = []  # the sizes of the tiles, if they are all in the column of compressed tiles
         for column in self._columns:
             descriptors = rows[:, column.at : column.at + column.width].copy().view(f">i{column.width // 2}")
             for row, (length, offset) in enumerate(descriptors.tolist()):
@@ -150,6 +206,7 @@ class TileChunks(Chunks):
                     expected = f"expected a range within the {self._heap_size} bytes of the heap"
                     raise DamagedIndex("", self._image.where, f"{reason}: {expected}")
                 if size:
+                    main_sizes += [size] if column.name == _MAIN or self.codec == _PLIO.lower() else []
                     parts.append((self._heap + offset, size))
                     descriptors[row, 1] = total
                     total += size
@@ -158,14 +215,16 @@ class TileChunks(Chunks):
             found = f"the tiles {first} to {first + count - 1} have {total} bytes"
             reason = f"{found}: expected at most {self._heap_size}, the size of the heap"
             raise DamagedIndex("", self._image.where, reason)
-        cards = self._encode_cards(extents, count, total, first)
         sizes = tuple(size for _, size in parts)
-        largest = math.prod(self._tile) * _MOST_BYTES
         dtype = self._image.stored.str
-        recipe: Recipe = TileRecipe(cards, rows.tobytes(), sizes, largest, self.chunks, dtype)
-        if self.codec == _PLIO.lower() or self._rice is not None:
+        recipe: Recipe
+        if self._is_direct and (len(main_sizes) == len(parts) == count or self._image.stored.kind != "f"):
             length, axis = self._tile[self._joined_axis], self._joined_axis
-            recipe = IntegerTilesRecipe(sizes, extents, length, axis, self.chunks, dtype, self._rice)
+            recipe = PixelTilesRecipe(sizes, extents, length, axis, self.chunks, dtype, self.codec, self._rice, scaling)
+        else:
+            cards = self._encode_cards(extents, count, total, first)
+            largest = math.prod(self._tile) * _MOST_BYTES
+            recipe = TileRecipe(cards, rows.tobytes(), sizes, largest, self.chunks, dtype)
         size = math.prod(self.chunks) * self._image.stored.itemsize
         where = f"{self._image.where}: tile {first}"
         return make_entry_of_parts(self._source, parts or [(self._heap, 0)], recipe, size, where)
@@ -185,6 +244,17 @@ class TileChunks(Chunks):
         answers = yield tuple(Load(entry, Raw()) for entry in entries)
         rows = np.frombuffer(b"".join(answers), np.uint8).reshape(-1, self._row_size)
         return rows[first - begins.start :][:count].copy()
+
+    def _read_scaling(self, scaling: Scaling, rows: np.ndarray[Any, Any], first: int) -> TileScales:
+        """Return the numbers of `Scaling` for ``rows``, from tile ``first`` on."""
+
+        def read(at: int, dtype: str) -> tuple[Any, ...]:
+            width = np.dtype(dtype).itemsize
+            return tuple(rows[:, at : at + width].copy().view(dtype)[:, 0].tolist())
+
+        blanks = (scaling.blank_of_all,) * len(rows) if scaling.blank is None else read(scaling.blank, ">i4")
+        scales, zeros = read(scaling.scale, ">f8"), read(scaling.zero, ">f8")
+        return TileScales(scales, zeros, blanks, scaling.method, self._seed + first)
 
     def _encode_cards(self, extents: tuple[int, ...], count: int, heap: int, first: int) -> bytes:
         """Encode the header of a table with ``count`` tiles, from tile ``first`` on, and a heap of ``heap`` bytes.
@@ -300,12 +370,56 @@ class TileRecipe(msgspec.Struct, frozen=True):
             at += size
 
 
-class IntegerTilesRecipe(msgspec.Struct, frozen=True):
-    """Recipe: decode tiles of integers to pixels, padded with zeros to the shape ``chunks``.
+class TileScales(NamedTuple):
+    """The numbers that turn the integers of tiles into floats: a scale, a zero and a blank for each tile.
+
+    ``method`` is astropy's number for how noise is subtracted. ``seed`` is the seed of the noise of the first tile.
+    """
+
+    scales: tuple[float, ...]
+    zeros: tuple[float, ...]
+    blanks: tuple[int | None, ...]
+    method: int
+    seed: int
+
+    def scale(self, number: int, integers: np.ndarray[Any, Any], itemsize: int) -> np.ndarray[Any, Any]:
+        """Return the floats of tile ``number``, in ``itemsize`` bytes each."""
+        seed = 0 if self.method == _NO_DITHER else self.seed + number
+        quantize = _import_quantize()(row=seed, dither_method=self.method, quantize_level=None, bitpix=-8 * itemsize)
+        floats = np.asarray(quantize.decode_quantized(integers, self.scales[number], self.zeros[number]))
+        if (blank := self.blanks[number]) is not None:
+            floats = np.where(integers == blank, np.nan, floats.reshape(integers.shape))
+        return floats
+
+
+@cache
+def _import_quantize() -> Any:
+    """Return astropy's class that scales a tile; None if astropy has moved it: then `TileRecipe` is used."""
+    try:
+        return importlib.import_module("astropy.io.fits.hdu.compressed._quantization").Quantize
+    except (ImportError, AttributeError):
+        return None
+
+
+def _decode_gzip(piece: bytes, count: int, width: int, *, is_shuffled: bool, is_float: bool) -> np.ndarray[Any, Any]:
+    """Decode a tile of ``count`` pixels, probably of ``width`` bytes; ValueError if it is damaged."""
+    data = try_gzip(piece, count * width) or decompress(zlib.decompressobj(31), piece, count * _MOST_BYTES)
+    width = len(data) // count
+    dtypes = {1: ">u1", 2: ">i2", 4: ">f4" if is_float else ">i4", 8: ">f8" if is_float else ">i8"}
+    if width not in dtypes or width * count != len(data):
+        raise ValueError(f"a tile decompresses to {len(data)} bytes: expected 1, 2, 4 or 8 for each of {count} pixels")
+    if is_shuffled:  # the most significant bytes of all pixels come first
+        data = np.frombuffer(data, np.uint8).reshape(width, count).T.tobytes()
+    return np.frombuffer(data, dtypes[width])
+
+
+class PixelTilesRecipe(msgspec.Struct, frozen=True):
+    """Recipe: decode tiles to pixels, padded with zeros to the shape ``chunks``.
 
     ``sizes`` are the sizes of the tiles in bytes. The tiles are joined along ``axis`` to an image of the shape
-    ``extents``; each tile has the extent ``length`` along that axis, except a shorter last one. ``rice`` are the
-    settings of RICE_1; without them, the tiles are compressed as PLIO_1.
+    ``extents``; each tile has the extent ``length`` along that axis, except a shorter last one. ``codec`` is the
+    compression, and ``rice`` are the settings of RICE_1. With ``scales``, the tiles have integers, which stand for
+    floats.
     """
 
     sizes: tuple[int, ...]
@@ -314,7 +428,9 @@ class IntegerTilesRecipe(msgspec.Struct, frozen=True):
     axis: int
     chunks: tuple[int, ...]
     dtype: str
+    codec: str
     rice: RiceSettings | None = None
+    scales: TileScales | None = None
 
     def make(self, raw: bytes) -> bytes:
         chunk = np.zeros(self.chunks, self.dtype)
@@ -327,13 +443,21 @@ class IntegerTilesRecipe(msgspec.Struct, frozen=True):
             place = [slice(0, extent) for extent in shape]
             place[self.axis] = slice(first, first + shape[self.axis])
             piece = raw[at : at + self.sizes[number]]
-            if self.rice is None:
-                pixels = decode_plio(np.frombuffer(piece, ">i2").tolist(), math.prod(shape))
-            else:
-                pixels = _decode_rice(piece, self.rice, math.prod(shape))
-            chunk[tuple(place)] = pixels.reshape(shape).astype(self.dtype)
+            pixels = self._decode_tile(piece, math.prod(shape))
+            if self.scales is not None:
+                pixels = self.scales.scale(number, pixels, chunk.itemsize)
+            chunk[tuple(place)] = pixels.reshape(shape)
             at += self.sizes[number]
         return chunk.tobytes()
+
+    def _decode_tile(self, piece: bytes, count: int) -> np.ndarray[Any, Any]:
+        if self.rice is not None:
+            return _decode_rice(piece, self.rice, count)
+        if self.codec == _PLIO.lower():
+            return decode_plio(np.frombuffer(piece, ">i2").tolist(), count)
+        dtype = np.dtype(self.dtype if self.scales is None else ">i4")
+        is_shuffled = self.codec == "gzip_2"
+        return _decode_gzip(piece, count, dtype.itemsize, is_shuffled=is_shuffled, is_float=dtype.kind == "f")
 
 
 def decode_plio(words: Sequence[int], count: int) -> np.ndarray[Any, Any]:
