@@ -220,9 +220,13 @@ def test_local_point_reads_few_bytes_of_a_contiguous_file(engine: Any, tmp_path:
     assert fs.stats()["bytes_fetched"] - before == 20 * 2 * 4
 
 
-def test_large_local_selection_needs_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["scipy", "h5netcdf"])
+def test_large_local_selection_needs_no_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Any
+) -> None:
     values = np.arange(18 << 18, dtype=">f4").reshape(18, 512, 512)
-    xr.Dataset({"a": (("t", "y", "x"), values)}).to_netcdf(tmp_path / "a.nc", engine="scipy")
+    encoding = {"a": {"zlib": True, "chunksizes": (1, 512, 512)}} if engine == "h5netcdf" else {}
+    xr.Dataset({"a": (("t", "y", "x"), values)}).to_netcdf(tmp_path / "a.nc", engine=engine, encoding=encoding)
     array = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend)["a"]
     monkeypatch.setattr(DirectArray, "_read", None)
     read = array.values

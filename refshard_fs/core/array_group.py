@@ -675,9 +675,7 @@ class Contiguous(Chunks):
         yield from ()
         found = [self._source.part(*self.place(number)) for number in numbers]
         size = self._size
-        return [
-            part if part.size == size else make_entry(part, ZeroPaddingRecipe(size), size, "") for part in found
-        ]
+        return [part if part.size == size else make_entry(part, ZeroPaddingRecipe(size), size, "") for part in found]
 
     def place(self, number: int) -> tuple[int, int]:
         """Return the offset of chunk ``number``, and how many bytes of the chunk are in the file."""

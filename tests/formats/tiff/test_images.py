@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from refshard_fs import ManifestError
+from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.formats.tiff.images import TileRecipe
 from tests.support.plain_tiff import make_tiff
 from tests.support.shard_writers import open_array
@@ -124,6 +124,19 @@ def test_opaque_tiles_of_webp_with_alpha_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", values, interleave="pixel", photometric="RGB", **options)
     with rasterio.open(path) as ds:
         np.testing.assert_array_equal(np.moveaxis(open_array(path, "0")[...], -1, 0), ds.read())
+
+
+@pytest.mark.parametrize("predictor", [1, 2])
+def test_local_strips_of_one_row_are_read_together(tmp_path: Path, predictor: int) -> None:
+    """GDAL writes a strip for each row of a wide image."""
+    xr = pytest.importorskip("xarray")
+    values = np.arange(600 * 70, dtype="u2").reshape(600, 70)
+    tifffile.imwrite(tmp_path / "a.tif", values, compression="zlib", rowsperstrip=1, predictor=predictor)
+    fs = RefShardFileSystem(str(tmp_path / "a.tif"))
+    with xr.open_dataset(fs, engine="refshard") as ds:
+        before = fs.stats()["requests"]
+        np.testing.assert_array_equal(ds["0"].values, values)
+    assert fs.stats()["requests"] - before == 1
 
 
 @pytest.mark.parametrize(
