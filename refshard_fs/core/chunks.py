@@ -67,6 +67,18 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         found = self.ranges.row(row)
         return self.inline.get(row) if found is None else found
 
+    def find_entry(self, row: int) -> Entry | None:
+        """Return the entry of the chunk in ``row``; None if the chunk does not exist."""
+        found = self.value(row)
+        if isinstance(found, bytes):
+            return Inline(found)
+        if found is None:
+            return self.packed.get(row)
+        stop = None if found.length is None else found.offset + found.length
+        pin = self.pins[found.target] if self.pins else None
+        origin = self.origins[found.target] if self.origins else ()
+        return Span(self.urls[found.target] or "", found.offset, stop, pin=pin, origin=origin)
+
     def present(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Return the rows in ``[start, stop)`` that are ranges or inline, ascending."""
         is_present = self.ranges.targets != NO_TARGET

@@ -58,12 +58,13 @@ import msgspec
 
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Inline, Load, Raw, Span, Steps
+from refshard_fs.core.model import Entry, Facts, Head, Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.security.admission import Admission
 
 LEAST_HEAD = 4096  # bytes at the beginning of a document that are enough to recognise any format
 HEAD = 64 << 10  # bytes of the first request: with so many, opening often needs no second request
+DOCUMENT_HEAD = 1 << 20  # bytes that are requested of each document: most consolidated metadata are smaller
 IN_MEMORY = "<bytes>"  # stands for the URL of a document that the caller passed as bytes
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MANIFEST_BYTES = 8 << 30  # the most bytes of a manifest after decompression
@@ -314,6 +315,25 @@ def list_packages_with_plugins(place: str) -> list[str]:
         if b"refshard." in text:
             names.append(PathDistribution(Path(place, directory)).name)
     return names
+
+
+def read_documents(urls: Sequence[str], most: int) -> Steps[list[Document | None]]:
+    """Read documents together, in their current versions; None for those that do not exist.
+
+    ManifestError if one has more than ``most`` bytes.
+    """
+    answers = yield tuple(Head(url, min(DOCUMENT_HEAD, most)) for url in urls)
+    found: list[Document | None] = []
+    for url, answer in zip(urls, answers, strict=True):
+        if answer is None:
+            found.append(None)
+            continue
+        facts, data = answer
+        check_size(facts.size, most, url)
+        if facts.size != len(data):
+            data = yield Load(Span(url, pin=facts.pin), Raw())
+        found.append(Document(data, facts))
+    return found
 
 
 def check_size(size: int | None, most: int, where: str) -> None:

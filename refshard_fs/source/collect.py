@@ -345,15 +345,8 @@ class _Attributes(NamedTuple):
 def _find_decompressed(chunks: Chunks) -> dict[int, Entry]:
     """Return the entries of chunks in files that are compressed as a whole, by row."""
     codes = [code for code, url in enumerate(chunks.urls) if (url or "").startswith(DECOMPRESS)]
-    found: dict[int, Entry] = {}
-    for row in np.flatnonzero(np.isin(chunks.ranges.targets, codes)).tolist():
-        range_ = chunks.ranges.row(row)
-        assert range_ is not None, "the row has a target"
-        stop = None if range_.length is None else range_.offset + range_.length
-        pin = chunks.pins[range_.target] if chunks.pins else None
-        origin = chunks.origins[range_.target] if chunks.origins else ()
-        found[row] = Span(chunks.urls[range_.target] or "", range_.offset, stop, pin=pin, origin=origin)
-    return found
+    rows = np.flatnonzero(np.isin(chunks.ranges.targets, codes)).tolist()
+    return {row: entry for row in rows if (entry := chunks.find_entry(row)) is not None}
 
 
 def _read_attributes(side: Mapping[str, Value], path: str) -> _Attributes:

@@ -11,7 +11,7 @@ import msgspec
 
 from refshard_fs.core.columns import Texts
 from refshard_fs.core.compression import decompress_file
-from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, Version, check_size
+from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, Version, check_size, read_documents
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
@@ -34,7 +34,6 @@ from refshard_fs.targets.failures import Denied
 FIRST_BLOCK: Final = 1 << 20  # bytes that are read of a compressed file: fewer may decompress to nothing
 ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # zarr requests these first
 _ROOT: Final = re.compile(r"\.zarr(/[^/.]*)*$|/$")
-DOCUMENT_HEAD: Final = 1 << 20  # bytes that are requested of each document: most consolidated metadata are smaller
 PAGE: Final = "a web page, for example of a login or an error"
 
 
@@ -238,20 +237,12 @@ def _probe_zarr(url: str, max_bytes: int, names: Sequence[str]) -> Steps[Probe |
     """
     below = make_locator(url)
     try:
-        found = yield tuple(Head(below(name), min(DOCUMENT_HEAD, max_bytes)) for name in names)
+        found = yield from read_documents([below(name) for name in names], max_bytes)
     except OSError as e:  # the caller then requests single names, and raises their errors
         if _is_final(e):
             raise
         return None
-    present: dict[str, Document] = {}
-    for name, answer in zip(names, found, strict=True):
-        if answer is None:
-            continue
-        facts, data = answer
-        check_size(facts.size, max_bytes, below(name))
-        if facts.size != len(data):
-            data = yield Load(Span(below(name), pin=facts.pin), Raw())
-        present[name] = Document(data, facts)
+    present = {name: document for name, document in zip(names, found, strict=True) if document is not None}
     if not present.keys() & NODE_DOCUMENTS or any(document.data.lstrip()[:1] == b"<" for document in present.values()):
         return None
     return Probe(url, None, b"", frozenset(present), present, frozenset(ROOT_DOCUMENTS) - present.keys())

@@ -62,8 +62,7 @@ class Tables:
         """Return a struct of ``size`` bytes for each table, a row each; ValueError if a table lacks the field."""
         rows, places = self.locate_field(field)
         if len(rows) != len(self.at):
-            missing = len(self.at) - len(rows)
-            raise ValueError(f"it is damaged: expected an id (field {field}) in each table, found none in {missing}")
+            raise ValueError(f"it is damaged: expected an id (field {field}) in each table, found one without it")
         return gather_integers(self.data, places[:, None] + np.arange(size), "u1").astype(np.uint8)
 
     def locate_vectors(self, field: int, width: int) -> tuple[Int64s, Int64s, Int64s]:
@@ -106,8 +105,7 @@ class Tables:
         firsts, index, codes = np.unique(starts, return_index=True, return_inverse=True)
         sizes = counts[index] * width
         if sizes.sum() > len(self.data):
-            found = f"it is damaged: its texts have {sizes.sum()} bytes"
-            raise ValueError(f"{found}: expected at most {len(self.data)}, its size")
+            raise ValueError(_REPEATED)
         distinct = [self.data[at : at + size] for at, size in zip(firsts.tolist(), sizes.tolist(), strict=True)]
         return rows.tolist(), list(map(distinct.__getitem__, codes.tolist()))
 

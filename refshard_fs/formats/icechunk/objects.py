@@ -44,16 +44,11 @@ def extract_buffer(data: bytes, kind: int, most: int) -> bytes:
         raise ValueError(f"it begins with {data[:12]!r}: expected {MAGIC!r}, as every object of Icechunk does")
     if len(data) < _HEADER:
         raise ValueError(f"it is cut short: {len(data)} bytes, expected more than {_HEADER}")
-    version, actual, compression = data[36:_HEADER]
-    if version not in _VERSIONS:
-        raise ValueError(f"it is of version {version} of the specification: expected one of {_VERSIONS}")
-    if actual != kind:
-        raise ValueError(f"it is an object of type {actual}: expected {kind}")
-    body = data[_HEADER:]
-    if compression == 0:
-        return body
-    buffer = bytearray()
-    for part in Inflate(body).feed(body, is_last=True):
+    version, actual = data[36:38]
+    if version not in _VERSIONS or actual != kind:
+        raise ValueError(f"it is of type {actual} and version {version}: expected type {kind} and one of {_VERSIONS}")
+    body, buffer = data[_HEADER:], bytearray()
+    for part in Inflate(body).feed(body, is_last=True):  # returns a body that is not compressed unchanged
         check_size(len(buffer) + len(part), most, "it")
         buffer += part
     return bytes(buffer)
@@ -93,9 +88,8 @@ class Repository(msgspec.Struct, frozen=True):
         branches, tags = (
             dict(zip(ref.read_texts(0), ref.read_numbers(1, "<u4").tolist(), strict=True)) for ref in refs
         )
-        if max([*parents, *branches.values(), *tags.values()], default=-1) >= len(parents):
-            wrong = max([*parents, *branches.values(), *tags.values()])
-            raise ValueError(f"it is damaged: it refers to snapshot {wrong}: expected less than {len(parents)}")
+        if (last := max([*parents, *branches.values(), *tags.values()], default=-1)) >= len(parents):
+            raise ValueError(f"it is damaged: it refers to snapshot {last}: expected less than {len(parents)}")
         times = snapshots.read_numbers(2, "<u8").tolist()
         containers = _parse_containers(*root.read_bytes(9))  # of the root, the only table
         return cls(format_ids(snapshots.read_structs(0, 12)), parents, times, branches, tags, containers)
@@ -110,14 +104,14 @@ class Repository(msgspec.Struct, frozen=True):
 
 def _parse_containers(config: bytes) -> dict[str, str]:
     """Return the URLs of virtual chunk containers by name, from a configuration in FlexBuffers."""
-    urls: dict[str, str] = {}
     match parse_flex(config) if config else None:
         case {"virtual_chunk_containers": dict(containers)}:
-            for container in containers.values():
-                match container:
-                    case {"name": str(name), "url_prefix": str(prefix)} if name and prefix:
-                        urls[name] = prefix if prefix.endswith("/") else prefix + "/"
-    return urls
+            found = [
+                (each.get("name"), each.get("url_prefix")) for each in containers.values() if isinstance(each, dict)
+            ]
+            texts = [pair for pair in found if all(isinstance(text, str) and text for text in pair)]
+            return {name: prefix.removesuffix("/") + "/" for name, prefix in texts}
+    return {}
 
 
 # The content of a snapshot.
@@ -158,21 +152,16 @@ class Snapshot(msgspec.Struct, frozen=True):
     origins: str | None
 
 
-class SnapshotIndex(msgspec.Struct, frozen=True):
-    """Decode the snapshot ``name``."""
-
-    name: str
-    most: int  # the most bytes after decompression
-
-    def decode(self, data: bytes) -> Snapshot:
-        root = Tables.read_root(extract_buffer(data, SNAPSHOT, self.most))
-        _check_name("snapshot", root, self.name)
-        parents = format_ids(root.take(root.locate_field(1)[0]).read_structs(1, 12))
-        items, _ = root.read_vectors_of_tables(5)
-        metadata = dict(zip(items.read_texts(0), items.read_bytes(1), strict=True))
-        origins = str(parse_flex(metadata[ORIGINS])) if ORIGINS in metadata else None
-        time = int(root.read_numbers(3, "<u8")[0])
-        return Snapshot(self.name, _decode_nodes(root), time, parents[0] if parents else None, origins)
+def decode_snapshot(data: bytes, name: str, most: int) -> Snapshot:
+    """Decode the snapshot ``name``; ManifestError if it has more than ``most`` bytes after decompression."""
+    root = Tables.read_root(extract_buffer(data, SNAPSHOT, most))
+    _check_name("snapshot", root, name)
+    parents = format_ids(root.take(root.locate_field(1)[0]).read_structs(1, 12))
+    items, _ = root.read_vectors_of_tables(5)
+    metadata = dict(zip(items.read_texts(0), items.read_bytes(1), strict=True))
+    origins = str(parse_flex(metadata[ORIGINS])) if ORIGINS in metadata else None
+    time = int(root.read_numbers(3, "<u8")[0])
+    return Snapshot(name, _decode_nodes(root), time, parents[0] if parents else None, origins)
 
 
 def _check_name(kind: str, root: Tables, expected: str) -> None:
@@ -221,8 +210,7 @@ class Refs(msgspec.Struct, frozen=True, eq=False):
     def find_rows(self, numbers: UInt64s) -> tuple[Int64s, Int64s]:
         """Return the indexes of the ``numbers`` that the manifest has, and their rows in the manifest."""
         rows = self.numbers.searchsorted(numbers)
-        exists = rows < len(self.numbers)
-        exists[exists] = self.numbers[rows[exists]] == numbers[exists]
+        exists = self.numbers.searchsorted(numbers, "right") > rows
         return np.flatnonzero(exists), rows[exists]
 
 
@@ -267,9 +255,7 @@ def _convert_refs(numbers: UInt64s, tables: Tables, words: bytes) -> Refs:
     offsets, lengths = (tables.read_numbers(field, "<u8") for field in (2, 3))
     if (offsets + lengths < 0).any():  # the sum has more than 63 bits
         raise ValueError("it is damaged: a range of bytes has an end of 2**63 or more: expected less")
-    urls = tables.read_bytes(5)
-    for row, text in zip(*tables.read_vectors(8), strict=True):  # a compressed location takes precedence
-        urls[row] = text
+    urls = [text or url for text, url in zip(tables.read_bytes(8), tables.read_bytes(5), strict=True)]
     native, _ = tables.locate_field(4)
     for row, name in zip(native.tolist(), format_ids(tables.take(native).read_structs(4, 12)), strict=True):
         urls[row] = f"chunks/{name}".encode()

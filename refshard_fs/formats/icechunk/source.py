@@ -22,15 +22,14 @@ from refshard_fs.core.chunk_boxes import ChunkBoxes
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers, make_column
 from refshard_fs.core.columns import NO_TARGET, Part, Texts, UInt64s
 from refshard_fs.core.dtypes import LONG, check_length
-from refshard_fs.core.format import OpenOptions, Probe, Version, check_size
-from refshard_fs.core.keys import ChunkGrid, is_key, is_within, iterate_splits, join, parent
+from refshard_fs.core.format import OpenOptions, Probe, Version, check_size, read_documents
+from refshard_fs.core.keys import ChunkGrid, check_key, is_key, is_within, iterate_splits, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, find_chunk
-from refshard_fs.core.model import Entry, Facts, Head, Inline, Load, Pin, Quota, Raw, Span, Stat, Steps, batches
+from refshard_fs.core.model import Entry, Inline, Load, ParsedIndex, Pin, Quota, Span, Stat, Steps, batches
 from refshard_fs.core.parted_keyspace import PartedKeySpace
-from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ManifestError, RefShardError, SourceNotReachable
 from refshard_fs.formats.icechunk import REPO
-from refshard_fs.formats.icechunk.objects import ManifestIndex, Node, Refs, Repository, Snapshot, SnapshotIndex
+from refshard_fs.formats.icechunk.objects import ManifestIndex, Node, Refs, Repository, Snapshot, decode_snapshot
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.origins import Origins
@@ -38,8 +37,6 @@ from refshard_fs.security.policy import LOCAL, make_locator, protocol_of
 
 TOGETHER: Final = 8  # manifests in memory at a time, for operations on whole arrays
 AHEAD: Final = 16  # if more arrays are coordinates, their manifests are not read on opening
-_INFO: Final = 1 << 20  # bytes of ``repo`` in the first request
-_MEMO: Final = 4096  # the most URLs in the cache
 _PROTOCOLS: Final = {"gcs": "gs", "azure": "az"}  # Icechunk's name → fsspec's name
 _QUOTING: Final = ("gs", "gcs", "az", "abfs", *LOCAL)  # protocols for which Icechunk quotes names of objects
 # Icechunk's ETag of a local file: inode, time of modification in microseconds, and size, in hexadecimal digits.
@@ -63,23 +60,19 @@ class IcechunkKeySpace(PartedKeySpace):
             self._origins = Origins.read(zarrmeta.loads(snapshot.origins), root)
         self._locate = make_locator(root)
         self._containers = containers
-        self._absolute = lru_cache(_MEMO)(self._resolve_location)
+        self._absolute = lru_cache(4096)(self._resolve_location)
         self._members: dict[str, bytes] = {}
         self.arrays: dict[str, _Array] = {}
         self.reports = reports = dict[str, str]()  # reasons why arrays are left out
         for node in snapshot.nodes:
-            if node.path and not is_key(node.path):
-                raise ManifestError(
-                    f"{root}: {node.path!r} is not the path of a node: expected names with a slash between them"
-                )
-            key = join(node.path, "zarr.json")
             try:
+                key = check_key(join(node.path, "zarr.json"))
                 meta = zarrmeta.array_meta(zarrmeta.object_in(node.document, key), key)
                 if meta is not None and meta.grid is not None:
                     self.arrays[node.path] = self._make_array(node, meta, meta.grid, options)
                 elif node.manifests:
                     raise ManifestError(f"{key} has a chunk grid that is not supported: expected a regular grid")
-            except ManifestError as e:  # other arrays can be read
+            except ValueError as e:  # other arrays can be read
                 reports[node.path] = str(e)
             else:
                 self._members[key] = node.document
@@ -107,12 +100,10 @@ class IcechunkKeySpace(PartedKeySpace):
             return self._locate(location)
         if scheme == "vcc":
             name, _, path = rest.partition("/")
-            if name not in self._containers:
-                known = ", ".join(map(repr, self._containers)) or "none"
-                raise ManifestError(
-                    f"{location}: {self.root_url} has no virtual chunk container {name!r}: expected one of {known}, as "
-                    "in its configuration"
-                )
+            known = list(self._containers)
+            if name not in known:
+                where = f"{location}: the configuration of {self.root_url}"
+                raise ManifestError(f"{where} has no virtual chunk container {name!r}: expected one of {known}")
             scheme, _, rest = (self._containers[name] + path).partition("://")
         scheme = _PROTOCOLS.get(scheme, scheme)
         if scheme not in ("http", "https"):
@@ -153,8 +144,7 @@ class IcechunkKeySpace(PartedKeySpace):
         array = self.arrays[path]
         refs: Refs = yield array.loads[manifest]
         chunks = refs.chunks
-        places, rows = (column.tolist() for column in refs.find_rows(numbers))
-        for place, row in zip(places, rows, strict=True):
+        for place, row in zip(*(column.tolist() for column in refs.find_rows(numbers)), strict=True):
             target, start, length = (int(column[row]) for column in chunks.ranges)
             if target == NO_TARGET:
                 entries[place] = Inline(chunks.inline[row])
@@ -183,13 +173,12 @@ class IcechunkKeySpace(PartedKeySpace):
         return [own.loads[box] for box in own.boxes.find_boxes(start, stop)]
 
     def find_some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs of virtual chunks in the first manifest of an array, for the first array with any there."""
-        for array in self.arrays.values():
-            for load in array.loads[:1]:
-                refs: Refs = yield load
-                urls = [self._absolute(url) for url in refs.chunks.urls if url is not None and "://" in url]
-                if urls:
-                    return urls
+        """Return the URL of a virtual chunk in the first manifest of an array, for the first array with any there."""
+        for load in (array.loads[0] for array in self.arrays.values() if array.loads):
+            refs: Refs = yield load
+            virtual = next((url for url in refs.chunks.urls if url is not None and "://" in url), None)
+            if virtual is not None:
+                return [self._absolute(virtual)]
         return ()
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
@@ -210,16 +199,13 @@ class IcechunkKeySpace(PartedKeySpace):
                 places, rows = refs.find_rows(column)
                 chunks = refs.chunks
                 builder.put(places, chunks.urls, chunks.ranges.take(rows), chunks.pins)
-                is_inline = chunks.ranges.targets[rows] == NO_TARGET
-                pairs = zip(places[is_inline].tolist(), rows[is_inline].tolist(), strict=True)
-                builder.inline |= {place: chunks.inline[row] for place, row in pairs}
-        unresolved = builder.finish()
-        urls = [self._absolute(url or "") for url in unresolved.urls]
-        pins: Sequence[Pin | None] = ()
-        if unresolved.pins:
-            pins = [_convert_pin(url, pin) for url, pin in zip(urls, unresolved.pins, strict=True)]
+                pairs = zip(places.tolist(), rows.tolist(), strict=True) if chunks.inline else ()
+                builder.inline |= {place: chunks.inline[row] for place, row in pairs if row in chunks.inline}
+        found = builder.finish()
+        urls = [self._absolute(url or "") for url in found.urls]
+        pins = [_convert_pin(url, pin) for url, pin in zip(urls, found.pins, strict=True)] if found.pins else ()
         origins = [self._origins.of(url) for url in urls] if self._origins else ()
-        return msgspec.structs.replace(unresolved, urls=urls, pins=pins, origins=origins)
+        return msgspec.structs.replace(found, urls=urls, pins=pins, origins=origins)
 
 
 class _Array(NamedTuple):
@@ -244,11 +230,11 @@ def _convert_pin(url: str, pin: Pin | None) -> Pin | None:
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open the snapshot that the options choose; the default is the last one of the branch ``main``."""
     locate, most, version = make_locator(probe.url), options.max_manifest_bytes, options.version
-    repo = yield from _read_whole(locate(REPO), most)
+    [repo] = yield from read_documents([locate(REPO)], most)
     containers: Mapping[str, str] = {}
     if repo is not None:
         try:
-            repository = Repository.decode(repo, most)
+            repository = Repository.decode(repo.data, most)
         except ValueError as e:
             raise ManifestError(f"{locate(REPO)}: {e}") from e
         containers = repository.containers
@@ -259,12 +245,15 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
             raise ManifestError(
                 f"{probe.url}: {name!r} cannot be the name of a snapshot: expected the name of an object"
             )
-    snapshot: Snapshot = yield Load(Span(locate(f"snapshots/{name}")), SnapshotIndex(name, most))
+
+    def load(name: str) -> Load:
+        return Load(Span(locate(f"snapshots/{name}")), ParsedIndex(decode_snapshot, (name, most)))
+
+    snapshot: Snapshot = yield load(name)
     while repo is None and version.is_before(snapshot.time):
         if snapshot.parent is None:
             raise SourceNotReachable(f"{probe.url}: {version} is before its first snapshot: expected a later time")
-        load = Load(Span(locate(f"snapshots/{snapshot.parent}")), SnapshotIndex(snapshot.parent, most))
-        child, snapshot = snapshot, (yield load)
+        child, snapshot = snapshot, (yield load(snapshot.parent))
         if snapshot.time >= child.time:  # without this check, a loop in a damaged repository would never end
             raise ManifestError(
                 f"{probe.url} is damaged: expected the snapshot {child.parent} to be older than its child {child.name}"
@@ -281,30 +270,16 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     return keyspace
 
 
-def _read_whole(url: str, most: int) -> Steps[bytes | None]:
-    """Read an object in its current version; None if it does not exist."""
-    answer: tuple[Facts, bytes] | None = yield Head(url, min(_INFO, most))
-    if answer is None:
-        return None
-    facts, data = answer
-    check_size(facts.size, most, url)
-    if facts.size != len(data):
-        data = yield Load(Span(url, pin=facts.pin), Raw())
-    return data
-
-
 def _choose_snapshot(repository: Repository, version: Version, url: str) -> str:
     """Return the name of the snapshot that ``version`` chooses."""
     if version.snapshot is not None:
         if version.snapshot not in repository.snapshots:
-            count = count_text(len(repository.snapshots), "snapshot")
-            raise SourceNotReachable(f"{url}: expected one of its {count}, got {version.snapshot!r}. Has it expired?")
+            raise SourceNotReachable(f"{url} has no snapshot {version.snapshot!r}: has it expired?")
         return version.snapshot
     kind, name = version.reference
     references = repository.tags if kind == "tag" else repository.branches
     if name not in references:
-        others = ", ".join(map(repr, sorted(references))) or "none"
-        raise SourceNotReachable(f"{url} has no {kind} {name!r}: expected one of {others}")
+        raise SourceNotReachable(f"{url} has no {kind} {name!r}: expected one of {sorted(references)}")
     for index in repository.list_ancestry(references[name]):
         if not version.is_before(repository.times[index]):
             return repository.snapshots[index]
@@ -320,15 +295,15 @@ def _read_reference(locate: Callable[[str], str], version: Version, most: int) -
     is_quoted = protocol_of(locate("")) in (None, *_QUOTING)
     quoted = quote(name, safe=" !$&'()+,:;=@").replace("~", "%7E") if is_quoted else name
     where = f"refs/{kind}.{quoted}/ref.json"
-    data = yield from _read_whole(locate(where), most)
+    [document] = yield from read_documents([locate(where)], most)
     deleted = (yield Stat(locate(where + ".deleted"), fresh=True)) if kind == "tag" else None
-    if data is None and version == Version():
+    if document is None and version == Version():
         raise SourceNotReachable(f"there is no Icechunk repository at {locate('')}: neither {REPO} nor {where} exists")
-    if data is None:
+    if document is None:
         raise SourceNotReachable(f"{locate('')} has no {kind} {name!r}: {where} does not exist")
     if deleted is not None:
         raise SourceNotReachable(f"{locate('')} has no {kind} {name!r}: it was deleted ({where}.deleted exists)")
-    match zarrmeta.object_in(data, locate(where)):
+    match zarrmeta.object_in(document.data, locate(where)):
         case {"snapshot": str(snapshot)}:
             return snapshot
     raise ManifestError(f"{locate(where)}: expected a JSON object with the member 'snapshot', a text")

@@ -13,7 +13,7 @@ import pytest
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.core.compression import import_zstd
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.formats.icechunk.objects import MAGIC, Repository, Snapshot, SnapshotIndex, extract_buffer
+from refshard_fs.formats.icechunk.objects import MAGIC, Repository, Snapshot, decode_snapshot, extract_buffer
 from refshard_fs.formats.icechunk.source import IcechunkKeySpace
 
 SAMPLE = Path(__file__).parents[2] / "data" / "icechunk"  # written by icechunk 2.3
@@ -56,7 +56,7 @@ def test_wrong_header_of_an_object_is_refused() -> None:
         (b"x" + data[1:], "begins with"),
         (data[:20], "cut short"),
         (data[:36] + b"\3" + data[37:], "version 3"),
-        (data[:37] + b"\1" + data[38:], "type 1: expected 6"),
+        (data[:37] + b"\1" + data[38:], "type 1 .*: expected type 6"),
         (data[:60], "expected the end of"),
     ):
         with pytest.raises(ValueError, match=why):
@@ -76,7 +76,7 @@ def test_folder_that_is_not_a_repository_is_refused(tmp_path: Path) -> None:
 )
 def test_array_with_an_unknown_grid_is_left_out(damaged: bytes) -> None:
     snapshot = next((SAMPLE / "snapshots").iterdir())
-    nodes = SnapshotIndex(snapshot.name, 1 << 20).decode(snapshot.read_bytes()).nodes
+    nodes = decode_snapshot(snapshot.read_bytes(), snapshot.name, 1 << 20).nodes
     known = next(node.document for node in nodes if node.path == "a")
     if not damaged.startswith(b"{"):
         known = known.replace(b'"regular"', b'"hexagonal"') if damaged == b"hexagonal" else _remove_dimension(known)

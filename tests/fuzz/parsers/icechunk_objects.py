@@ -11,7 +11,7 @@ from refshard_fs.core.columns import NO_TARGET
 from refshard_fs.core.compression import import_zstd
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats.icechunk.objects import MAGIC, ManifestIndex, Repository, Snapshot, SnapshotIndex
+from refshard_fs.formats.icechunk.objects import MAGIC, ManifestIndex, Repository, Snapshot, decode_snapshot
 from refshard_fs.formats.icechunk.source import IcechunkKeySpace
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
@@ -36,7 +36,7 @@ def make_seeds() -> list[bytes]:
 def _load_snapshot() -> tuple[Snapshot, dict[str, ManifestIndex]]:
     """Return the snapshot, and the index that decodes each of its manifests, by name."""
     file = next(_FOLDER.glob("snapshots/*"))
-    snapshot = SnapshotIndex(file.name, _MOST).decode(file.read_bytes())
+    snapshot = decode_snapshot(file.read_bytes(), file.name, _MOST)
     arrays = IcechunkKeySpace("s3://b/r", snapshot, {}, OpenOptions()).arrays.values()
     indexes = [load.index for array in arrays for load in array.loads]
     return snapshot, {index.ref.name: index for index in indexes if isinstance(index, ManifestIndex)}
@@ -55,7 +55,7 @@ def check_input(data: bytes) -> None:
         pass
     try:
         name = next(_FOLDER.glob("snapshots/*")).name
-        found = SnapshotIndex(name, _MOST).decode(whole)
+        found = decode_snapshot(whole, name, _MOST)
         keys = IcechunkKeySpace("s3://b/r", found, {}, OpenOptions())
         for path, array in keys.arrays.items():
             assert sum(map(len, array.boxes.list_ranges())) <= keys.grids[path].size
