@@ -35,7 +35,13 @@ class LRU(Generic[K, V]):
         self._members: dict[str, OrderedDict[K, None]] = {}  # keys by the name of their quota
 
     def get(self, key: K) -> V | None:
-        """Return the value of ``key``, and mark it as used; None if the key has no value."""
+        """Return the value of ``key``, and mark it as used; None if the key has no value.
+
+        While less than half of the capacity is used, nothing will be dropped soon, and only values with a quota are
+        marked.
+        """
+        if self.weight <= self.capacity // 2 and not self._members:
+            return self.peek(key)
         with self._lock:
             item = self._items.get(key)
             if item is None:

@@ -29,6 +29,7 @@ ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # documents of an array
 NODE_DOCUMENTS: Final = (*ARRAY_DOCUMENTS, ".zgroup")  # documents of an array or a group
 CONSOLIDATED: Final = ".zmetadata"
 METADATA_NAMES: Final = frozenset({*NODE_DOCUMENTS, ".zattrs", CONSOLIDATED})
+_METADATA_ENDINGS: Final = tuple(METADATA_NAMES)
 
 _DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # such as m8[s/0]
 _FILLS: Final = ("missing_value", "_FillValue")  # attributes with which xarray compares values
@@ -107,7 +108,7 @@ def _drop_nan(value: Any) -> Any:
 
 def is_metadata(key: str) -> bool:
     """Return whether ``key`` names a metadata document of either version."""
-    return key.rpartition("/")[2] in METADATA_NAMES
+    return key.endswith(_METADATA_ENDINGS) and key.rpartition("/")[2] in METADATA_NAMES
 
 
 def is_node_name(name: str) -> bool:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
@@ -42,6 +44,14 @@ FORESEEN: Final = 1 << 14  # the most chunks whose entries are remembered while 
 
 
 Job = tuple[Request, Entry]
+
+
+class _Read(msgspec.Struct, frozen=True):
+    """What was read of a plan's ranges."""
+
+    parts: list[bytes | BaseException]  # the bytes or the error of each range
+    size: int | None  # the sum of the bytes; None if a range has an error
+    are_kept: bool  # whether all bytes were in memory
 
 
 class Immediate:
@@ -78,15 +88,27 @@ class Immediate:
 
     def take(self, request: Request, entry: Entry) -> bytes | None:
         """Return the bytes of ``request``, whose key has the entry ``entry``."""
-        unmade = self.take_unmade(request, entry)
-        return None if unmade is None else unmade.make()
+        if type(entry) is not Span or entry.stop is None or not request.is_whole:
+            unmade = self.take_unmade(request, entry)
+            return None if unmade is None else unmade.make()
+        try:  # the usual case needs no plan
+            kept = self._find_kept(entry)
+            answer = self._fetch(entry) if kept is None else kept
+        except Exception as e:  # noqa: BLE001  # any error becomes one that names the key
+            raise make_read_error(request.key, entry, e) from sanitize_cause(e)
+        if answer is None:
+            return None
+        data = bytes(answer.data)
+        self._count(1, len(data), len(data), entry, are_kept=kept is not None)
+        return data
 
     def take_unmade(self, request: Request, entry: Entry) -> UnmadeBytes | None:
         """Read the ranges of ``request``, whose key has the entry ``entry``, without assembling them."""
         try:
             plan = plan_read(request, entry, self._answers.longest)
             if plan is None and isinstance(entry, Span):
-                empty = self._fetch(Span(entry.url, 0, 0, optional=entry.optional, origin=entry.origin))
+                nothing = Span(entry.url, 0, 0, optional=entry.optional, origin=entry.origin)
+                empty = self._find_kept(nothing) or self._fetch(nothing)
                 if empty is None or empty.size is None:
                     return None
                 entry = entry.resolve_end(empty.size)
@@ -94,16 +116,14 @@ class Immediate:
         except Exception as e:  # noqa: BLE001  # any error becomes one that names the key
             raise make_read_error(request.key, entry, e) from sanitize_cause(e)
         assert plan is not None, "the size is known"
-        are_kept = all(map(self._is_kept, plan.window.spans))
-        parts = self._read(plan)
-        if parts is None:
+        read = self._read(plan)
+        if read is None:
             return None
-        unmade = UnmadeBytes(plan, parts)
         if isinstance(plan.window, Inline):
             self._stats.count("keys", 1)
-        elif unmade.is_complete:
-            self._count(1, unmade.size, unmade.size, plan.window, are_kept=are_kept)
-        return unmade
+        elif read.size is not None:
+            self._count(1, read.size, read.size, plan.window, are_kept=read.are_kept)
+        return UnmadeBytes(plan, read.parts)
 
     async def take_async(self, request: Request, entry: Entry) -> bytes | None:
         """Return the result of `take`; use a thread if reading would block the event loop for long."""
@@ -171,7 +191,8 @@ class Immediate:
         spans = [span for _, entry in jobs if (span := _get_only_span(entry)) is not None]
         first, last = min(span.start for span in spans), max(span.stop or 0 for span in spans)
         with contextlib.suppress(OSError, RefShardError):  # then each job is read alone, and has its own error
-            answer = self._fetch(Span(spans[0].url, first, last, pin=spans[0].pin, origin=spans[0].origin))
+            block = Span(spans[0].url, first, last, pin=spans[0].pin, origin=spans[0].origin)
+            answer = self._find_kept(block) or self._fetch(block)
             if answer is not None:
                 parts = [bytes(answer.data[span.start - first : (span.stop or 0) - first]) for span in spans]
                 self._count(len(jobs), sum(map(len, parts)), last - first, spans[0], are_kept=self._is_kept(spans[0]))
@@ -303,8 +324,8 @@ class Immediate:
                 try:
                     check_size(entry.size, self._answers.longest)
                     plan = ReadPlan(None, entry, self._answers.longest)
-                    parts = self._read(plan)
-                    data = None if parts is None else plan.assemble(parts)
+                    read = self._read(plan)
+                    data = None if read is None else plan.assemble(read.parts)
                 except TooLarge:
                     raise
                 except NOT_FOUND:
@@ -317,28 +338,41 @@ class Immediate:
             self._answers.put(need, value, getattr(value, "nbytes", len(data)), self._pool)
             return Outcome(value)
 
-    def _read(self, plan: ReadPlan) -> list[bytes | BaseException] | None:
-        """Return the bytes, or the error, of each range of ``plan``; None if this needs an event loop."""
+    def _read(self, plan: ReadPlan) -> _Read | None:
+        """Read each range of ``plan``; None if this needs an event loop."""
         parts: list[bytes | BaseException] = []
+        size: int | None = 0
+        are_kept = True
         for span in plan.window.spans:
             try:
-                answer = self._fetch(span, plan.most)
+                answer = self._find_kept(span)
+                if answer is None:
+                    are_kept = False
+                    answer = self._fetch(span, plan.most)
             except Exception as e:  # noqa: BLE001  # the plan converts any error
                 parts.append(e)
+                size = None
             else:
                 if answer is None:
                     return None
-                parts.append(bytes(answer.data))
-        return parts
+                data = bytes(answer.data)
+                parts.append(data)
+                if size is not None:
+                    size += len(data)
+        return _Read(parts, size, are_kept)
 
-    def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
+    def _find_kept(self, span: Span) -> Answer | None:
+        """Return the bytes of ``span`` if they are kept in memory."""
         kept = self._pool.versions.find_kept(span)
         if kept is not None and kept.is_whole:
             found = kept.answer(span.start, span.stop, span.pin)
             check(found, span.start, span.stop, exact=span.exact)
             return found
-        if (data := self._find_mixed(span)) is not None:
-            return Answer(data)
+        data = self._find_mixed(span) if span.mixed else None
+        return None if data is None else Answer(data)
+
+    def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
+        """Read ``span`` from its target or from the cache on disk; None if this needs an event loop."""
         place = self._pool.place(span.url, span.origin)
         began = time.perf_counter()
         if place is None:

@@ -101,7 +101,7 @@ def plan_read(request: Request, entry: Entry, most: int | None) -> ReadPlan | No
     return ReadPlan(key, window, most if key.endswith(DOCUMENTS) else None)
 
 
-class UnmadeBytes(NamedTuple):
+class UnmadeBytes(msgspec.Struct, frozen=True):
     """The bytes of a key's ranges before they are assembled."""
 
     plan: ReadPlan

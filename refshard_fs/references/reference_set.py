@@ -95,12 +95,12 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def tables(self) -> Mapping[str, ChunkTable]:
         """The references to chunks of all arrays, as columns. The first use makes the columns of small arrays."""
-        return self._all_tables[0] if isinstance(self.members, KeyTable) else self.chunks
+        return self._all_tables[0] if type(self.members) is KeyTable else self.chunks
 
     @property
     def side(self) -> Mapping[str, Value]:
         """All members but the references to chunks, which `tables` has."""
-        return self._all_tables[1] if isinstance(self.members, KeyTable) else self.members
+        return self._all_tables[1] if type(self.members) is KeyTable else self.members
 
     @cached_property
     def _all_tables(self) -> tuple[Mapping[str, ChunkTable], Mapping[str, Value]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from functools import lru_cache
 
 from refshard_fs.references.key_table import Value
@@ -26,12 +26,18 @@ class SharedMembers(Mapping[str, Value]):
         place = self._places.get(key)
         return self._base[key] if place is None else self._values[place]
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._places or key in self._base
+
     def __iter__(self) -> Iterator[str]:
-        yield from self._base
-        yield from (key for key in self._places if key not in self._base)
+        return iter({**self._base, **self._places})
 
     def __len__(self) -> int:
-        return len(self._base) + sum(key not in self._base for key in self._places)
+        return len({**self._base, **self._places})
+
+    def items(self) -> ItemsView[str, Value]:
+        """Return the items of a dict that exists as long as this view: far faster than a look-up for each key."""
+        return {**self._base, **dict(zip(self._places, self._values, strict=True))}.items()
 
 
 @lru_cache(256)

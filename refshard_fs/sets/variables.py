@@ -120,17 +120,15 @@ class NamedSet(msgspec.Struct, frozen=True):
         table, side = self.refs.tables.get(path), self.refs.side
         if table is None:
             return {}
-        grid = table.grid
+        grid, begin = table.grid, f"{path}/" if path else ""
         if grid.size <= len(side):  # most coordinates have one chunk, so that few keys are looked up
-            keys = ((number, join(path, grid.tail(number))) for number in range(grid.size))
-            found = {number: side[key] for number, key in keys if key in side}
+            found = {number: side.get(begin + grid.tail(number)) for number in range(grid.size)}
         else:
-            begin = f"{path}/" if path else ""
             below = ((grid.number(key[len(begin) :]), key) for key in side if key.startswith(begin))
             found = {number: side[key] for number, key in below if number is not None}
         chunks: dict[int, bytes] = {}
         for number, value in found.items():
-            if type(value) is not Row:
+            if value is not None and type(value) is not Row:
                 try:
                     chunks[number] = decode(value)
                 except ValueError as e:
