@@ -163,7 +163,8 @@ class DirectArray(BackendArray):
                 return self._read_now(selection, parts, range(len(selection.keys)))
             entries = None if GUARD.get() is not None else self._fs.source.find_here(selection.keys)
             if entries is not None:  # an event loop, and its threads for requests, would take longer than the reads
-                for numbers in batches(range(len(selection.keys)), max(COPIED // self._chunk_size, 1)):
+                together = max(COPIED // self._chunk_size, 1 if self._decoder.is_plain else WORKERS)
+                for numbers in batches(range(len(selection.keys)), together):
                     self._read_now(selection, parts, numbers, entries)
                 return selection.out
             return self._fs.source.wait(self._read, selection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import warnings
 import zlib
 from collections.abc import Callable
@@ -232,6 +233,24 @@ def test_large_local_selection_needs_no_event_loop(
     read = array.values
     assert read.dtype == np.dtype("f4")  # in the machine's byte order
     assert (read == values).all()
+
+
+def test_large_local_chunks_are_decoded_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_array, "WORKERS", 2)
+    values = np.arange(5 << 20, dtype="<i4").reshape(5, 1 << 20)
+    encoding = {"a": {"zlib": True, "chunksizes": (1, 1 << 20)}}
+    xr.Dataset({"a": (("x", "y"), values)}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding=encoding)
+    threads: set[int] = set()
+    decode = DirectArray._decode
+
+    def note_thread(self: DirectArray, *arguments: Any) -> Any:
+        threads.add(threading.get_ident())
+        return decode(self, *arguments)
+
+    monkeypatch.setattr(DirectArray, "_decode", note_thread)
+    with xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend) as ds:
+        np.testing.assert_array_equal(ds["a"].values, values)
+    assert len(threads - {threading.get_ident()}) > 1
 
 
 def test_loop_over_uncompressed_chunks_reads_them_whole(http_server: RangeServer) -> None:
