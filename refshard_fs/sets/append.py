@@ -74,7 +74,7 @@ def append(
         What happens to values of the coordinate that the set has already: ``"error"``; ``"skip"`` appends only
         elements with other values; ``"replace"`` replaces the last elements of the old set by those of the new set. In
         a document, ``"replace"`` also replaces a piece with the same values, which may be damaged or gone, unless it is
-        the first piece.
+        the first piece. If a piece has become shorter, or one before the last longer, make the document anew.
     any_order:
         Permit values that are out of order. A set with the values of a gap in a document (``freq=`` of `concat`) is
         put into the gap in any case.

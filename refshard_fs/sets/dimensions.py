@@ -1,13 +1,14 @@
 """Find the dimensions to join sets along, if the caller names none. No I/O here.
 
 Sets are joined along a dimension whose coordinate differs between them, as in xarray's ``combine_by_coords``; else
-along a scalar coordinate that differs; else along a dimension without a coordinate whose length differs.
+along a scalar coordinate that differs; else along a dimension without a coordinate whose length differs. A single set
+would be joined with further sets along its times, or its unlimited dimension.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,6 +31,9 @@ ADVICE: Final = (
 )
 
 
+FindUnlimited = Callable[[NamedSet], Sequence[str]]
+
+
 class Arrangement(NamedTuple):
     """The dimensions of a join, the place of each set along them, and a remark that says why."""
 
@@ -38,16 +42,20 @@ class Arrangement(NamedTuple):
     reason: str
 
 
-def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arrangement:
+def find_dimensions(
+    parts: Sequence[NamedSet], *, is_outer: bool = False, find_unlimited: FindUnlimited = lambda part: ()
+) -> Arrangement:
     """Return the dimensions along which ``parts`` differ; ManifestError, with the choices, if there are none.
 
-    If ``is_outer``, places in a grid of sets may be empty.
+    If ``is_outer``, places in a grid of sets may be empty. ``find_unlimited`` returns the unlimited dimensions of a
+    set; it is called only for a single set without a time.
     """
     in_a_row = [(number,) for number in range(len(parts))]
     coordinates = _identify_values(parts, _list_coordinates(parts))
     scalars = _identify_values(parts, _list_scalars(parts))
     if len(parts) == 1:
-        return Arrangement((_choose_dimension(parts[0], coordinates, scalars),), in_a_row, "there is one set")
+        dim = _choose_dimension(parts[0], [*coordinates, *scalars], find_unlimited)
+        return Arrangement((dim,), in_a_row, "there is one set")
     for kind, known in (("coordinate", coordinates), ("scalar", scalars)):
         differing = {dim: of for dim, of in known.items() if len(set(of)) > 1}
         if kind == "scalar" and len(differing) > 1:
@@ -217,12 +225,24 @@ def _find_record_dimension(parts: Sequence[NamedSet]) -> str | None:
     return records[0] if len(records) == 1 else None
 
 
-def _choose_dimension(part: NamedSet, coordinates: Iterable[str], scalars: Iterable[str]) -> str:
-    """Return the dimension along which a single set would be joined with further sets."""
-    names = [*coordinates, *(name for name in scalars if name not in DERIVED)]
+def _choose_dimension(part: NamedSet, known: Iterable[str], find_unlimited: FindUnlimited) -> str:
+    """Return the dimension along which a single set would be joined with further sets.
+
+    ``known`` are its coordinates and scalars. ManifestError, with the choices, if several dimensions fit.
+    """
+    names = [name for name in known if name not in DERIVED]
     times = [name for name in names if _is_of_times(part, name)]
-    dims = [dim for variable in part.variables.values() for dim in variable.dims if dim is not None]
-    found = next(iter([*times, *names, *dims]), None)
-    if found is None:
-        raise ManifestError(f"{part.name} has no dimension along which it could be joined with others: {ADVICE}")
-    return found
+    if times:
+        return times[0]
+    dims = list(dict.fromkeys(dim for v in part.variables.values() for dim in v.dims if dim is not None))
+    for choices in (
+        [dim for dim in find_unlimited(part) if dim in dims],
+        [dim for dim in dims if dim in RECORDS],
+        list(dict.fromkeys([*names, *dims])),
+    ):
+        if len(choices) == 1:
+            return choices[0]
+    raise ManifestError(
+        f"{part.name} is the only set, so that the dimension along which to join it with further sets is not known. "
+        f"Its dimensions are {', '.join(dims) or '(none)'}: {ADVICE}"
+    )

@@ -27,6 +27,7 @@ from refshard_fs.sets.file_grid import NUMBER, FileGrid
 from refshard_fs.sets.grid_join import GridJoin
 from refshard_fs.sets.hold_texts import hold_texts
 from refshard_fs.sets.inputs import Inputs
+from refshard_fs.sets.opened_set import open_set
 from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.stacking import Stacking, stack_grid
 from refshard_fs.sets.trim import trim
@@ -73,7 +74,7 @@ def _find_and_join_group(
     sources: Sequence[Any], read: Sequence[NamedSet], rules: Rules, others: Sequence[NamedSet]
 ) -> JoinResult:
     """Join sets of the same variables; `join_sets` describes ``others``."""
-    found = find_dimensions(read, is_outer=rules.is_outer)
+    found = find_dimensions(read, is_outer=rules.is_outer, find_unlimited=_find_unlimited)
     logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
     in_order = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
     positions, sources, read = zip(*in_order, strict=True)
@@ -91,6 +92,14 @@ def _find_and_join_group(
         numbers: dict[str, list[Any]] = {d: list(range(n)) for d, n in zip(found.dims, counts, strict=True)}
         grid = FileGrid(found.dims, numbers, {at: part.name for at, part in zip(positions, read, strict=True)})
     return join_sets(Inputs(found.dims, positions, sources, grid), read, rules, others)
+
+
+def _find_unlimited(part: NamedSet) -> list[str]:
+    """Open a set again, and return its unlimited dimensions, which references do not keep."""
+    if part.fo is None:
+        return []
+    keyspace = open_set(part.fo, part.options).source.open()
+    return list(dict.fromkeys(dim for dims in keyspace.unlimited_dimensions.values() for dim in dims))
 
 
 def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Sequence[NamedSet] = ()) -> JoinResult:

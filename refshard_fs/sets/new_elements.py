@@ -57,6 +57,13 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
         overlap: Overlap = "first" if rules.on_duplicate == "skip" else "last"
         arranged = arrange([old, new], dim, overlap=overlap) or []
         slices = {own.number: own for own in arranged}
+        if len(slices) < len(arranged) and rules.on_duplicate == "replace":
+            first, last = (format_value(new_values[place], old, dim) for place in (0, -1))
+            raise ManifestError(
+                f"{new.name} replaces no whole file of {old.name}: expected exactly the values that one of its files "
+                f"has along {dim!r}, or all values up to its end, found {len(new_values)} values, {first} to {last}. "
+                "Make the set anew: resume= of concat opens only the files that changed"
+            )
         if len(slices) < len(arranged):
             raise ManifestError(
                 f"{old.name} already has values of {dim!r} that lie between other values of {new.name}: append the new "

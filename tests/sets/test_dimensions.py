@@ -59,3 +59,24 @@ def test_grid_keeps_descending_order_as_in_xarray(is_reversed: bool, tmp_path: P
             write(part, tmp_path / f"{half}_{number}.nc")
     urls = sorted(map(str, tmp_path.glob("*.nc")), reverse=is_reversed)
     xr.testing.assert_equal(xr.open_dataset(refshard_fs.open(urls), engine="refshard"), whole)
+
+
+@pytest.mark.parametrize("unlimited", [[], ["obs"], ["obs", "x"]])
+def test_single_set_grows_along_its_unlimited_dimension(unlimited: list[str], tmp_path: Path) -> None:
+    """Without this dimension, the next append would not know where new files go."""
+    for number in range(2):
+        ds = xr.Dataset({"a": (("obs", "x"), make_values(2, seed=number))}, {"x": X})
+        ds.to_netcdf(tmp_path / f"{number}.nc", engine="h5netcdf", unlimited_dims=unlimited)
+    if unlimited != ["obs"]:
+        with pytest.raises(ManifestError, match=r"is the only set.*Its dimensions are obs, x: name it \(dim=\)"):
+            refshard_fs.cube([str(tmp_path / "0.nc")])
+        return
+    refshard_fs.cube([str(tmp_path / "0.nc")]).save(str(tmp_path / "c.refshard"))
+    refshard_fs.append(str(tmp_path / "c.refshard"), [str(tmp_path / "1.nc")])
+    assert open_cube(str(tmp_path / "c.refshard")).sizes == {"obs": 4, "x": len(X)}
+
+
+@pytest.mark.parametrize("dim", ["record", "time"])
+def test_single_set_without_unlimited_dimension_grows_by_records(dim: str, tmp_path: Path) -> None:
+    write(xr.Dataset({"a": ((dim, "x"), make_values(2))}, {"x": X}), tmp_path / "0.nc")
+    assert f"joined along {dim}" in repr(refshard_fs.cube([str(tmp_path / "0.nc")]))

@@ -68,3 +68,16 @@ def test_append_keeps_order_unless_any_order_is_set(tmp_path: Path, lazy: bool) 
         refshard_fs.append(url, names[2], "time")
     assert refshard_fs.append(url, names[2], "time", any_order=True) == 2
     assert read_times(url) == [2, 3, 4, 5, 0, 1]
+
+
+@pytest.mark.parametrize(("start", "count"), [(2, 1), (2, 4), (4, 1)])
+def test_file_of_another_length_is_not_replaced(start: int, count: int, tmp_path: Path) -> None:
+    names = [write_refs(tmp_path, f"{i}.json", make_days(2 * i, 2)) for i in range(3)]
+    url = str(tmp_path / "all.refshard")
+    refshard_fs.concat(names, "time", lazy=True).save(url)
+    new = write_refs(tmp_path, "new.json", make_days(start, count))
+    if start + count == 6:
+        assert refshard_fs.append(url, new, "time", on_duplicate="replace") == 0
+        return
+    with pytest.raises(ManifestError, match=rf"no whole file of .*found {count} values, 2024-01-.* anew: resume="):
+        refshard_fs.append(url, new, "time", on_duplicate="replace")
