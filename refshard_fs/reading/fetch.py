@@ -66,7 +66,7 @@ class Fetcher:
         self._kept = kept  # a cache of bytes by span
         self._mixed = mixed  # the same, of spans that are `Span.mixed`
         self._on_disk = on_disk
-        self._answers = answers  # has the first bytes of pieces of a cube that this process made
+        self._answers = answers  # has bytes of the pieces of a cube that this process made
         self._recalls: dict[asyncio.Task[None], list[Reader]] = {}  # readers that wait for the disk
         self._asking: dict[tuple[str, tuple[str, ...]], asyncio.Task[None]] = {}  # requests for versions, by object
         self._known = BlockIndex()
@@ -96,7 +96,7 @@ class Fetcher:
             if (cache := self._find_cache(reader.span)) is not None and (data := cache.get(reader.span)) is not None:
                 self._stats.add(cache_hits=1)
                 reader.future.set_result(data)
-            elif self._read_first_bytes(reader) or self._read_kept(reader, readers, in_ranges):
+            elif self._read_known_bytes(reader) or self._read_kept(reader, readers, in_ranges):
                 continue
             elif self._may_be_on_disk(reader):
                 recalled.append(reader)
@@ -106,7 +106,7 @@ class Fetcher:
         if recalled:
             self._begin_recall(recalled)
         for span in ahead:
-            if self.is_on_disk(span):
+            if self.is_on_disk(span) or (self._answers is not None and self._answers.has_bytes(span)):
                 continue
             for start, stop, block in self._known.cover(span):
                 if block is None and span.stop is not None:
@@ -122,10 +122,10 @@ class Fetcher:
             return self._mixed
         return self._kept
 
-    def _read_first_bytes(self, reader: Reader) -> bool:
-        """Serve ``reader`` from the first bytes of its object, if these are in memory."""
+    def _read_known_bytes(self, reader: Reader) -> bool:
+        """Serve ``reader`` from the bytes that were read when the set was made, if these contain its bytes."""
         try:
-            data = None if self._answers is None else self._answers.find_first_bytes(reader.span, self.requests.pool)
+            data = None if self._answers is None else self._answers.find_bytes(reader.span, self.requests.pool)
         except Exception as e:  # noqa: BLE001  # the reader gets any error
             reader.fail(e)
             return True

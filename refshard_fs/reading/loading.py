@@ -15,9 +15,8 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from refshard_fs.core.format import HEAD
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import (
     OWN,
@@ -39,6 +38,7 @@ from refshard_fs.core.model import (
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.failures import describe, make_too_large_text
 from refshard_fs.reading.index_cache import IndexCache
+from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.security import policy
 from refshard_fs.targets import Pool, TooLarge
 
@@ -254,10 +254,6 @@ def _write_in_thread(cache: IndexCache, name: str, index: Any, value: Any) -> No
 # file, and read their bytes from the new one.
 
 
-# Facts and bytes of objects, by the need: the first bytes, and short ranges elsewhere.
-Heads: TypeAlias = LRU[Head | Load, tuple[Facts, bytes]]
-
-
 class _Bound(NamedTuple):
     """A value, and the facts of the object at ``url`` from which it was made."""
 
@@ -271,7 +267,7 @@ class Answers:
     """The answers to needs in the process's ``cache``; ``token`` is the part of cache keys that names the source.
 
     ``longest`` is the most bytes of a document or an index; a larger one is an error. ``keep`` is the cache of decoded
-    indexes in files. ``heads`` are bytes of objects that were read when the source was made, or None if the source was
+    indexes in files. ``ranges`` are bytes of objects that were read when the source was made, or None if the source was
     not made in this process.
     """
 
@@ -281,13 +277,13 @@ class Answers:
         token: object,
         longest: int | None,
         keep: IndexCache | None,
-        heads: Heads | None = None,
+        ranges: ReadRanges | None = None,
     ) -> None:
         self.cache = cache
         self.token = token
         self.longest = longest
         self.keep = keep
-        self.heads = heads
+        self.ranges = ranges
 
     def get(self, need: Need, pool: Pool) -> Any:
         """Return the cached answer to ``need``; None if there is none, or its object is known to have changed.
@@ -301,7 +297,7 @@ class Answers:
         if isinstance(need, Stat) and need.fresh:
             return None
         found = self.cache.get((self.token, need))
-        if found is None and isinstance(need, Load) and _is_short(need):
+        if found is None and isinstance(need, Load):
             read = self._get_read(need, pool)
             return None if read is None else read[1]
         if type(found) is not _Bound or self._is_doubtful(need, found, pool):
@@ -313,45 +309,57 @@ class Answers:
         return found.value if place[0].is_still(place[1], found.seen) else None
 
     def _get_read(self, need: Head | Load, pool: Pool) -> tuple[Facts, bytes] | None:
-        """Return the facts and bytes of ``need`` in ``heads``; later reads of another version raise `TargetChanged`."""
-        read = None if self.heads is None else self.heads.get(need)
-        if read is None:
+        """Return facts and bytes of ``need`` if they are in ``ranges``."""
+        match need:
+            case Head(url, length, origin):
+                return self._find_in_ranges(url, origin, 0, length, pool)
+            case Load(Span(url, start, int(stop), pin=None, origin=origin), Raw()):
+                return self._find_in_ranges(url, origin, start, stop, pool)
+        return None
+
+    def _find_in_ranges(
+        self, url: str, origin: Origin, start: int, stop: int, pool: Pool
+    ) -> tuple[Facts, bytes] | None:
+        """Return facts and bytes that are in ``ranges``; later reads of another version raise `TargetChanged`."""
+        found = None if self.ranges is None else self.ranges.find(url, origin, start, stop)
+        if found is None:
             return None
-        object_ = need.entry if isinstance(need, Load) else need
-        assert isinstance(object_, Head | Span), "other needs are not kept"
-        place = pool.place(object_.url, object_.origin)
-        return read if place is not None and place[0].is_still(place[1], read[0]) else None
+        place = pool.place(url, origin)
+        return found if place is not None and place[0].is_still(place[1], found[0]) else None
 
-    def put_head(self, need: Head, head: tuple[Facts, bytes], pool: Pool) -> None:
-        """Keep the first bytes of a remote object, if its server reports their version."""
-        self._put_read(need, need.url, need.origin, head[1], pool)
-
-    def _put_read(self, need: Head | Load, url: str, origin: Origin, data: bytes, pool: Pool) -> None:
-        place = None if self.heads is None else pool.place(url, origin)
-        if self.heads is None or place is None or not place[0].is_remote:
+    def keep_range(self, url: str, origin: Origin, start: int, data: bytes, pool: Pool) -> None:
+        """Keep bytes of a remote object in ``ranges``, if its server reports their version."""
+        place = None if self.ranges is None else pool.place(url, origin)
+        if self.ranges is None or place is None or not place[0].is_remote:
             return
         seen = place[0].seen
         if seen is not None and (seen.etag or seen.last_modified):
-            self.heads.put(need, (seen, data), len(data))
+            self.ranges.put(url, origin, seen, start, data)
 
-    def find_first_bytes(self, span: Span, pool: Pool) -> bytes | None:
-        """Return the bytes of ``span`` if they lie in the first bytes of its object in ``heads``; else None.
+    def find_bytes(self, span: Span, pool: Pool) -> bytes | None:
+        """Return the bytes of ``span`` if they are in ``ranges``; else None.
 
         Raises TargetNotAllowed if the source must not reach the object, TargetChanged if the pin has another version.
         """
-        if self.heads is None or span.stop is None or not 0 <= span.start < span.stop <= HEAD:
+        if span.stop is None:
             return None
-        head = self._get_read(Head(span.url, HEAD, span.origin), pool)
-        if head is None or span.stop > len(head[1]):
+        found = self._find_in_ranges(span.url, span.origin, span.start, span.stop, pool)
+        if found is None or (span.exact and len(found[1]) < span.stop - span.start):
             return None
         if span.pin is not None:
-            pool.versions.of(span.url).observe(head[0], span.pin)
-        return head[1][span.start : span.stop]
+            pool.versions.of(span.url).observe(found[0], span.pin)
+        return found[1]
 
-    def forget_heads(self) -> None:
-        """Drop the first bytes of objects, for all filesystems of the same set."""
-        if self.heads is not None:
-            self.heads.clear()
+    def has_bytes(self, span: Span) -> bool:
+        """Return whether the bytes of ``span`` are in ``ranges``."""
+        if self.ranges is None or span.stop is None:
+            return False
+        return self.ranges.find(span.url, span.origin, span.start, span.stop) is not None
+
+    def forget_ranges(self) -> None:
+        """Drop the kept ranges of objects, for all filesystems of the same set."""
+        if self.ranges is not None:
+            self.ranges.clear()
 
     def find_doubtful(self, need: Need, pool: Pool) -> tuple[str, Origin] | None:
         """Return URL and origin of the object of a cached answer, if its version has to be requested; else None."""
@@ -370,19 +378,9 @@ class Answers:
         """Keep ``value``, of ``weight`` bytes, as the answer to ``need``."""
         url, origin = _find_source(need)
         seen = None if url is None else pool.versions.of(url).seen
-        if isinstance(need, Load) and isinstance(need.entry, Span) and _is_short(need):
-            self._put_read(need, need.entry.url, need.entry.origin, value, pool)
         quota = getattr(need.index, "quota", None) if isinstance(need, Load) else None
         kept = value if url is None or seen is None else _Bound(value, url, origin, seen)
         self.cache.put((self.token, need), kept, weight, quota)
-
-
-def _is_short(need: Load) -> bool:
-    """Return whether ``need`` requests the bytes of a short range, not decoded."""
-    match need:
-        case Load(Span(start=start, stop=int(stop)), Raw()):
-            return start >= 0 and stop - start <= HEAD
-    return False
 
 
 def _find_source(need: Need) -> tuple[str | None, Origin]:

@@ -184,7 +184,7 @@ class Lookups:
                 head = await self._ask(url, origin, lambda found, path: found.head(path, length))
                 if head is not None:
                     self.stats.add(requests=1, bytes_fetched=len(head[1]))
-                    self._answers.put_head(need, head, self.pool)
+                    self._answers.keep_range(url, origin, 0, head[1], self.pool)
                 return head
             case Names(url, origin):
                 return await self._ask(url, origin, VersionedObject.list_names)
@@ -202,7 +202,10 @@ class Lookups:
         """
         source = entry.source if isinstance(entry, Packed) else entry
         check_size(source.size, self._answers.longest)
-        return await self._read(ReadPlan(None, entry, self._answers.longest), keep=keep)
+        data = await self._read(ReadPlan(None, entry, self._answers.longest), keep=keep)
+        if keep and isinstance(entry, Span) and entry.stop is not None:
+            self._answers.keep_range(entry.url, entry.origin, entry.start, data, self.pool)
+        return data
 
     async def _read(self, plan: ReadPlan, *, keep: bool = True) -> bytes:
         """Return the bytes of ``plan``; its ranges are merged with all other ranges of this turn of the loop."""

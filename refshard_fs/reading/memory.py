@@ -21,7 +21,7 @@ inflated members of archives        `zip.MOST_INFLATED`, 128 MiB an event loop
 files compressed as a whole         `compression.MOST_DECOMPRESSED`, 256 MiB a process
 chunks that wait for ``cache_dir``  `chunk_cache.WAITING`, 32 MiB a process
 versions of objects                 `versioned.MAX_VERSIONS`, 65,536 a source
-first bytes and metadata of pieces  `scanning.REMEMBERED`, 32 MiB a set that `concat` returned
+ranges of pieces with metadata      `scanning.REMEMBERED`, 32 MiB a set that `concat` returned
 open local files                    `local.OPEN_FILES` a process
 open pieces of a cube               ``cache_size=`` a source
 ==================================  ==================================================================================

@@ -14,11 +14,10 @@ import msgspec
 import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.core.lru import LRU
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError, sanitize
-from refshard_fs.reading.loading import Heads
+from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.sets.arrange import Overlap
 from refshard_fs.sets.chosen_names import check_chosen_names
 from refshard_fs.sets.grid_join import find_dims
@@ -254,13 +253,13 @@ def concat(
         ]
         inputs = inputs._replace(sources=tuple(selected))
     failed: dict[int, Exception] = {}
-    heads: Heads | None = LRU(REMEMBERED) if lazy and len(inputs.sources) <= KEPT else None
+    ranges: ReadRanges | None = ReadRanges(REMEMBERED) if lazy and len(inputs.sources) <= KEPT else None
     unread = UnreadArrays(frozenset(filter(None, inputs.dims)), rules.same) if lazy else None
     with show_progress("concat", callback) as shown:
         shown.set_size(len(inputs.sources))
         count, errors = shown.relative_update, failed if on_error != "raise" else None
         if preprocess is None:
-            read = read_sets(inputs.sources, options, count, errors, executor, resume, unread, heads)
+            read = read_sets(inputs.sources, options, count, errors, executor, resume, unread, ranges)
         else:
             read, own = read_selected(inputs.sources, options, preprocess, count, errors, executor, resume, unread)
             rules = msgspec.structs.replace(rules, own=own)
@@ -286,7 +285,7 @@ def concat(
     recorded = "" if preprocess is None else get_import_path(preprocess)
     data = msgspec.structs.replace(document, lost=lost, preprocess=recorded).dumps()
     remark = "; ".join(filter(None, [explain_document(joined.documents), rounded]))
-    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, describe(document), opened_with, heads)
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, describe(document), opened_with, ranges)
 
 
 def _check_choices(**arguments: Any) -> None:

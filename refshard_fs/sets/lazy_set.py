@@ -13,7 +13,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.reading.loading import Heads
+from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.sets.make_choice import make_choice
 from refshard_fs.sets.opened_set import FileSystemLike
 from refshard_fs.sets.save_set import save_set
@@ -34,23 +34,23 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; its URLs are absolute.
 
     ``remark`` says why other programs cannot read the document, and ``joined`` describes it in a few words. Filesystems
-    of this set open its parts with the arguments ``opened_with``, and do not request ``first_bytes`` again: joining has
-    read the beginnings of the parts, and short metadata behind these. A saved document has neither the arguments nor
-    the bytes; a pickle has only the arguments.
+    of this set open its parts with the arguments ``opened_with``, and do not request ``ranges`` again: joining has
+    read the beginnings of the parts, and the metadata behind these, with the chunks between them. A saved document has
+    neither the arguments nor the bytes; a pickle has only the arguments.
     """
 
     remark: str
     joined: str = "joined sets"  # earlier pickles have no text
     opened_with: Mapping[str, Any] = {}
-    first_bytes: Heads | None = None
+    ranges: ReadRanges | None = None
 
     def arguments(self) -> Mapping[str, Any]:
         """Return the arguments that opened the sources of this set: filesystems of this set use them, too."""
         return self.opened_with
 
-    def heads(self) -> Heads | None:
-        """Return the first bytes of the joined sets."""
-        return self.first_bytes
+    def read_ranges(self) -> ReadRanges | None:
+        """Return the bytes of the joined sets that joining has read."""
+        return self.ranges
 
     @property
     def title(self) -> str:
@@ -171,7 +171,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
             document = msgspec.structs.replace(document, view=(*document.view, choice))
         data = document.dumps()
         digest = hashlib.sha256(data).hexdigest()
-        return LazySet(data, digest, self.remark, describe(document), self.opened_with, self.first_bytes)
+        return LazySet(data, digest, self.remark, describe(document), self.opened_with, self.ranges)
 
     def respell_urls(self, respell: Callable[[str], str]) -> LazySet:
         """Return the set with other URLs."""

@@ -24,7 +24,7 @@ from refshard_fs.cubes.merging import apply_choices
 from refshard_fs.cubes.piece_view import with_origin_of_piece
 from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed, sanitize_cause
 from refshard_fs.reading.failures import make_source_error, name_key
-from refshard_fs.reading.loading import Heads
+from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.admission import WEB, Admission, is_trusted
 from refshard_fs.security.policy import place_of, protocol_of, server_of
@@ -147,20 +147,20 @@ def scan(
     found: Found,
     known: Known,
     unread: UnreadArrays | None = None,
-    heads: Heads | None = None,
+    ranges: ReadRanges | None = None,
 ) -> None:
     """Call ``found`` with the number of each source in ``urls``, in any order, and with its content or error.
 
     For a parquet set, which is read a partition at a time, the content is None. An error that ``found`` raises ends the
     scan.
-    The first bytes of the sources are put into ``heads``.
+    The first bytes of the sources, and the metadata behind these, are put into ``ranges``.
     """
     reading = {**choose_reading_options(urls, options), "select": options.get("select")}
     settings = Settings.of(parse_options({}, reading))
     rule_of = _prepare_rule(options)
     pool = msgspec.structs.replace(settings.pool, admission=rule_of(None), rule_of=rule_of)
     whole = msgspec.structs.replace(settings.open, shards="whole", rule_of=rule_of)
-    scanner = _Scanner(msgspec.structs.replace(settings, open=whole, pool=pool), known, unread, heads)
+    scanner = _Scanner(msgspec.structs.replace(settings, open=whole, pool=pool), known, unread, ranges)
     try:
         scanner.wait(scanner.scan_all, urls, found)
     finally:
@@ -170,8 +170,8 @@ def scan(
 class _Scanner(Engines):
     """Open many sources; the origin of each decides to which targets it may point."""
 
-    def __init__(self, options: Settings, known: Known, unread: UnreadArrays | None, heads: Heads | None) -> None:
-        super().__init__(options, LRU(REMEMBERED), heads)
+    def __init__(self, options: Settings, known: Known, unread: UnreadArrays | None, ranges: ReadRanges | None) -> None:
+        super().__init__(options, LRU(REMEMBERED), ranges)
         self._versions = Versions(VERSIONS)
         self._unread = unread
         self._known = known

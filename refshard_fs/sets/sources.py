@@ -14,7 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 from refshard_fs.errors import RefShardError, TargetNotAllowed
-from refshard_fs.reading.loading import Heads
+from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sets.collect_references import collect_references
@@ -51,14 +51,14 @@ def read_sets(
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
     unread: UnreadArrays | None = None,
-    heads: Heads | None = None,
+    ranges: ReadRanges | None = None,
 ) -> list[NamedSet]:
     """Read the sources ``sets``, which `RefShardFileSystem` opens with ``options``; call ``count(1)`` for each.
 
     With ``failed``, sets that cannot be opened or read are left out, and their errors are put into ``failed``, by
     number. The workers of ``executor`` scan sources at URLs, and the file ``resume`` keeps the scans. Chunks of
-    ``unread`` arrays are not decoded. The first bytes of sources at URLs are put into ``heads``. TargetNotAllowed if a
-    set that is not the user's own points to a URL that it may not point to.
+    ``unread`` arrays are not decoded. The first bytes of sources at URLs, and the metadata behind these, are put into
+    ``ranges``. TargetNotAllowed if a set that is not the user's own points to a URL that it may not point to.
     """
     variables = VariableReader()
     found: dict[int, NamedSet] = {}
@@ -85,7 +85,7 @@ def read_sets(
 
     urls = {number: os.fspath(fo) for number, fo in enumerate(sets) if isinstance(fo, str | os.PathLike)}
     if can_scan(options):
-        _scan(find_scannable(urls, options), options, take, executor, resume, unread, heads)
+        _scan(find_scannable(urls, options), options, take, executor, resume, unread, ranges)
     elif executor is not None or resume is not None:
         raise ValueError(
             "executor= and resume= accept few other options: expected only allow=, options=, select=, target_options=, "
@@ -138,7 +138,7 @@ def _scan(
     executor: Executor | None,
     resume: str | os.PathLike[str] | None,
     unread: UnreadArrays | None,
-    heads: Heads | None,
+    ranges: ReadRanges | None,
 ) -> None:
     """Call ``take`` with the number of each source, and with its scan or error."""
     numbers = list(urls_by_number)
@@ -151,7 +151,7 @@ def _scan(
         if urls and executor is not None:
             scan_by_workers(executor, urls, options, found, known, unread)
         elif urls:
-            scan(urls, options, found, known, unread, heads)
+            scan(urls, options, found, known, unread, ranges)
 
 
 def report_skipped(failed: Mapping[int, Exception], *, any_left: bool) -> None:

@@ -16,7 +16,7 @@ from fsspec.implementations.reference import LazyReferenceMapper
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.cubes.document import dump_with_marker
 from refshard_fs.errors import ManifestError
-from refshard_fs.reading.loading import Heads
+from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.source.virtual_dataset import convert_to_references, is_virtual_dataset
@@ -36,8 +36,8 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         """Return default arguments for opening the targets; the arguments of the filesystem take precedence."""
         return {}
 
-    def heads(self) -> Heads | None:
-        """Return the first bytes of the sources that this source joins; None if this process does not have them."""
+    def read_ranges(self) -> ReadRanges | None:
+        """Return ranges of the sources that this source joins; None if this process has read none."""
         return None
 
     def to_json_value(self) -> dict[str, str]:

@@ -40,8 +40,9 @@ from refshard_fs.reading.failures import make_source_error, name_key, note_decod
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, find_default_directory
-from refshard_fs.reading.loading import Answers, Heads, Outcome
+from refshard_fs.reading.loading import Answers, Outcome
 from refshard_fs.reading.memory import SharedBudget, SharedMemory
+from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.reading.plan import MIB, Limits, PlannedRequest, Request, UnmadeBytes, plan_requests
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.lazy_references import LazyReferences
@@ -73,11 +74,11 @@ class Engines:
         self,
         options: Settings,
         indexes: LRU[Any, Any] = INDEXES,
-        heads: Heads | None = None,
+        ranges: ReadRanges | None = None,
         *,
         is_writable: bool = False,
     ) -> None:
-        """Take a cache of decoded ``indexes``, by default the one of the whole process. ``heads``: see `Answers`."""
+        """Take a cache of decoded ``indexes``, by default the one of the whole process. ``ranges``: see `Answers`."""
         self.options = options
         self.stats = Stats()
         self._versions = Versions()
@@ -98,7 +99,7 @@ class Engines:
         self._budget = SharedBudget(options.budget, [self.decoded, self._mixed])  # the budget of all engines
         self._on_disk = _open_chunk_cache(caching)
         index_cache, longest = _open_index_cache(caching), options.open.max_manifest_bytes
-        self._answers = Answers(indexes, options.token, longest, index_cache, heads)
+        self._answers = Answers(indexes, options.token, longest, index_cache, ranges)
         _all.add(self)
 
     def engine(self) -> Engine:
@@ -281,8 +282,8 @@ class Source(Engines):
 
     def __init__(self, options: Settings, transaction: Transaction | None = None) -> None:
         """Take the ``transaction`` that holds the writes; without one, the source is read only."""
-        heads = options.source.heads() if isinstance(options.source, InMemorySource) else None
-        super().__init__(options, heads=heads, is_writable=transaction is not None)
+        ranges = options.source.read_ranges() if isinstance(options.source, InMemorySource) else None
+        super().__init__(options, ranges=ranges, is_writable=transaction is not None)
         self.transaction = transaction
         self.mapper: MutableMapping[str, Any] | None = None  # the mapping of fsspec behind the source
         self._arguments: object = None  # the arguments of the filesystems that share this
@@ -520,7 +521,7 @@ class Source(Engines):
             self._arrays.clear()
             self._opening.clear()
             self._versions.clear(below)
-            self._answers.forget_heads()
+            self._answers.forget_ranges()
             self._drop_engines()
 
     def _forget_indexes(self, below: str | None = None) -> None:

@@ -151,6 +151,31 @@ def test_joined_files_open_without_reading_first_bytes_again(
         np.testing.assert_array_equal(ds[name][{dim: -1}].values, last)
 
 
+def test_bytes_between_metadata_are_read_once(http_server: RangeServer, tmp_path: Path) -> None:
+    """netCDF4 writes the header of a variable behind the chunks of earlier variables."""
+    netcdf4 = pytest.importorskip("netCDF4")
+    values = {f"v{number}": _make_values(1, 40, 100) for number in range(40)}
+    urls, size = [], 0
+    for number in range(FILES):
+        path = tmp_path / f"{number}.nc"
+        with netcdf4.Dataset(path, "w") as file:
+            for name, length in (("time", 1), ("y", 40), ("x", 100)):
+                file.createDimension(name, length)
+            file.createVariable("time", "i4", ("time",))[:] = number
+            for name, array in values.items():
+                chunked = {"zlib": True, "chunksizes": array.shape}
+                file.createVariable(name, "i2", ("time", "y", "x"), **chunked)[:] = array
+                file.sync()
+        urls.append(http_server.put(path.name, path.read_bytes()))
+        size += path.stat().st_size
+    http_server.clear()
+    with xr.open_dataset(refshard_fs.concat(urls, "time", lazy=True), engine="refshard", chunks={}) as ds:  # type: ignore[arg-type]
+        loaded = ds.load()
+    assert http_server.bytes_sent <= size
+    for name, array in values.items():
+        np.testing.assert_array_equal(loaded[name].values, np.concatenate([array] * FILES))
+
+
 def test_part_replaced_after_concat_is_an_error(http_server: RangeServer, tmp_path: Path) -> None:
     urls = [http_server.put(f"{n}.nc", _make_netcdf4(n, tmp_path / f"{n}.nc")) for n in range(FILES)]
     fs = RefShardFileSystem(refshard_fs.concat(urls, "time", lazy=True), skip_instance_cache=True)

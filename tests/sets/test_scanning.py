@@ -53,8 +53,8 @@ def test_first_bytes_of_too_many_files_are_not_kept(http_server: RangeServer, mo
     monkeypatch.setattr(importlib.import_module("refshard_fs.sets.concat"), "KEPT", 3)
     urls = [http_server.put(f"{n}.nc", make_plain_file(n)) for n in range(4)]
     few, many = (refshard_fs.concat(some, "time", lazy=True, same=["x_bounds"]) for some in (urls[:3], urls))
-    assert few.first_bytes is not None
-    assert many.first_bytes is None
+    assert few.ranges is not None
+    assert many.ranges is None
 
 
 def test_bounds_that_differ_between_files_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Tests of `refshard_fs.reading.read_ranges`."""
+
+from __future__ import annotations
+
+import pytest
+
+from refshard_fs.core.model import Facts
+from refshard_fs.reading import read_ranges
+from refshard_fs.reading.read_ranges import ReadRanges
+
+URL = "https://host/a"
+FACTS = Facts(100, "v1")
+DATA = bytes(range(100))
+
+
+def put(ranges: ReadRanges, *parts: tuple[int, int]) -> None:
+    for start, stop in parts:
+        ranges.put(URL, (), FACTS, start, DATA[start:stop])
+
+
+@pytest.mark.parametrize(
+    "parts", [[(10, 30), (30, 60)], [(30, 60), (10, 30)], [(10, 40), (20, 60)], [(10, 60), (20, 30)]]
+)
+def test_touching_ranges_are_joined(parts: list[tuple[int, int]]) -> None:
+    ranges = ReadRanges(1000)
+    put(ranges, *parts)
+    assert ranges.find(URL, (), 10, 60) == (FACTS, DATA[10:60])
+    assert ranges.find(URL, (), 9, 20) is None
+    assert ranges.find(URL, (), 50, 61) is None
+
+
+def test_range_ends_where_the_object_ends() -> None:
+    ranges = ReadRanges(1000)
+    put(ranges, (90, 100))
+    assert ranges.find(URL, (), 95, 200) == (FACTS, DATA[95:])
+    assert ranges.find(URL, (), 100, 200) is None
+    assert ranges.find(URL, (), -10, 100) is None
+
+
+def test_ranges_of_another_version_are_forgotten() -> None:
+    ranges = ReadRanges(1000)
+    put(ranges, (0, 10))
+    ranges.put(URL, (), Facts(100, "v2"), 10, b"new")
+    assert ranges.find(URL, (), 0, 10) is None
+    assert ranges.find(URL, (), 10, 13) == (Facts(100, "v2"), b"new")
+
+
+def test_ranges_by_another_origin_are_not_found() -> None:
+    ranges = ReadRanges(1000)
+    put(ranges, (0, 10))
+    assert ranges.find(URL, ("host",), 0, 10) is None
+
+
+def test_kept_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ranges, "MOST", 20)
+    ranges = ReadRanges(30)
+    put(ranges, (0, 21))
+    assert ranges.find(URL, (), 0, 1) is None
+    put(ranges, (0, 20))
+    ranges.put("https://host/b", (), FACTS, 0, DATA[:20])
+    assert ranges.find(URL, (), 0, 1) is None
+    assert ranges.find("https://host/b", (), 0, 20) == (FACTS, DATA[:20])
