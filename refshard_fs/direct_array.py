@@ -100,6 +100,16 @@ class _ChunkValues(NamedTuple):
     steps: int | None = None  # the axis along which `values` has only the selected positions
 
 
+def _convert(part: npt.NDArray[Any], chunk: _ChunkValues, key: str) -> npt.NDArray[Any]:
+    """Convert a ``part`` of the stored values of a chunk to the shown values."""
+    if chunk.convert is None:
+        return part
+    try:
+        return chunk.convert(part.reshape(-1)).reshape(part.shape)
+    except ValueError as e:
+        raise _NotDecoded(key) from e
+
+
 class _NotDecoded(ValueError):
     """Raised for a chunk or a selection that must be left to zarr; if zarr fails too, its error names the chunk."""
 
@@ -253,21 +263,44 @@ class DirectArray(BackendArray):
     async def _read(self, selection: _Selection | _Points) -> npt.NDArray[Any]:
         """Read a selection on the running event loop; decode chunks as they arrive."""
         source, out = self._fs.source, selection.out
+        keys = selection.keys
+        kept, is_fixed = self._find_decoded(keys)
+        numbers = [number for number, key in enumerate(keys) if key not in kept]
 
-        def take(number: int, data: bytes | None) -> None:
-            selection.put(number, self._decode(data).values, out)
+        def take(place: int, data: bytes | None) -> None:
+            number = numbers[place]
+            decoded = self._decode(data)
+            part = selection.part(number, decoded.values)
+            if is_fixed and part.size < decoded.values.size:
+                source.decoded.put((self._token, keys[number]), decoded, decoded.values.nbytes)
+            selection.put_part(number, part, out)
 
         async def read() -> None:
             is_compressed = bool(list_codec_documents(self.meta))
-            await source.read_selection(selection.keys, take, chunk_size=self._chunk_size, threads=is_compressed)
+            missing = [keys[number] for number in numbers]
+            await source.read_selection(missing, take, chunk_size=self._chunk_size, threads=is_compressed)
 
+        for number, key in enumerate(keys):
+            if key in kept:
+                selection.put_part(number, _convert(selection.part(number, kept[key].values), kept[key], key), out)
+        if not numbers:
+            return out
         together = TOGETHER.get()
         async with contextlib.AsyncExitStack() as stack:
             if together is not None:
-                size = len(selection.keys) * self._chunk_size
+                size = len(numbers) * self._chunk_size
                 await stack.enter_async_context(together.reserve(source.selections, size))
             await read()
         return out
+
+    def _find_decoded(self, keys: Sequence[str]) -> tuple[dict[str, _ChunkValues], bool]:
+        """Return the chunks among ``keys`` that are kept decoded, and whether decoded chunks may be kept."""
+        source = self._fs.source
+        keyspace = source.open_now()
+        if keyspace is None or keyspace.url_of is not None:  # other processes may write objects of a hierarchy
+            return {}, False
+        found = ((key, source.decoded.get((self._token, key))) for key in keys)
+        return {key: values for key, values in found if values is not None}, True
 
     def _read_now(
         self,
@@ -281,10 +314,7 @@ class DirectArray(BackendArray):
         An event loop is used only for bytes that need it. ``entries``: the entries of all chunks, if they are known.
         """
         source, keys = self._fs.source, [selection.keys[number] for number in numbers]
-        keyspace = source.open_now()
-        is_fixed = keyspace is not None and keyspace.url_of is None  # other processes may write objects of a hierarchy
-        cache, token = source.decoded, self._token
-        cached = {key: values for key in keys if is_fixed and (values := cache.get((token, key))) is not None}
+        cached, is_fixed = self._find_decoded(keys)
         missing = [key for key in keys if key not in cached] if cached else keys
         encoded = dict(zip(missing, source.read_chunks(missing, parts, entries) if missing else (), strict=True))
         out = selection.out
@@ -296,16 +326,12 @@ class DirectArray(BackendArray):
                 decoded = self._decode_part(found, selection, number, parts[key])
             else:
                 decoded = cached.get(key) or self._decode(found)
-            values, convert, box, steps = decoded
+            values, _, box, steps = decoded
             part = selection.part(number, values, box, steps)
             is_shared = key in cached or (part.size < values.size and is_fixed and box is None)
             if is_shared and key in encoded:
-                cache.put((token, key), decoded, values.nbytes)
-            if convert is not None:
-                try:
-                    part = convert(part.reshape(-1)).reshape(part.shape)
-                except ValueError as e:
-                    raise _NotDecoded(key) from e
+                source.decoded.put((self._token, key), decoded, values.nbytes)
+            part = _convert(part, decoded, key)
             if len(selection.keys) == 1 and selection.fills(part) and not is_shared:
                 return part
             selection.put_part(number, part, out)

@@ -356,6 +356,23 @@ def test_loop_over_steps_fetches_each_chunk_once(http_server: RangeServer) -> No
     assert http_server.bytes_sent == len(values)
 
 
+def test_loop_over_steps_fetches_a_large_chunk_once(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A selection of large chunks is read on an event loop, which decodes chunks as they arrive."""
+    monkeypatch.setattr(direct_array, "LARGE", 0)
+    values = np.arange(60_000, dtype="<i4").reshape(2, 10, 3000)
+    data = [zlib.compress(chunk.tobytes()) for chunk in values]
+    url = http_server.put("data", b"".join(data))
+    array = {"shape": [20, 3000], "chunks": [10, 3000], "dtype": "<i4", "compressor": {"id": "zlib"}}
+    rest = {"zarr_format": 2, "fill_value": 0, "filters": None, "order": "C"}
+    refs: Any = {".zgroup": GROUP, **NAMED, "a/.zarray": json.dumps(array | rest)}
+    refs |= {"a/0.0": [url, 0, len(data[0])], "a/1.0": [url, len(data[0]), len(data[1])]}
+    ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
+    for step in range(20):
+        np.testing.assert_array_equal(ds["a"][step], values[step // 10, step % 10])
+    np.testing.assert_array_equal(ds["a"][8:12], values.reshape(20, 3000)[8:12])
+    assert http_server.bytes_sent == sum(map(len, data))
+
+
 def test_chunk_of_a_writable_store_is_not_remembered(tmp_path: Path) -> None:
     array = zarr.open_group(tmp_path, mode="w", zarr_format=2).create_array(
         "a", shape=(6,), chunks=(4,), dtype="i4", attributes={"_ARRAY_DIMENSIONS": ["x"]}

@@ -42,8 +42,8 @@ from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, find_default_directory
 from refshard_fs.reading.loading import Answers, Outcome
 from refshard_fs.reading.memory import SharedBudget, SharedMemory
-from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.reading.plan import MIB, Limits, PlannedRequest, Request, UnmadeBytes, plan_requests
+from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.lazy_references import LazyReferences
 from refshard_fs.references.reference_set import References, ReferenceSet
