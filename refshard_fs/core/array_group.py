@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import copy
 import math
+import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate, pairwise, repeat
 from typing import Any, ClassVar, Final, Literal, Self
@@ -22,7 +24,7 @@ from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_k
 from refshard_fs.core.keyspace import Chooser, KeySpace, LookUp, find_chunk, make_tails
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps, run_together
 from refshard_fs.core.version_3 import convert_document, convert_group, encode_for_xarray
-from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
+from refshard_fs.errors import DamagedIndex, ManifestError, NotListable, RefShardError
 
 # The most chunks of an array that are listed: each takes 120 bytes. A damaged header may claim any number of chunks.
 LISTABLE: Final = 1 << 21
@@ -197,6 +199,17 @@ class FilledChunks(Chunks):
                 f"most {UNWRITTEN + 16 * len(written)}. Read each by its key"
             )
         return None
+
+
+@contextmanager
+def report_damage(url: str, where: str = "") -> Iterator[None]:
+    """Convert a ValueError to a DamagedIndex that names the file at ``url`` and, if it is given, a place in it."""
+    try:
+        yield
+    except RefShardError:
+        raise
+    except ValueError as e:
+        raise DamagedIndex("", url, f"{where}: {e}" if where else str(e)) from e
 
 
 def encode_chunk(data: Any, codecs: Sequence[Mapping[str, Any]]) -> bytes:
@@ -468,6 +481,14 @@ class ArrayGroupBuilder:
     def add(self, path: str, array: ArrayDescription, chunks: Chunks) -> None:
         """Add an array."""
         self.arrays[path], self.chunks[path] = array, chunks
+
+    @contextmanager
+    def report_errors(self, path: str) -> Iterator[None]:
+        """Convert an error about one object to the report under ``path``: other objects of the file are shown."""
+        try:
+            yield
+        except (ValueError, struct.error, DamagedIndex) as e:
+            self.reports[path] = str(e)
 
     def keyspace(self, zarr_format: int, attributes: Mapping[str, Any] = {}) -> ArrayGroup:
         """Return the key space; ManifestError with the reasons if no array can be shown."""

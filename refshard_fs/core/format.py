@@ -119,6 +119,14 @@ class Probe(msgspec.Struct, frozen=True):
         return self.url == IN_MEMORY
 
 
+def decode_text(data: bytes) -> str:
+    """Decode a text as UTF-8; if it is not UTF-8, as Latin-1, which older writers of several formats used."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
 class FileBytes:
     """Read bytes of a file while a format opens it: all ranges of one call in one round, except those in memory.
 

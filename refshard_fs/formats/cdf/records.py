@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from refshard_fs.core.format import decode_text
 from refshard_fs.core.model import Inline, Load, Raw, Span, Steps, run_together
 from refshard_fs.errors import DamagedIndex, ManifestError
 
@@ -324,7 +325,7 @@ class Records:
             raise self.make_error(f"one of its records has {len(data)} bytes: expected at least {least}") from e
 
     def _decode_name(self, data: bytes, start: int) -> str:
-        return decode_text(data[start : start + self._name_size])
+        return decode_text(data[start : start + self._name_size].partition(b"\0")[0])
 
     def _check_rank(self, rank: int) -> int:
         if not 0 <= rank <= MOST_DIMENSIONS:
@@ -342,12 +343,3 @@ class Records:
 _VDR: Final = "OiiOOii12x{gap}xiiOi"
 _ADR: Final = "OOiiiiiOiii"
 _AEDR: Final = "Oiiiiiiiii"
-
-
-def decode_text(data: bytes) -> str:
-    """Decode a text up to a NUL: as UTF-8, which writers use since version 3.8, otherwise as Latin-1."""
-    data = data.partition(b"\0")[0]
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data.decode("latin-1")

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from refshard_fs.core.array_group import PIECE, ArrayDescription, ArrayGroupBuilder, encode_fill_value
-from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.array_group import PIECE, ArrayDescription, ArrayGroupBuilder, encode_fill_value, report_damage
+from refshard_fs.core.format import OpenOptions, Probe, decode_text
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Raw, Steps, run_together
-from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
+from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.cdf import COMPRESSED, MAGICS, PLAIN
 from refshard_fs.formats.cdf.chunks import MOST_LEVELS, VariableChunks, choose_layout
 from refshard_fs.formats.cdf.records import (
@@ -30,7 +30,6 @@ from refshard_fs.formats.cdf.records import (
     Head,
     Records,
     Variable,
-    decode_text,
 )
 from refshard_fs.formats.cdf.values import (
     EPOCH,
@@ -58,7 +57,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if magic not in MAGICS or compression_mark not in (PLAIN, COMPRESSED):
         raise ManifestError(f"{probe.url}: expected a CDF file, found the first bytes {probe.head[:8]!r}")
     version = 3 if magic == MAGICS[0] else 2
-    try:
+    with report_damage(probe.url):
         records = Records(probe.url, source, size, probe.head, version)
         if compression_mark == COMPRESSED:
             data = magic + PLAIN + (yield from _decompress_file(records))
@@ -74,10 +73,6 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         if is_whole:  # the bytes of the indexes are in memory
             yield from group.load_indexes()
         keyspace = group.keyspace(options.zarr_format, group.read_root_attributes())
-    except RefShardError:
-        raise
-    except ValueError as e:
-        raise DamagedIndex("", probe.url, str(e)) from e
     records.finish_opening()
     keyspace.unlimited_dimensions = {"": group.unlimited}
     return keyspace
@@ -154,12 +149,11 @@ class _Group(ArrayGroupBuilder):
         variables = sorted(self._variables.items(), key=lambda item: item[0] in self._parents)
         blocks = yield from run_together([self._find_block_size(variable) for _, variable in variables])
         for (name, variable), block in zip(variables, blocks, strict=True):
-            try:
-                if isinstance(block, str):
-                    raise ManifestError(block)
+            if isinstance(block, str):
+                self.reports[name] = block
+                continue
+            with self.report_errors(name):
                 self._add_variable(name, variable, block)
-            except ManifestError as e:
-                self.reports[name] = str(e)
         self.arrays = {name: self.arrays[name] for name in self._variables if name in self.arrays}
 
     def load_indexes(self) -> Steps[None]:
@@ -292,7 +286,7 @@ class _Group(ArrayGroupBuilder):
         except ManifestError:
             return None
         if kind.is_text:
-            text = decode_text(entry.data[: entry.elements])
+            text = decode_text(entry.data[: entry.elements].partition(b"\0")[0])
             return text.split(_SEPARATOR) if entry.strings > 1 else text
         count = min(entry.elements, len(entry.data) // kind.stored_dtype.itemsize)
         values: Any = kind.convert(np.frombuffer(entry.data, kind.stored_dtype, max(count, 0)))

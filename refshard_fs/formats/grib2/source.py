@@ -336,10 +336,8 @@ class FieldGroup(ArrayGroupBuilder):
             namesakes.setdefault(key[0], []).append(key)
         for key, fields in variables.items():
             name = self._choose_name(key, namesakes[key[0]])
-            try:
+            with self.report_errors(name):
                 self._add_variable(name, scan.names[fields[0].parameter], fields)
-            except ValueError as e:
-                self.reports[name] = str(e)
 
     @staticmethod
     def _choose_name(key: _Key, namesakes: Sequence[_Key]) -> str:

@@ -19,13 +19,13 @@ from refshard_fs.core.array_group import (
     ZeroPaddingRecipe,
     choose_chunks,
     encode_chunk,
-    make_entry_of_parts,
+    report_damage,
 )
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Listed, Steps
-from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
+from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf4.coding import Coding, parse_coding
-from refshard_fs.formats.hdf4.elements import CHUNK, COMPRESSED, VDATA, VDATA_VALUES, Elements, Key, Part
+from refshard_fs.formats.hdf4.elements import Elements, Key, Part, Tag
 from refshard_fs.formats.hdf4.image_coding import ImageCoding
 from refshard_fs.formats.hdf4.objects import parse_vdata
 
@@ -66,7 +66,7 @@ def find_layout(elements: Elements, key: Key | None) -> Steps[Layout | None]:
             return Layout(int.from_bytes(header[2:6], "big", signed=True))
         case "compressed":
             length, ref, coding = parse_compressed(header)
-            if not length or (COMPRESSED, ref) not in elements.descriptors:
+            if not length or (Tag.COMPRESSED, ref) not in elements.descriptors:
                 return None
             return Layout(length, (), None, parse_coding(coding), written={0: key})
         case "chunked":
@@ -157,17 +157,10 @@ class LinkedBlocks(Contiguous):
         self._recipe = ZeroPaddingRecipe(math.prod(array.chunks) * itemsize)
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
-        parts = yield from self._elements.find_parts(self._key)
         start, size = self.place(number)
-        chunk_parts = cut_parts(parts, start, size)
-        if any(offset + length > self._elements.file.size for offset, length in chunk_parts):
-            raise self._elements.make_error(
-                f"it is cut short or damaged: expected the blocks of its linked element {self._key} within its "
-                f"{self._elements.file.size} bytes"
-            )
-        if len(chunk_parts) == 1 and size == self._recipe.size:
-            return self._source.part(*chunk_parts[0])
-        return make_entry_of_parts(self._source, chunk_parts, self._recipe, self._recipe.size, self._elements.file.url)
+        parts = cut_parts((yield from self._elements.find_parts(self._key)), start, size)
+        recipe = None if size == self._recipe.size else self._recipe
+        return self._elements.make_entry(parts, recipe, f"the linked element {self._key}")
 
 
 def cut_parts(parts: Sequence[Part], start: int, size: int) -> list[Part]:
@@ -212,46 +205,34 @@ class CodedChunks(FilledChunks):
 
     def _read_table(self) -> Steps[dict[int, Key]]:
         ref, counts = self._layout.table, self.grid.counts
-        header = parse_vdata((yield from self._elements.read_stored_bytes((VDATA, ref))))
+        header = parse_vdata((yield from self._elements.read_stored_bytes((Tag.VDATA, ref))))
         row = np.dtype([("origin", ">i4", (len(counts),)), ("tag", ">u2"), ("ref", ">u2")])
         if header.size != row.itemsize:
             raise ValueError(f"the records of its table of chunks have {header.size} bytes: expected {row.itemsize}")
         if not header.records:
             return {}
-        data = yield from self._elements.read_contents((VDATA_VALUES, ref))
+        data = yield from self._elements.read_contents((Tag.VDATA_VALUES, ref))
         if len(data) < header.records * row.itemsize:
             expected = header.records * row.itemsize
             raise ValueError(f"its table of {header.records} chunks has {len(data)} bytes: expected {expected}")
         rows = np.frombuffer(data, row, header.records)
-        rows = rows[((rows["origin"] >= 0) & (rows["origin"] < counts)).all(axis=1) & (rows["tag"] == CHUNK)]
+        rows = rows[((rows["origin"] >= 0) & (rows["origin"] < counts)).all(axis=1) & (rows["tag"] == Tag.CHUNK)]
         numbers = np.ravel_multi_index(tuple(rows["origin"].T), counts) if len(rows) else np.empty(0, np.int64)
-        return {number: (CHUNK, ref) for number, ref in zip(numbers.tolist(), rows["ref"].tolist(), strict=True)}
+        return {number: (Tag.CHUNK, ref) for number, ref in zip(numbers.tolist(), rows["ref"].tolist(), strict=True)}
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
-        try:
+        elements = self._elements
+        with report_damage(elements.file.url, self.where):
             key = (yield from self.find_written()).get(number)
             if key is None:
                 return self.make_unwritten_entry()
             parts = yield from self._find_parts(key)
-            size, end = sum(length for _, length in parts), max(map(sum, parts), default=0)
+            size = sum(length for _, length in parts)
             if not size:
                 raise ValueError(f"chunk {number} has 0 bytes: expected at least 1")
-            if end > self._elements.file.size:
-                raise ValueError(f"chunk {number} ends at byte {end}: expected at most {self._elements.file.size}")
             if self._layout.coding is None and size != self._chunk_size:
                 raise ValueError(f"chunk {number} has {size} bytes: expected {self._chunk_size}")
-        except RefShardError:
-            raise
-        except ValueError as e:
-            raise self._elements.make_error(f"{self.where}: {e}") from e
-        source, url = self._elements.file.source, self._elements.file.url
-        if self._recipe is not None:
-            return make_entry_of_parts(source, parts, self._recipe, self._chunk_size, url)
-        return (
-            source.part(*parts[0])
-            if len(parts) == 1
-            else make_entry_of_parts(source, parts, ZeroPaddingRecipe(size), size, url)
-        )
+            return elements.make_entry(parts, self._recipe, f"chunk {number}")
 
     def _find_parts(self, key: Key) -> Steps[list[Part]]:
         """Return the places of the bytes of a chunk, without the header of a compressed chunk."""
@@ -259,17 +240,13 @@ class CodedChunks(FilledChunks):
         descriptor = elements.descriptors.get(key)
         if descriptor is None or not descriptor.is_special:
             return (yield from elements.find_parts(key))
-        compressed = elements.find_compressed(key) if key[0] == CHUNK else None
+        compressed = elements.find_compressed(key) if key[0] == Tag.CHUNK else None
         if compressed is None:
             _, ref, _ = parse_compressed((yield from elements.read_stored_bytes(key)))
-            compressed = COMPRESSED, ref
+            compressed = Tag.COMPRESSED, ref
         return (yield from elements.find_parts(compressed))
 
     def list_existing(self) -> Steps[list[Listed] | None]:
-        try:
+        with report_damage(self._elements.file.url, self.where):
             numbers = yield from self.find_written()
-        except RefShardError:
-            raise
-        except ValueError as e:
-            raise DamagedIndex("", self._elements.file.url, f"{self.where}: {e}") from e
         return self.list_written(np.array(sorted(numbers), np.uint64))

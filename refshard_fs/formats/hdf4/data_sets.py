@@ -14,28 +14,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from refshard_fs.core.array_group import PACKING
+from refshard_fs.core.format import decode_text
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.hdf4.chunks import MOST_DIMENSIONS, Layout, find_layout
-from refshard_fs.formats.hdf4.elements import (
-    DATA,
-    DATA_GROUP,
-    DIMENSIONS,
-    IMAGE_DIMENSIONS,
-    IMAGE_GROUP,
-    LINKED,
-    NUMBER_TYPE,
-    PALETTE,
-    VDATA,
-    VDATA_VALUES,
-    VGROUP,
-    Elements,
-    Key,
-)
+from refshard_fs.formats.hdf4.elements import Elements, Key, Tag
 from refshard_fs.formats.hdf4.objects import (
     Vdata,
     Vgroup,
-    decode_text,
     decode_value,
     parse_number_type,
     parse_vdata,
@@ -45,7 +31,7 @@ from refshard_fs.formats.hdf4.objects import (
 SMALL: Final = 64 << 10  # bytes: values of a Vdata up to this size are read on opening, since they may be attributes
 FEW: Final = 64  # if at most this number of data sets are chunked, their tables of chunks are read on opening
 
-_NAMES: Final = {VGROUP: "Vgroup", VDATA: "Vdata"}
+_NAMES: Final = {Tag.VGROUP: "Vgroup", Tag.VDATA: "Vdata"}
 _FILE, _VARIABLE, _ATTRIBUTE = "CDF0.0", "Var0.0", "Attr0.0"  # classes of Vgroups and Vdatas
 _DIMENSION, _UNLIMITED = "Dim0.0", "UDim0.0"
 _COUNTED, _VALUED, _COORDINATE = "DimVal0.0", "DimVal0.1", "CoordVar"
@@ -53,10 +39,8 @@ _IMAGE_ATTRIBUTE: Final = "RIATTR0.0C"
 _FILL, _IMAGE_FILL = "_FillValue", "FillValue"
 # Prefixes of the classes of Vdatas that the library writes: these are not tables of users.
 _LIBRARY_CLASSES: Final = ("Attr", "DimVal", "SDSVar", "CoordVar", "RIATTR", "_HDF")
-_SCALES, _RANGE, _CALIBRATION = 703, 707, 731  # tags of elements of version 3.2
 # Attributes that are texts, by the tag of the element that has the texts of a data set and of its dimensions.
 _TEXTS: Final = {704: "long_name", 705: "units", 706: "format", 708: "coordsys"}
-_OLD_GROUP: Final = 700  # the tag of groups in version 3.1
 _MOST_MEMBERS: Final = 1 << 10  # the most members of a numeric data group that are read
 # The attributes that a calibration gives, in its order.
 _CALIBRATED: Final = ("scale_factor", "scale_factor_err", "add_offset", "add_offset_err")
@@ -119,11 +103,18 @@ class Tree:
     def read_metadata(self) -> Steps[None]:
         """Read all elements that may be metadata, in one round."""
         elements = self.elements
-        special = [key for key, descriptor in elements.descriptors.items() if descriptor.is_special and key[0] == DATA]
-        keys = [*special, *self.list_keys(VGROUP, VDATA, NUMBER_TYPE, DATA_GROUP, DIMENSIONS, _OLD_GROUP)]
-        keys += self.list_keys(*_TEXTS, _SCALES, _RANGE, _CALIBRATION, IMAGE_DIMENSIONS, IMAGE_GROUP, PALETTE)
-        keys += [key for key in self.list_keys(VDATA_VALUES) if elements.descriptors[key].length <= SMALL]
-        blocks = [key for key in self.list_keys(LINKED) if elements.descriptors[key].length <= SMALL]
+        special = [
+            key for key, descriptor in elements.descriptors.items() if descriptor.is_special and key[0] == Tag.DATA
+        ]
+        keys = [
+            *special,
+            *self.list_keys(Tag.VGROUP, Tag.VDATA, Tag.NUMBER_TYPE, Tag.DATA_GROUP, Tag.DIMENSIONS, Tag.OLD_DATA_GROUP),
+        ]
+        keys += self.list_keys(
+            *_TEXTS, Tag.SCALES, Tag.LIMITS, Tag.CALIBRATION, Tag.IMAGE_DIMENSIONS, Tag.IMAGE_GROUP, Tag.PALETTE
+        )
+        keys += [key for key in self.list_keys(Tag.VDATA_VALUES) if elements.descriptors[key].length <= SMALL]
+        blocks = [key for key in self.list_keys(Tag.LINKED) if elements.descriptors[key].length <= SMALL]
         if len(special) <= FEW and len(blocks) <= 16 * FEW:  # most linked blocks belong to tables of chunks
             keys += blocks
         # An element that ends beyond the end of the file is not read: the data sets that need it are reported.
@@ -131,11 +122,11 @@ class Tree:
         yield from elements.load(
             key for key, descriptor in descriptors if descriptor.offset + descriptor.length <= elements.file.size
         )
-        for key in self.list_keys(VGROUP, VDATA):
+        for key in self.list_keys(Tag.VGROUP, Tag.VDATA):
             data = yield from elements.read_contents(key)
             tag, ref = key
             try:
-                if tag == VGROUP:
+                if tag == Tag.VGROUP:
                     self.groups[ref] = parse_vgroup(data)
                 else:
                     self.tables[ref] = parse_vdata(data)
@@ -159,7 +150,7 @@ class Tree:
         """Read the attributes among the members of a Vgroup."""
         attributes = Attributes({}, {})
         for tag, ref in members:
-            table, key = self.tables.get(ref) if tag == VDATA else None, (VDATA_VALUES, ref)
+            table, key = self.tables.get(ref) if tag == Tag.VDATA else None, (Tag.VDATA_VALUES, ref)
             if table is None or table.kind not in (_ATTRIBUTE, _IMAGE_ATTRIBUTE) or len(table.fields) != 1:
                 continue
             if key not in self.elements.descriptors:
@@ -183,7 +174,7 @@ class Tree:
         data_sets: list[DataSet] = []
         if not roots:
             dimensions = 0
-            for key in self.list_keys(DATA_GROUP) or self.list_keys(_OLD_GROUP):
+            for key in self.list_keys(Tag.DATA_GROUP) or self.list_keys(Tag.OLD_DATA_GROUP):
                 old_data_sets = yield from self._run_and_report(
                     f"Data-Set-{key[1]}", self._read_old_data_sets(key, dimensions)
                 )
@@ -192,12 +183,12 @@ class Tree:
             return Attributes({}, {}), data_sets
         root = self.groups[roots[0]]
         for tag, ref in root.members:
-            group = self.groups.get(ref) if tag == VGROUP else None
+            group = self.groups.get(ref) if tag == Tag.VGROUP else None
             if group is not None and group.kind == _VARIABLE:
                 data_sets += yield from self._run_and_report(group.name, self._read_data_set(group, ref))
             elif group is not None and group.kind not in (_DIMENSION, _UNLIMITED):
                 self.reports[group.name] = f"it is a Vgroup of the class {group.kind!r}: expected {_VARIABLE!r}"
-            elif (group is None and tag == VGROUP) or (tag, ref) not in self.elements.descriptors:
+            elif (group is None and tag == Tag.VGROUP) or (tag, ref) not in self.elements.descriptors:
                 reason = "expected it in the file, as the Vgroup of all data sets lists it; found none"
                 self.reports.setdefault(_name_element((tag, ref)), reason)
         return (yield from self.read_attributes(root.members)), data_sets
@@ -213,25 +204,25 @@ class Tree:
     def _read_data_set(self, group: Vgroup, ref: int) -> Steps[list[DataSet]]:
         dimensions: list[Dimension] = []
         dtype: np.dtype[Any] | None = None
-        data, key = None, (VGROUP, ref)
+        data, key = None, (Tag.VGROUP, ref)
         is_coordinate = False
         for tag, member in group.members:
             is_there = (tag, member) in self.elements.descriptors
-            if (tag == VGROUP and member not in self.groups) or (tag == VDATA and member not in self.tables):
+            if (tag == Tag.VGROUP and member not in self.groups) or (tag == Tag.VDATA and member not in self.tables):
                 is_there = False
             if not is_there:
                 name = _name_element((tag, member))
                 raise ValueError(f"it lists {name}: expected this element in the file, found none that can be read")
-            if tag == VGROUP:
+            if tag == Tag.VGROUP:
                 dimension = yield from self._read_dimension(member)
                 dimensions += [dimension] if dimension is not None else []
-            elif tag == NUMBER_TYPE:
+            elif tag == Tag.NUMBER_TYPE:
                 dtype = parse_number_type((yield from self.elements.read_stored_bytes((tag, member))))
-            elif tag == DATA:
+            elif tag == Tag.DATA:
                 data = tag, member
-            elif tag == DATA_GROUP:
+            elif tag == Tag.DATA_GROUP:
                 key = tag, member
-            elif tag == VDATA:
+            elif tag == Tag.VDATA:
                 is_coordinate |= self.tables[member].kind == _COORDINATE
         if dtype is None:
             raise ValueError("expected an element with a number type in its Vgroup, found none")
@@ -274,11 +265,11 @@ class Tree:
         elif group is not None and group.kind == _DIMENSION:
             dimension = Dimension(group.name, -1)
             for tag, member in group.members:
-                table = self.tables.get(member) if tag == VDATA else None
+                table = self.tables.get(member) if tag == Tag.VDATA else None
                 if table is not None and table.kind == _COUNTED:
                     dimension = Dimension(group.name, table.records)
                 elif table is not None and table.kind == _VALUED:
-                    data = yield from self.elements.read_contents((VDATA_VALUES, member))
+                    data = yield from self.elements.read_contents((Tag.VDATA_VALUES, member))
                     dimension = Dimension(group.name, int.from_bytes(data[:4], "big", signed=True))
         self._dimensions[ref] = dimension
         return dimension
@@ -290,9 +281,9 @@ class Tree:
         """
         members = (yield from self.elements.read_stored_bytes(key))[: 4 * _MOST_MEMBERS]
         refs = dict(struct.iter_unpack(">HH", members[: len(members) // 4 * 4]))
-        if DIMENSIONS not in refs:
+        if Tag.DIMENSIONS not in refs:
             raise ValueError("expected an element with dimensions in its group, found none")
-        header = yield from self.elements.read_stored_bytes((DIMENSIONS, refs[DIMENSIONS]))
+        header = yield from self.elements.read_stored_bytes((Tag.DIMENSIONS, refs[Tag.DIMENSIONS]))
         (rank,) = struct.unpack_from(">H", header)
         if rank > MOST_DIMENSIONS:
             raise ValueError(f"it has {rank} dimensions: expected at most {MOST_DIMENSIONS}")
@@ -302,7 +293,7 @@ class Tree:
             dtypes.append(parse_number_type((yield from self.elements.read_stored_bytes((tag, ref)))))
         if len(dtypes) < rank + 1:
             raise ValueError(f"it has {len(dtypes)} number types: expected {rank + 1}, for values and dimensions")
-        data = (DATA, refs[DATA]) if DATA in refs else None
+        data = (Tag.DATA, refs[Tag.DATA]) if Tag.DATA in refs else None
         layout = yield from find_layout(self.elements, data)
         names = tuple(f"fakeDim{first_number + number}" for number in range(rank))
         shape = self._find_shape([*map(Dimension, names, lengths)], layout, dtypes[0].itemsize)
@@ -315,19 +306,21 @@ class Tree:
                     if text:
                         axis_attributes[name] = decode_text(text)
         attributes = Attributes(attributes_by_axis[0], {})
-        if _RANGE in refs and dtypes[0].kind != "S":
+        if Tag.LIMITS in refs and dtypes[0].kind != "S":
             limits = np.frombuffer(
-                (yield from self.elements.read_stored_bytes((_RANGE, refs[_RANGE]))), dtypes[0]
+                (yield from self.elements.read_stored_bytes((Tag.LIMITS, refs[Tag.LIMITS]))), dtypes[0]
             ).tolist()
             attributes.shown.update(zip(("valid_max", "valid_min"), limits, strict=False))
-        if _CALIBRATION in refs:
-            calibration = yield from self.elements.read_stored_bytes((_CALIBRATION, refs[_CALIBRATION]))
+        if Tag.CALIBRATION in refs:
+            calibration = yield from self.elements.read_stored_bytes((Tag.CALIBRATION, refs[Tag.CALIBRATION]))
             kind = ">f8" if len(calibration) == 36 else ">f4"
             attributes.shown.update(zip(_CALIBRATED, np.frombuffer(calibration, kind, 4).tolist(), strict=True))
             attributes.shown["calibrated_nt"] = int.from_bytes(calibration[-4:], "big")
             attributes.dtypes.update(dict.fromkeys(PACKING, kind))
         scale_data_sets = []
-        scales = (yield from self.elements.read_stored_bytes((_SCALES, refs[_SCALES]))) if _SCALES in refs else b""
+        scales = (
+            (yield from self.elements.read_stored_bytes((Tag.SCALES, refs[Tag.SCALES]))) if Tag.SCALES in refs else b""
+        )
         flags = scales[:rank].ljust(rank, b"\0")
         position = rank
         for number, (name, length) in enumerate(zip(names, shape, strict=True)):
@@ -336,7 +329,7 @@ class Tree:
             position += size if flags[number] else 0
             scale_attributes = Attributes(attributes_by_axis[number + 1], {})
             if scale_attributes.shown or (values is not None and len(values) == size):
-                described_scale = name, (_SCALES, 0), (name,), (length,), dtypes[number + 1]
+                described_scale = name, (Tag.SCALES, 0), (name,), (length,), dtypes[number + 1]
                 scale_data_sets.append(
                     DataSet(*described_scale, scale_attributes, None, None, is_coordinate=True, values=values)
                 )

@@ -8,21 +8,27 @@ a header that says how the element is stored.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from refshard_fs.core.array_group import ZeroPaddingRecipe, make_entry_of_parts
 from refshard_fs.core.format import FileBytes
-from refshard_fs.core.model import Steps
+from refshard_fs.core.model import Entry, SizedRecipe, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 
-# Tags of elements.
-NULL, LINKED, COMPRESSED, CHUNK = 1, 20, 40, 61
-NUMBER_TYPE, DIMENSIONS, DATA, DATA_GROUP = 106, 701, 702, 720
-VDATA, VDATA_VALUES, VGROUP = 1962, 1963, 1965
-IMAGE_DIMENSIONS, PALETTE, IMAGE, COMPRESSED_IMAGE, IMAGE_GROUP = 300, 301, 302, 303, 306
+
+class Tag:
+    """The tags of elements: numbers that say what an element is."""
+
+    NULL, LINKED, COMPRESSED, CHUNK = 1, 20, 40, 61
+    NUMBER_TYPE, VDATA, VDATA_VALUES, VGROUP = 106, 1962, 1963, 1965
+    DIMENSIONS, DATA, SCALES, LIMITS, DATA_GROUP, CALIBRATION = 701, 702, 703, 707, 720, 731
+    OLD_DATA_GROUP = 700  # in version 3.1
+    IMAGE_DIMENSIONS, PALETTE, IMAGE, COMPRESSED_IMAGE, IMAGE_GROUP = 300, 301, 302, 303, 306
+
 
 SMALL_FILE: Final = 4 << 20  # bytes: a file of at most this size is read whole when it is opened
 # Bytes that are read from the start of a block of descriptors; up to MOST_WINDOW if blocks lie near each other. Each
@@ -66,7 +72,7 @@ class Elements:
         self._compressed = {
             descriptor.offset: key
             for key, descriptor in descriptors.items()
-            if key[0] == COMPRESSED and not descriptor.is_special
+            if key[0] == Tag.COMPRESSED and not descriptor.is_special
         }
 
     def make_error(self, reason: str) -> DamagedIndex:
@@ -140,10 +146,10 @@ class Elements:
                 raise ManifestError(
                     f"{self.file.url}: expected at most {MOST_PARTS} blocks in the linked element {key}, found more"
                 )
-            data = yield from self.read_stored_bytes((LINKED, table))
+            data = yield from self.read_stored_bytes((Tag.LINKED, table))
             table, *blocks = np.frombuffer(data, ">u2", len(data) // 2).tolist() or [0]
             for block in blocks:
-                descriptor = self.descriptors.get((LINKED, block), NOWHERE)
+                descriptor = self.descriptors.get((Tag.LINKED, block), NOWHERE)
                 if block_size < 0:
                     block_size = descriptor.length
                 if remaining <= 0 or usual_size <= 0:
@@ -171,6 +177,15 @@ class Elements:
                 f"{self.file.url}: the metadata in element {key} have {size} bytes: expected at most {MOST_BYTES}"
             )
         return b"".join((yield from self.file.load(parts)))
+
+    def make_entry(self, parts: Sequence[Part], recipe: SizedRecipe | None, what: str) -> Entry:
+        """Return the entry of joined ``parts``; ``recipe`` decodes them. DamagedIndex if the file ends before them."""
+        if (end := max(map(sum, parts), default=0)) > self.file.size:
+            raise self.make_error(f"{what} ends at byte {end}: expected at most {self.file.size}, the size of the file")
+        if recipe is None and len(parts) == 1:
+            return self.file.source.part(*parts[0])
+        recipe = recipe or ZeroPaddingRecipe(sum(length for _, length in parts))
+        return make_entry_of_parts(self.file.source, parts, recipe, recipe.size, self.file.url)
 
     def find_compressed(self, key: Key) -> Key | None:
         """Return the key of the compressed bytes directly after the header of an element; None if they lie elsewhere.
@@ -215,7 +230,7 @@ def read_descriptors(file: FileBytes) -> Steps[Elements]:
             )
         [rows] = yield from file.load([(address + 6, 12 * count)], window)
         table = np.frombuffer(rows, _DESCRIPTOR)
-        table = table[(table["tag"] != NULL) & (table["tag"] < _EXTENDED) & (table["offset"] >= 0)]
+        table = table[(table["tag"] != Tag.NULL) & (table["tag"] < _EXTENDED) & (table["offset"] >= 0)]
         for tag, ref, offset, length in table[table["length"] >= 0].tolist():
             descriptors.setdefault((tag & ~_SPECIAL, ref), Descriptor(offset, length, bool(tag & _SPECIAL)))
         address, previous = next_address, address

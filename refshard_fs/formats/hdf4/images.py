@@ -13,15 +13,7 @@ from refshard_fs.core.model import Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.hdf4.chunks import Layout, find_layout
 from refshard_fs.formats.hdf4.data_sets import DataSet, Tree
-from refshard_fs.formats.hdf4.elements import (
-    COMPRESSED_IMAGE,
-    IMAGE,
-    IMAGE_DIMENSIONS,
-    IMAGE_GROUP,
-    PALETTE,
-    VGROUP,
-    Key,
-)
+from refshard_fs.formats.hdf4.elements import Key, Tag
 from refshard_fs.formats.hdf4.image_coding import RUNS, ImageCoding
 from refshard_fs.formats.hdf4.objects import parse_number_type
 
@@ -35,9 +27,9 @@ def find_images(tree: Tree) -> Steps[list[DataSet]]:
     groups = {ref: group for ref, group in tree.groups.items() if group.kind == _KIND}
     members_by_name: dict[str, tuple[Key, list[Key]]] = {}
     for ref, group in groups.items():
-        members_by_name.setdefault(group.name or f"image {ref}", ((VGROUP, ref), list(group.members)))
+        members_by_name.setdefault(group.name or f"image {ref}", ((Tag.VGROUP, ref), list(group.members)))
     if not groups:  # older versions wrote groups with another tag
-        for key in tree.list_keys(IMAGE_GROUP):
+        for key in tree.list_keys(Tag.IMAGE_GROUP):
             group_data = yield from tree.elements.read_stored_bytes(key)
             members_by_name[f"image {key[1]}"] = (
                 key,
@@ -55,14 +47,14 @@ def find_images(tree: Tree) -> Steps[list[DataSet]]:
 def _describe_image(tree: Tree, name: str, key: Key, members: list[Key]) -> Steps[DataSet]:
     refs: Mapping[int, int] = dict(members)
     elements = tree.elements
-    data = IMAGE, refs.get(IMAGE, 0)
-    is_old = COMPRESSED_IMAGE in refs
+    data = Tag.IMAGE, refs.get(Tag.IMAGE, 0)
+    is_old = Tag.COMPRESSED_IMAGE in refs
     if is_old:  # before version 4, the tag of the values said that they are compressed
-        data = COMPRESSED_IMAGE, refs[COMPRESSED_IMAGE]
-    if IMAGE_DIMENSIONS not in refs or not (is_old or IMAGE in refs):
-        missing = "dimensions" if IMAGE_DIMENSIONS not in refs else "values"
+        data = Tag.COMPRESSED_IMAGE, refs[Tag.COMPRESSED_IMAGE]
+    if Tag.IMAGE_DIMENSIONS not in refs or not (is_old or Tag.IMAGE in refs):
+        missing = "dimensions" if Tag.IMAGE_DIMENSIONS not in refs else "values"
         raise ManifestError(f"it is a raster image: expected an element with its {missing}, found none")
-    header = yield from elements.read_stored_bytes((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
+    header = yield from elements.read_stored_bytes((Tag.IMAGE_DIMENSIONS, refs[Tag.IMAGE_DIMENSIONS]))
     width, height, *number_type, bands, interlace, compression = struct.unpack_from(">iiHHhhH", header)
     dtype = parse_number_type((yield from elements.read_stored_bytes((number_type[0], number_type[1]))))
     dtype = np.dtype("u1") if dtype.kind == "S" else dtype
@@ -91,8 +83,8 @@ def _describe_image(tree: Tree, name: str, key: Key, members: list[Key]) -> Step
     if layout.shape is not None:
         raise ManifestError("it is a raster image in chunks: expected an image without chunks")
     attributes = yield from tree.read_attributes(members)
-    if PALETTE in refs and bands == 1:
-        colors = (yield from elements.read_contents((PALETTE, refs[PALETTE])))[:768]
+    if Tag.PALETTE in refs and bands == 1:
+        colors = (yield from elements.read_contents((Tag.PALETTE, refs[Tag.PALETTE])))[:768]
         attributes.shown["color_map"] = [
             f"#{colors[position : position + 3].hex()}" for position in range(0, len(colors), 3)
         ]

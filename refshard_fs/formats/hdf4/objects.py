@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from refshard_fs.core.format import decode_text
 from refshard_fs.formats.hdf4.elements import Key
 
 # Numpy's data types by the code of a number type, without the byte order.
@@ -105,14 +106,6 @@ def parse_number_type(data: bytes) -> np.dtype[Any]:
         expected = f"expected one of the codes {', '.join(map(str, _TYPES))}, in the byte order 0, 1 or {_PC}"
         raise ValueError(f"its number type has the code {data[1]}, in the byte order {data[3]}: {expected}")
     return dtype
-
-
-def decode_text(text: bytes) -> str:
-    """Decode a text as UTF-8; if it is not UTF-8, as Latin-1, which older writers used."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return text.decode("latin-1")
 
 
 def decode_value(field: Field, data: bytes) -> Any:

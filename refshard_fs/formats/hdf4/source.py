@@ -21,6 +21,7 @@ from refshard_fs.core.array_group import (
     SingleChunk,
     convert_fill_value,
     encode_fill_value,
+    report_damage,
 )
 from refshard_fs.core.format import FileBytes, OpenOptions, Probe
 from refshard_fs.core.keys import join
@@ -30,7 +31,7 @@ from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf4 import MAGIC
 from refshard_fs.formats.hdf4.chunks import CodedChunks, find_chunk_shape, find_layout, make_chunks
 from refshard_fs.formats.hdf4.data_sets import FEW, Attributes, DataSet, Tree
-from refshard_fs.formats.hdf4.elements import VDATA, VDATA_VALUES, VGROUP, Key, read_descriptors
+from refshard_fs.formats.hdf4.elements import Key, Tag, read_descriptors
 from refshard_fs.formats.hdf4.eos import KINDS, Structure, parse_structures
 from refshard_fs.formats.hdf4.images import find_images
 from refshard_fs.formats.hdf4.objects import Vdata, Vgroup
@@ -52,7 +53,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if not probe.head.startswith(MAGIC):
         found = bytes(probe.head[: len(MAGIC)])
         raise ManifestError(f"{probe.url}: expected an HDF4 file, which begins with {MAGIC!r}, found {found!r}")
-    try:
+    with report_damage(probe.url):
         elements = yield from read_descriptors(FileBytes(probe.url, source, size, probe.head))
         tree = Tree(elements)
         yield from tree.read_metadata()
@@ -63,10 +64,6 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
             group.add_data_set(data_set)
         yield from group.finish()
         keyspace = group.keyspace(options.zarr_format, {**attributes.shown, **group.groups.pop("", {})})
-    except RefShardError:
-        raise
-    except ValueError as e:
-        raise DamagedIndex("", probe.url, str(e)) from e
     keyspace.attribute_dtypes = group.attribute_dtypes
     keyspace.unlimited_dimensions = group.unlimited
     chunked = [chunks for chunks in group.chunks.values() if isinstance(chunks, CodedChunks)]
@@ -100,10 +97,8 @@ class _Group(ArrayGroupBuilder):
         """Find the grids and swaths of an HDF-EOS2 file, and the data sets that belong to each."""
         numbered = {int(match[1]): name for name in attributes.shown if (match := _METADATA.fullmatch(name))}
         text = "".join(str(attributes.shown[numbered[number]]) for number in sorted(numbered))
-        try:
+        with self.report_errors("StructMetadata"):
             self._structures = parse_structures(text)
-        except ValueError as e:
-            self.reports["StructMetadata"] = str(e)
         for group in self._tree.groups.values():
             if group.kind not in KINDS:
                 continue
@@ -123,9 +118,9 @@ class _Group(ArrayGroupBuilder):
         """Return the Vgroups in ``group``. Report Vgroups that the file lacks."""
         groups = self._tree.groups
         for tag, ref in group.members:
-            if tag == VGROUP and ref not in groups:
+            if tag == Tag.VGROUP and ref not in groups:
                 self.reports[f"Vgroup {ref}"] = f"expected it in the file, as {group.name!r} lists it; found none"
-        return [groups[ref] for tag, ref in group.members if tag == VGROUP and ref in groups]
+        return [groups[ref] for tag, ref in group.members if tag == Tag.VGROUP and ref in groups]
 
     def _make_path(self, owner: str) -> str:
         """Return the path of the group for a grid or a swath: the root if the file has only one."""
@@ -141,10 +136,8 @@ class _Group(ArrayGroupBuilder):
             if data_set.attributes.shown:
                 self._dimension_attributes[data_set.name] = data_set.attributes.shown
             return  # the library made it only to store attributes of a dimension
-        try:
+        with self.report_errors(path):
             self._add_array(path, group, owner, data_set)
-        except ValueError as e:
-            self.reports[path] = str(e)
 
     def _add_array(self, path: str, group: str, owner: str, data_set: DataSet) -> None:
         elements, dtype, layout = self._tree.elements, data_set.dtype, data_set.layout
@@ -218,12 +211,12 @@ class _Group(ArrayGroupBuilder):
         tree = self._tree
         shown_tables = set()
         for (tag, ref), owner in self._owners.items():
-            table = tree.tables.get(ref) if tag == VDATA else None
+            table = tree.tables.get(ref) if tag == Tag.VDATA else None
             names = self._structures[owner].fields.get(table.name) if table is not None else None
             if table is None or names is None or len(table.fields) != 1:
                 continue
             shown_tables.add(ref)
-            field, key = table.fields[0], (VDATA_VALUES, ref)
+            field, key = table.fields[0], (Tag.VDATA_VALUES, ref)
             shape = (table.records, field.order)[: len(names)] if field.order > 1 else (table.records,)
             try:
                 layout = yield from find_layout(tree.elements, key)
@@ -254,7 +247,7 @@ class _Group(ArrayGroupBuilder):
             self.reports.setdefault(structure.name, f"it has no coordinates. In StructMetadata, {structure.problem}")
         tree = self._tree
         owned = [key for key, owner in self._owners.items() if owner == structure.name]
-        names = {tree.tables[ref].name for tag, ref in owned if tag == VDATA and ref in tree.tables}
+        names = {tree.tables[ref].name for tag, ref in owned if tag == Tag.VDATA and ref in tree.tables}
         names |= {self._data_set_names[key] for key in owned if key in self._data_set_names}
         for field in structure.fields.keys() - names - structure.merged:
             self.reports.setdefault(
@@ -265,14 +258,12 @@ class _Group(ArrayGroupBuilder):
         """Add a group with the fields of a Vdata. If it cannot be shown, add a report."""
         group = self._make_unique(_make_segment(table.name or f"Vdata {ref}"))
         self._tree.count_shown_bytes(len(table.name))
-        try:
+        fields = []
+        with self.report_errors(group):
             if table.records:  # raise now if the values lie in another file
-                yield from self._tree.elements.find_parts((VDATA_VALUES, ref))
+                yield from self._tree.elements.find_parts((Tag.VDATA_VALUES, ref))
             fields = list(describe_fields(self._tree.elements, ref, table, f"{self.url}, Vdata {group!r}"))
-        except (ManifestError, DamagedIndex) as e:
-            self.reports[group] = str(e)
-            return
-        self.groups[group] = {}
+            self.groups[group] = {}
         for name, array, chunks in fields:
             self._tree.count_shown_bytes(len(name))
             self.add(self._make_unique(join(group, _make_segment(name))), array, chunks)

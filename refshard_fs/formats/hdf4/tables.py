@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, Chunks, choose_chunks, make_entry_of_parts
+from refshard_fs.core.array_group import ArrayDescription, Chunks, choose_chunks
 from refshard_fs.core.model import Entry, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf4.chunks import cut_parts
-from refshard_fs.formats.hdf4.elements import VDATA_VALUES, Elements
+from refshard_fs.formats.hdf4.elements import Elements, Tag
 from refshard_fs.formats.hdf4.objects import Vdata
 
 
@@ -46,12 +46,11 @@ class FieldChunks(Chunks):
         elements, first_record, record = self._elements, number * self._count, self._recipe.record
         size = min(self._count, self._records - first_record) * record
         parts = cut_parts(
-            (yield from elements.find_parts((VDATA_VALUES, self._ref))), self._start + first_record * record, size
+            (yield from elements.find_parts((Tag.VDATA_VALUES, self._ref))), self._start + first_record * record, size
         )
-        if sum(length for _, length in parts) < size or any(sum(part) > elements.file.size for part in parts):
-            found = f"the records of its Vdata {self._ref} are cut short"
-            raise elements.make_error(f"{found}: expected {size} bytes in a file of {elements.file.size} bytes")
-        return make_entry_of_parts(elements.file.source, parts, self._recipe, self._recipe.size, elements.file.url)
+        if (found := sum(length for _, length in parts)) < size:
+            raise elements.make_error(f"the records of its Vdata {self._ref} have {found} bytes: expected {size}")
+        return elements.make_entry(parts, self._recipe, f"its Vdata {self._ref}")
 
 
 def describe_fields(

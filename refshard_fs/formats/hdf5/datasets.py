@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, FilledChunks, choose_chunks, encode_chunk
+from refshard_fs.core.array_group import (
+    UNWRITTEN,
+    ArrayDescription,
+    Chunks,
+    FilledChunks,
+    choose_chunks,
+    encode_chunk,
+    report_damage,
+)
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps, run_together
 from refshard_fs.core.zarrmeta import zarr_major
-from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
+from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.chunk_index import NO_CHUNKS, ChunkSpace, Index, make_index
 from refshard_fs.formats.hdf5.datatypes import decode_objects, list_heap_ids
 from refshard_fs.formats.hdf5.external import ExternalChunks
@@ -182,22 +189,12 @@ class DatasetChunks(FilledChunks):
 
     def find_entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         """Return the entries of several chunks, which are located in the same rounds."""
-        with self._report_damage():
+        with report_damage(self._url, self.where):
             chunks = yield from self.find_stored_chunks(numbers)
             if self.dataset.object_codec is not None:
                 return (yield from self._encode_objects(numbers, chunks, self.dataset.object_codec))
             entries = [self._make_entry(number, chunks.get(number)) for number in numbers]
             return (yield from self._read_now(entries)) if self.is_small_coordinate else entries
-
-    @contextmanager
-    def _report_damage(self) -> Iterator[None]:
-        """Convert a ValueError to a DamagedIndex that names the dataset and the file."""
-        try:
-            yield
-        except RefShardError:
-            raise
-        except ValueError as e:
-            raise DamagedIndex("", self._url, f"{self.where}: {e}") from e
 
     def prepare(self) -> Steps[None]:
         """Read what most users need next: all chunks of a small coordinate, or the first block of a chunk index."""
@@ -209,7 +206,7 @@ class DatasetChunks(FilledChunks):
     def list_existing(self) -> Steps[list[Listed] | None]:
         if self._contiguous is not None or (not self.fills_itself and self.grid.size <= UNWRITTEN):
             return None
-        with self._report_damage():
+        with report_damage(self._url, self.where):
             locations = NO_CHUNKS if self._index is None else (yield from self._index.find(None))
         return self.list_written(locations.numbers)
 

@@ -9,7 +9,7 @@ import pytest
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Inline
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.formats.hdf4.elements import LINKED, Elements, read_descriptors
+from refshard_fs.formats.hdf4.elements import Elements, Tag, read_descriptors
 from tests.support.shards_in_memory import Files
 
 KEY = (1963, 1)
@@ -33,26 +33,28 @@ def make_elements(*parts: tuple[int, int, bytes], next_block: int = 0) -> Elemen
 def make_linked(length: int, *refs: int, block_size: int = 4) -> tuple[tuple[int, int, bytes], ...]:
     """Make a linked element of ``length`` bytes in the blocks ``refs``, and its table of blocks."""
     header = struct.pack(">HiiiH", 1, length, block_size, len(refs), 9)
-    return (KEY[0] | 0x4000, 1, header), (LINKED, 9, struct.pack(f">{len(refs) + 1}H", 0, *refs))
+    return (KEY[0] | 0x4000, 1, header), (Tag.LINKED, 9, struct.pack(f">{len(refs) + 1}H", 0, *refs))
 
 
 def test_linked_blocks_are_joined() -> None:
-    elements = make_elements(*make_linked(9, 2, 3, 4), (LINKED, 2, b"ab"), (LINKED, 3, b"cdef"), (LINKED, 4, b"ghij"))
+    elements = make_elements(
+        *make_linked(9, 2, 3, 4), (Tag.LINKED, 2, b"ab"), (Tag.LINKED, 3, b"cdef"), (Tag.LINKED, 4, b"ghij")
+    )
     assert Files({}).run(elements.read_contents(KEY)) == b"abcdefghi"
     assert len(Files({}).run(elements.find_parts(KEY))) == 1  # parts that touch are joined
-    separate = make_elements(*make_linked(8, 2, 3), (LINKED, 3, b"cdef"), (LINKED, 2, b"abcd"))
+    separate = make_elements(*make_linked(8, 2, 3), (Tag.LINKED, 3, b"cdef"), (Tag.LINKED, 2, b"abcd"))
     assert Files({}).run(separate.read_contents(KEY)) == b"abcdcdef"
     assert len(Files({}).run(separate.find_parts(KEY))) == 2
 
 
 def test_first_linked_block_may_be_empty() -> None:
-    elements = make_elements(*make_linked(4, 2, 3), (LINKED, 2, b""), (LINKED, 3, b"abcd"))
+    elements = make_elements(*make_linked(4, 2, 3), (Tag.LINKED, 2, b""), (Tag.LINKED, 3, b"abcd"))
     assert Files({}).run(elements.read_contents(KEY)) == b"abcd"
 
 
 @pytest.mark.parametrize("refs", [(2,), (2, 5), (2, 0)])
 def test_missing_block_is_an_error(refs: tuple[int, ...]) -> None:
-    elements = make_elements(*make_linked(8, *refs), (LINKED, 2, b"abcd"))
+    elements = make_elements(*make_linked(8, *refs), (Tag.LINKED, 2, b"abcd"))
     with pytest.raises(DamagedIndex, match="linked element"):
         Files({}).run(elements.read_contents(KEY))
 
