@@ -18,8 +18,10 @@ from refshard_fs.formats.grib2.messages import (
     SPECTRAL,
     TO_AND_FRO,
     Octets,
+    count_coefficients,
     parse_integer,
     parse_signed,
+    parse_truncation,
 )
 
 _Array = npt.NDArray[Any]
@@ -378,13 +380,9 @@ def _decode_complex(data: Octets, packing: Octets, bits: int, stored: int) -> It
 
 
 def _decode_spectral_complex(data: Octets, packing: Octets, stored: int) -> _Array:
-    if parse_integer(packing, 35) != 1 or len({parse_integer(packing, octet, 2) for octet in (25, 27, 29)}) > 1:
-        numbers = [parse_integer(packing, octet, 2) for octet in (25, 27, 29)]
-        found = f"the type {parse_integer(packing, 35)}, and J, K and M {numbers}"
-        raise ValueError(
-            f"its unpacked spectral coefficients have {found}: expected type 1 (32 bits) and equal numbers"
-        )
-    subset, power = parse_integer(packing, 25, 2), parse_signed(packing, 21, 4) / 1e6
+    if (kind := parse_integer(packing, 35)) != 1:
+        raise ValueError(f"its unpacked spectral coefficients have the type {kind}: expected 1 (32 bits)")
+    subset, power = parse_truncation(packing, (25, 27, 29), 2), parse_signed(packing, 21, 4) / 1e6
     return _decode_spectrum(data, subset, power, parse_integer(packing, 20), stored, _Scale.parse(packing))
 
 
@@ -428,7 +426,7 @@ def _decode_spectrum(
 def find_truncation(count: int) -> int:
     """Return the triangular truncation with ``count`` real and imaginary parts; ValueError if there is none."""
     truncation = (math.isqrt(4 * count + 1) - 3) // 2
-    if truncation < 0 or (truncation + 1) * (truncation + 2) != count:
+    if truncation < 0 or count_coefficients(truncation) != count:
         raise ValueError(f"it has {count} coefficients: expected (n + 1) (n + 2), as a triangular truncation has")
     return truncation
 
@@ -507,12 +505,8 @@ class Values1(_FieldValues, frozen=True):
         if not parse_integer(data, 4) & _COMPLEX:
             blocks = _decode_simple(data[15:], b"", bits, self.count - 1)
             return np.concatenate([decode_ibm_floats(data[11:], 1), scale.apply(blocks, self.count - 1, "f8")])
-        if len({parse_integer(data, octet) for octet in (16, 17, 18)}) > 1:
-            found = [parse_integer(data, octet) for octet in (16, 17, 18)]
-            raise ValueError(f"its unpacked spectral coefficients have J, K and M {found}: expected equal numbers")
-        return _decode_spectrum(
-            data[18:], parse_integer(data, 16), parse_signed(data, 14, 2) / 1000, bits, self.count, scale, True
-        )
+        subset, power = parse_truncation(data, (16, 17, 18)), parse_signed(data, 14, 2) / 1000
+        return _decode_spectrum(data[18:], subset, power, bits, self.count, scale, True)
 
     def _decode_second_order(self, data: memoryview, stored: int) -> Iterator[_Block]:
         """Decode second-order packing: groups of numbers, or groups of differences between numbers."""

@@ -23,9 +23,11 @@ from refshard_fs.formats.grib2.messages import (
     Parameter,
     Surface,
     UnshownPart,
+    count_coefficients,
     count_points,
     parse_integer,
     parse_signed,
+    parse_truncation,
 )
 
 LEAST: Final = 47  # the least bytes of a message, which has sections 0, 1 and 4
@@ -57,11 +59,11 @@ def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown
 
     Raises ManifestError if the sections are damaged.
     """
-    window = grib.get_window(at)
+    window = grib.windows_at[at]
     end = length - 4
 
     def make_error(reason: str) -> ManifestError:
-        return ManifestError(f"{grib.url}: the message at byte {at} {reason}: it is damaged")
+        return grib.make_error(at, f"{reason}: it is damaged")
 
     def read(begin: int, size: int) -> Steps[bytes]:
         """Return bytes of the message."""
@@ -186,12 +188,7 @@ def _count_points(grid: bytes) -> int:
     """Return the number of points of the grid in section 2; ValueError if the section contradicts itself."""
     across, down = parse_integer(grid, 7, 2), parse_integer(grid, 9, 2)
     if parse_integer(grid, 6) == HARMONICS:
-        if len({across, down, parse_integer(grid, 11, 2)}) > 1:
-            raise ValueError(
-                f"its spectral truncation has J, K and M {across}, {down} and {parse_integer(grid, 11, 2)}: expected "
-                "equal numbers (a triangular truncation)"
-            )
-        return (across + 1) * (across + 2)
+        return count_coefficients(parse_truncation(grid, (7, 9, 11), 2))
     if across != 0xFFFF:
         return across * down
     at = parse_integer(grid, 5) + 4 * parse_integer(grid, 4)  # the octet at which the numbers of points in rows begin

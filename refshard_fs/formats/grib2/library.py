@@ -231,11 +231,10 @@ def _ask_library(library: Any, parameter: Parameter, name: str, level: str) -> P
     with _LOCK:
         handle = library.codes_grib_new_from_samples(f"GRIB{parameter.edition}")
         try:
-            if parameter.edition == 1:
-                clone = library.codes_new_from_message(_put_parameter_1(library.codes_get_message(handle), parameter))
-            else:
-                _set_parameter(library, handle, parameter)
-                clone = library.codes_clone(handle)  # eccodes names some kinds of level only in a new message
+            for key, value in (_list_keys_1 if parameter.edition == 1 else _list_keys_2)(parameter).items():
+                if value >= 0 or key.startswith("scaleFactor"):  # eccodes prints an error for other negative numbers
+                    library.codes_set(handle, key, value)
+            clone = library.codes_clone(handle)  # eccodes names some kinds of level only in a new message
             library.codes_release(handle)
             handle = clone
             by_key = {key: library.codes_get(handle, key) for key in _KEYS}
@@ -252,29 +251,23 @@ def _ask_library(library: Any, parameter: Parameter, name: str, level: str) -> P
     return ParameterName(by_key.get("cfVarName", by_key["shortName"]), level, attributes)
 
 
-def _put_parameter_1(sample: bytes, parameter: Parameter) -> bytes:
-    """Return the message ``sample`` with the numbers of a parameter of edition 1 in its section 1."""
+def _list_keys_1(parameter: Parameter) -> dict[str, int]:
+    """Return the numbers of a parameter of edition 1, by eccodes' keys."""
     first, second = parameter.surfaces
-    is_layer = second.kind != 255
     centre = parameter.centre if parameter.centre in _CENTRES else _NO_CENTRE
-    indicator = 0 if parameter.statistic == 255 else parameter.statistic
-    octets = {
-        4: parameter.category, 5: centre, 9: parameter.number, 10: first.kind,
-        11: first.scaled if is_layer else first.scaled >> 8, 12: second.scaled if is_layer else first.scaled & 0xFF,
-        21: indicator,
-    }  # fmt: skip
-    message = bytearray(sample)
-    for octet, value in octets.items():
-        message[7 + octet] = value
-    if centre != ECMWF:  # the sample has a local definition of ECMWF
-        end = 8 + parse_integer(sample, 9, 3)
-        del message[36:end]
-        message[4:7], message[8:11] = len(message).to_bytes(3), (28).to_bytes(3)
-    return bytes(message)
+    return {
+        "setLocalDefinition": int(centre == ECMWF),
+        "table2Version": parameter.category,
+        "centre": centre,
+        "indicatorOfParameter": parameter.number,
+        "indicatorOfTypeOfLevel": first.kind,
+        **({"level": first.scaled} if second.kind == 255 else {"topLevel": first.scaled, "bottomLevel": second.scaled}),
+        "timeRangeIndicator": 0 if parameter.statistic == 255 else parameter.statistic,
+    }
 
 
-def _set_parameter(library: Any, handle: Any, parameter: Parameter) -> None:
-    """Set the numbers of a parameter of edition 2 in the message of ``handle``."""
+def _list_keys_2(parameter: Parameter) -> dict[str, int]:
+    """Return the numbers of a parameter of edition 2, by eccodes' keys."""
     first, second = parameter.surfaces
     keys = {
         "discipline": parameter.discipline,
@@ -306,6 +299,4 @@ def _set_parameter(library: Any, handle: Any, parameter: Parameter) -> None:
         keys["marsClass"] = parameter.project
     if parameter.statistic != 255:
         keys |= {"typeOfStatisticalProcessing": parameter.statistic, "lengthOfTimeRange": parameter.length}
-    for key, value in keys.items():
-        if value >= 0 or key.startswith("scaleFactor"):  # eccodes prints an error for other negative numbers
-            library.codes_set(handle, key, value)
+    return keys

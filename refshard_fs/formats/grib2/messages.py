@@ -125,6 +125,22 @@ def parse_signed(data: Octets, octet: int, size: int) -> int:
     return number if number < sign else sign - number
 
 
+def parse_truncation(data: Octets, octets: Sequence[int], size: int = 1) -> int:
+    """Return the truncation of spherical harmonics, whose numbers J, K and M lie at ``octets``.
+
+    Raises ValueError if the numbers differ: the truncation is not triangular.
+    """
+    numbers = [parse_integer(data, octet, size) for octet in octets]
+    if len(set(numbers)) > 1:
+        raise ValueError(f"its spectral truncation has J, K and M {numbers}: expected equal numbers (a triangular one)")
+    return numbers[0]
+
+
+def count_coefficients(truncation: int) -> int:
+    """Return the number of real and imaginary parts of a triangular truncation."""
+    return (truncation + 1) * (truncation + 2)
+
+
 def count_points(rows: Sequence[int], parallels: int, west: int, east: int, degree: int) -> int:
     """Return the number of points of a reduced Gaussian grid between the meridians ``west`` and ``east``.
 
@@ -221,13 +237,9 @@ def describe_grid(grid: bytes) -> Grid:
     template = parse_integer(grid, 13, 2)
     scanned = _SCANNED.get(template, 0)
     corners: tuple[float, ...] = ()
-    if template == HARMONICS and len({parse_integer(grid, octet, 4) for octet in (15, 19, 23)}) > 1:
-        found = [parse_integer(grid, octet, 4) for octet in (15, 19, 23)]
-        raise ValueError(f"its spectral truncation has J, K and M {found}: expected equal numbers (a triangular one)")
     if template == HARMONICS:
-        truncation, count = parse_integer(grid, 15, 4), parse_integer(grid, 7, 4)
-        if (truncation + 1) * (truncation + 2) != count:
-            expected = (truncation + 1) * (truncation + 2)
+        truncation, count = parse_truncation(grid, (15, 19, 23), 4), parse_integer(grid, 7, 4)
+        if (expected := count_coefficients(truncation)) != count:
             raise ValueError(f"its truncation {truncation} has {count} coefficients: expected {expected}")
     if template == 0:
         basic, parts = parse_integer(grid, 39, 4), parse_integer(grid, 43, 4)
@@ -407,7 +419,7 @@ class Grib(FileBytes):
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
         super().__init__(url, source, size, head)
-        self._windows_at: dict[int, bytes] = {}  # windows by offset
+        self.windows_at: dict[int, bytes] = {}  # windows by offset
         self.unshown: list[UnshownPart] = []
 
     def find_messages(self, indexed: Sequence[int] = ()) -> Steps[list[tuple[int, int]]]:
@@ -428,12 +440,12 @@ class Grib(FileBytes):
             place = bisect_left(indexed, due)
             begin = indexed[place] if place < len(indexed) and indexed[place] - due <= PADDING else None
             if begin is None:
-                period = foresee(pitches) if due not in self._windows_at else []
+                period = foresee(pitches) if due not in self.windows_at else []
                 likely = period or pitches[-1:]
-                if due not in self._windows_at and 0 < sum(likely) <= len(likely) * (EVEN if period else UNEVEN):
+                if due not in self.windows_at and 0 < sum(likely) <= len(likely) * (EVEN if period else UNEVEN):
                     yield from self._read_block(due, block)
                     block = min(block * 2, LAST_BLOCK)
-                if due not in self._windows_at:
+                if due not in self.windows_at:
                     run = 1 if 0 < foreseen != due else run
                     places = list(islice(accumulate(cycle(period), initial=due), run + 1))
                     yield from self.read_windows([at for at in places[:run] if at < self.size])
@@ -459,7 +471,7 @@ class Grib(FileBytes):
 
     def read_windows(self, offsets: Sequence[int]) -> Steps[None]:
         """Read the windows at ``offsets`` that are not in memory; ManifestError if an offset is not in the file."""
-        missing = [at for at in dict.fromkeys(offsets) if at not in self._windows_at]
+        missing = [at for at in dict.fromkeys(offsets) if at not in self.windows_at]
         wrong = next((at for at in missing if not 0 <= at < self.size), None)
         if wrong is not None:
             raise ManifestError(
@@ -467,13 +479,13 @@ class Grib(FileBytes):
                 "sidecar belong to another file?"
             )
         windows = yield from self.load([(at, min(WINDOW, self.size - at)) for at in missing])
-        self._windows_at.update(zip(missing, windows, strict=True))
+        self.windows_at.update(zip(missing, windows, strict=True))
 
     def _read_block(self, start: int, size: int) -> Steps[None]:
         """Read a block of the file from byte ``start`` on, and keep the windows of its messages."""
         size = min(size, self.size - start)
         windows: Windows = yield Load(self.part(start, size), ParsedIndex(cut_windows, (start + size == self.size,)))
-        self._windows_at.update((start + at, data) for at, data in windows.data.items())
+        self.windows_at.update((start + at, data) for at, data in windows.data.items())
 
     def _search_message(self, due: int) -> Steps[int | None]:
         """Return the offset of the first message at or after ``due``; None if no message begins within `GAP` bytes.
@@ -481,7 +493,7 @@ class Grib(FileBytes):
         Bytes before this message that are not padding are added to ``unshown``. Raises ManifestError if the file ends
         within a message.
         """
-        start, data = due, self._windows_at[due]
+        start, data = due, self.windows_at[due]
         while (at := find_message(data)) < 0 and start + len(data) < self.size:
             if start + len(data) - due > GAP:
                 self.unshown.append(
@@ -502,41 +514,36 @@ class Grib(FileBytes):
             found = f"expected a whole message at byte {begin}, found its first {left} bytes"
             raise ManifestError(f"{self.url}: {found}: the file is cut short")
         begin = start + at
-        gap = self._windows_at[due][: begin - due] if at >= 0 else self._windows_at[due]
+        gap = self.windows_at[due][: begin - due] if at >= 0 else self.windows_at[due]
         if gap.translate(None, FILLING) or END in gap:
             self.unshown.append(UnshownPart(due, "expected a message at this byte, found other bytes"))
         if at < 0:
             return None
-        if begin not in self._windows_at:
+        if begin not in self.windows_at:
             window = data[at : at + WINDOW]
             if len(window) < min(HEADER, self.size - begin):
                 yield from self.read_windows([begin])
             else:
-                self._windows_at[begin] = window
+                self.windows_at[begin] = window
         return begin
 
-    def get_window(self, at: int) -> bytes:
-        """Return the window of the message at byte ``at``, which must have been read."""
-        return self._windows_at[at]
+    def make_error(self, at: int, reason: str) -> ManifestError:
+        """Make an error about the message at byte ``at``."""
+        return ManifestError(f"{self.url}: the message at byte {at} {reason}")
 
     def _read_length(self, at: int) -> Steps[int]:
         """Return the length of the message at byte ``at``, whose window was read; ManifestError if it is cut short."""
-        data = self._windows_at[at]
+        data = self.windows_at[at]
         if len(data) < 16:
-            raise ManifestError(
-                f"{self.url}: the message at byte {at} has {len(data)} bytes: expected at least 16. The file is cut "
-                "short"
-            )
+            raise self.make_error(at, f"has {len(data)} bytes: expected at least 16. The file is cut short")
         if find_message(data[:SIGN]):
             raise ManifestError(f"{self.url}: expected a message at byte {at}, found {data[:8]!r}")
         length = parse_length(data)
         if data[7] == 1 and data[4] & 0x80 and len(data) - 3 < (place := find_section_4(data)) <= self.size - at - 3:
             length = parse_length(data, parse_integer((yield Load(self.part(at + place, 3), Raw())), 1, 3))
         if not 12 <= length <= self.size - at:
-            raise ManifestError(
-                f"{self.url}: the message at byte {at} states {length} bytes: expected 12 to {self.size - at}, the "
-                "rest of the file. The file is cut short, or damaged"
-            )
+            expected = f"expected 12 to {self.size - at}, the rest of the file. The file is cut short, or damaged"
+            raise self.make_error(at, f"states {length} bytes: {expected}")
         return length
 
     def read_fields(self, at: int, length: int) -> Steps[list[Field | UnshownPart]]:
@@ -544,7 +551,7 @@ class Grib(FileBytes):
 
         Raises ManifestError if the sections do not fit the message.
         """
-        window, begin = self._windows_at[at], at
+        window, begin = self.windows_at[at], at
         position, end = at + 16, at + length - 4
         sections: dict[int, bytes] = {}
         parts: dict[int, tuple[int, int]] = {}
@@ -557,17 +564,16 @@ class Grib(FileBytes):
             if size < 5 or not 1 <= number <= 7 or position + size > end:
                 found = f"has a section {number} of {size} bytes at byte {position}"
                 expected = f"expected a section 1 to 7 of 5 to {end - position} bytes"
-                raise ManifestError(f"{self.url}: the message at byte {at} {found}: {expected}")
+                raise self.make_error(at, f"{found}: {expected}")
             if number not in NEXT[before]:
                 found = f"has a section {number} at byte {position}, after section {before}"
                 expected = " or ".join(map(str, NEXT[before]))
-                raise ManifestError(f"{self.url}: the message at byte {at} {found}: expected section {expected}")
+                raise self.make_error(at, f"{found}: expected section {expected}")
             before = number
             if number in (1, 3, 4, 5):
                 if size > SECTION:
-                    raise ManifestError(
-                        f"{self.url}: section {number} at byte {position} has {size} bytes: expected at most {SECTION}"
-                    )
+                    found = f"has a section {number} of {size} bytes at byte {position}"
+                    raise self.make_error(at, f"{found}: expected at most {SECTION} bytes")
                 if position + size > begin + len(window):
                     begin, window = position, (yield Load(self.part(position, size), Raw()))
                 sections[number] = window[position - begin : position - begin + size]
@@ -580,12 +586,9 @@ class Grib(FileBytes):
             if number == 7:
                 fields.append(self._parse_field(at, sections, parts))
                 if len(fields) > FIELDS:
-                    raise ManifestError(
-                        f"{self.url}: the message at byte {at} has {len(fields)} fields or more: expected at most "
-                        f"{FIELDS}"
-                    )
+                    raise self.make_error(at, f"has {len(fields)} fields or more: expected at most {FIELDS}")
         if before != 7:
-            raise ManifestError(f"{self.url}: the message at byte {at} ends after section {before}: expected section 7")
+            raise self.make_error(at, f"ends after section {before}: expected section 7")
         return fields
 
     def _parse_field(
@@ -593,6 +596,6 @@ class Grib(FileBytes):
     ) -> Field | UnshownPart:
         """Return the field of these sections, or the reason why it is not shown."""
         try:
-            return parse_field(sections, parts, self._windows_at[at][6])
+            return parse_field(sections, parts, self.windows_at[at][6])
         except (ValueError, OverflowError) as e:
             return UnshownPart(at, str(e))

@@ -260,7 +260,7 @@ def _find_differences(chunks: FieldChunks, place: FieldPlace, start: int) -> Ste
     try:
         grib = Grib(place.url, Span(place.url, 0, facts.size), facts.size, b"")
         yield from grib.read_windows([start])
-        length = parse_length(grib.get_window(start)[:16])
+        length = parse_length(grib.windows_at[start][:16])
         chunks.make_recipe(place).find((yield from grib.read_fields(start, length)))
     except ValueError as e:
         return str(e)

@@ -282,7 +282,7 @@ def _answer_in_memory(need: Need) -> Any:
 def _read_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | UnshownPart]]:
     """Return the fields of the message of ``length`` bytes at byte ``at``; an `UnshownPart` if it is damaged."""
     try:
-        if grib.get_window(at)[7] == 1:  # the edition
+        if grib.windows_at[at][7] == 1:  # the edition
             return (yield from edition_1.parse_fields(grib, at, length))
         return (yield from grib.read_fields(at, length))
     except ManifestError as e:
@@ -471,13 +471,12 @@ class FieldGroup(ArrayGroupBuilder):
         if grid.parallels > FINEST:
             raise ValueError(f"its Gaussian grid has N={grid.parallels}: expected at most {FINEST}")
         number = self._assign_number("grid", field.grid)
-        if template not in (_FLAT if is_flat else _LOCATED):
-            names = [_append_number(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
-            return names, [], (field.count,) if is_flat else (down, across)
-        is_regular = template in _REGULAR and not is_flat
-        names = [_append_number("latitude", number), _append_number("longitude", number)]
         plain = [_append_number(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
         inner: tuple[int, ...] = (field.count,) if is_flat else (down, across)
+        if template not in (_FLAT if is_flat else _LOCATED):
+            return plain, [], inner
+        is_regular = template in _REGULAR and not is_flat
+        names = [_append_number("latitude", number), _append_number("longitude", number)]
         for axis, name in enumerate(("latitude", "longitude")):
             data: bytes | DecodedParts
             along = slice(axis, axis + 1) if is_regular else slice(None)  # the dimensions of the coordinate
