@@ -22,6 +22,7 @@ from refshard_fs.formats.grib2.messages import (
     count_points,
     parse_integer,
     parse_signed,
+    parse_unit,
 )
 
 _LOCK: Final = threading.Lock()  # eccodes has global state
@@ -87,38 +88,30 @@ class Points(msgspec.Struct, frozen=True):
         Without this check, eccodes would write beyond its buffers, or end the process.
         """
         kind = parse_integer(grid, 6) if self.edition == 1 else parse_integer(grid, 13, 2)
-        if self.edition == 2 and kind in (*range(4), *_ROWS):
-            basic, parts = parse_integer(grid, 39, 4), parse_integer(grid, 43, 4)
-            if basic not in (0, 0xFFFFFFFF) and not 0 < basic * _LEAST_PARTS <= parts:
-                raise ValueError(
-                    f"its corners are multiples of {basic}/{parts} degrees: expected at most {1 / _LEAST_PARTS}"
-                )
-        width, unit = (3, 1000) if self.edition == 1 else (4, 1_000_000)
+        width, unit = (3, 1e-3) if self.edition == 1 else (4, 1e-6)
+        if self.edition == 2 and kind in (*range(4), *_ROWS) and (unit := parse_unit(grid)) > _LARGEST_UNIT:
+            raise ValueError(f"its corners are multiples of {unit} degrees: expected {_LARGEST_UNIT} or less")
         for octet in _LATITUDES[self.edition].get(kind, ()):
-            if abs(parse_signed(grid, octet, width)) > 90 * unit:
-                latitude = parse_signed(grid, octet, width) / unit
+            if abs(latitude := parse_signed(grid, octet, width) * unit) > 90:
                 raise ValueError(f"its latitude at octet {octet} is {latitude}: expected -90 to 90")
         if self.edition == 1:
             is_gaussian, begin, size = kind in (4, 14), parse_integer(grid, 5) + 4 * parse_integer(grid, 4), 2
             across, rows, parallels = (parse_integer(grid, octet, 2) for octet in (7, 9, 26))
-            has_rows, basic = parse_integer(grid, 5) != 255 and begin <= len(grid), 0
-            corners, degree = [parse_signed(grid, octet, 3) for octet in (11, 14, 18, 21)], 1000
+            has_rows, points, degree = parse_integer(grid, 5) != 255 and begin <= len(grid), across * rows, 1000
+            corners = [parse_signed(grid, octet, 3) for octet in (11, 14, 18, 21)]
         elif kind in _ROWS:
             is_gaussian, begin, size = kind != 0, _ROWS[kind], parse_integer(grid, 11)
-            across, rows, basic, parallels = (parse_integer(grid, octet, 4) for octet in (31, 35, 39, 68))
-            has_rows = size > 0
+            across, rows, parallels = (parse_integer(grid, octet, 4) for octet in (31, 35, 68))
+            has_rows, points, degree = size > 0, parse_integer(grid, 7, 4), 1_000_000
             corners = [parse_signed(grid, octet, 4) for octet in (47, 51, 56, 60)]
-            degree = 1_000_000 if basic in (0, 0xFFFFFFFF) else parts / basic
-            if len(grid) != begin - 1 + size * rows * has_rows:
-                expected = begin - 1 + size * rows * has_rows
+            if len(grid) != (expected := begin - 1 + size * rows * has_rows):
                 raise ValueError(f"the section of its grid has {len(grid)} bytes: expected {expected} for {rows} rows")
         else:
             return
-        missing = 0xFFFF if self.edition == 1 else 0xFFFFFFFF
-        points = across * rows if self.edition == 1 else parse_integer(grid, 7, 4)
+        missing = (1 << 16 * self.edition) - 1
         if across != missing and not has_rows and points == across * rows:
             if is_gaussian:
-                _check_first_latitude(corners[0] / degree, parallels)
+                _check_first_latitude(corners[0] * unit, parallels)
             return
         if not has_rows or across != missing or begin + rows * size - 1 > len(grid):
             raise ValueError(
@@ -127,13 +120,12 @@ class Points(msgspec.Struct, frozen=True):
             )
         counts = [parse_integer(grid, begin + row * size, size) for row in range(rows)] or [0]
         limits = (2, 8 * parallels + 16) if is_gaussian else (0, points)
-        north, west, south, east = corners
-        is_possible = basic == 0 and max(-north, north, -south, south) <= 90 * degree
-        is_possible = is_possible and max(-west, west, -east, east) <= 720 * degree
+        _, west, _, east = corners
+        is_possible = unit == 1 / degree and max(-west, west, -east, east) <= 720 * degree
         total = count_points(counts, parallels, west, east, degree) if is_gaussian and is_possible else sum(counts)
         if not is_possible or total != self.count or min(counts) < limits[0] or max(counts) > limits[1]:
-            degrees = tuple(corner / degree for corner in corners)
-            reason = f"{min(counts)} to {max(counts)} points in a row, corners {degrees}, basic angle {basic}"
+            degrees = tuple(corner * unit for corner in corners)
+            reason = f"{min(counts)} to {max(counts)} points in a row, corners {degrees} in units of {unit}"
             raise ValueError(f"expected a reduced grid of {self.count} points, found {total} points: {reason}")
 
 
@@ -166,7 +158,7 @@ _LATITUDES: Final = {
 }  # fmt: skip
 # Corners may be multiples of a thousandth of a degree, or of less: eccodes subtracts 360 degrees from an angle again
 # and again, which takes hours for large units.
-_LEAST_PARTS: Final = 1000
+_LARGEST_UNIT: Final = 1e-3
 # Templates of edition 2 with a list of the number of points in each row, and the octet at which the list begins.
 _ROWS: Final = {0: 73, 40: 73, 41: 85, 42: 85, 43: 97}
 

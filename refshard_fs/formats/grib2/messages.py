@@ -232,6 +232,12 @@ _SCANNED: Final = {
 HARMONICS: Final = 50  # the template of spherical harmonics: values are real and imaginary parts of coefficients
 
 
+def parse_unit(grid: bytes) -> float:
+    """Return the unit of the corners in section 3, in degrees: a basic angle, divided by a number, as in eccodes."""
+    basic, parts = parse_integer(grid, 39, 4), parse_integer(grid, 43, 4)
+    return (basic or 1) / (parts if parts not in (0, 0xFFFFFFFF) else 1_000_000)
+
+
 def describe_grid(grid: bytes) -> Grid:
     """Parse the grid in section 3; ValueError for a truncation of harmonics that is not supported."""
     template = parse_integer(grid, 13, 2)
@@ -242,8 +248,7 @@ def describe_grid(grid: bytes) -> Grid:
         if (expected := count_coefficients(truncation)) != count:
             raise ValueError(f"its truncation {truncation} has {count} coefficients: expected {expected}")
     if template == 0:
-        basic, parts = parse_integer(grid, 39, 4), parse_integer(grid, 43, 4)
-        unit = basic / parts if basic and parts not in (0, 0xFFFFFFFF) else 1e-6
+        unit = parse_unit(grid)
         corners = tuple(parse_signed(grid, octet, 4) * unit for octet in (47, 51, 56, 60))
     return Grid(
         template=template,
