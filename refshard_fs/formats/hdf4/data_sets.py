@@ -281,9 +281,14 @@ class Tree:
         """
         members = (yield from self.elements.read_stored_bytes(key))[: 4 * _MOST_MEMBERS]
         refs = dict(struct.iter_unpack(">HH", members[: len(members) // 4 * 4]))
+
+        def read(tag: int) -> Steps[bytes]:
+            """Return the bytes of the element with a ``tag``; none if the group has no such element."""
+            return (yield from self.elements.read_stored_bytes((tag, refs[tag]))) if tag in refs else b""
+
         if Tag.DIMENSIONS not in refs:
             raise ValueError("expected an element with dimensions in its group, found none")
-        header = yield from self.elements.read_stored_bytes((Tag.DIMENSIONS, refs[Tag.DIMENSIONS]))
+        header = yield from read(Tag.DIMENSIONS)
         (rank,) = struct.unpack_from(">H", header)
         if rank > MOST_DIMENSIONS:
             raise ValueError(f"it has {rank} dimensions: expected at most {MOST_DIMENSIONS}")
@@ -300,39 +305,31 @@ class Tree:
         # The first item is for the data set, the others are for its dimensions.
         attributes_by_axis: list[dict[str, Any]] = [{} for _ in range(rank + 1)]
         for tag, name in _TEXTS.items():
-            if tag in refs:
-                texts = (yield from self.elements.read_stored_bytes((tag, refs[tag]))).split(b"\0")
-                for axis_attributes, text in zip(attributes_by_axis, texts, strict=False):
-                    if text:
-                        axis_attributes[name] = decode_text(text)
+            texts = (yield from read(tag)).split(b"\0")
+            for axis_attributes, text in zip(attributes_by_axis, texts, strict=False):
+                if text:
+                    axis_attributes[name] = decode_text(text)
         attributes = Attributes(attributes_by_axis[0], {})
-        if Tag.LIMITS in refs and dtypes[0].kind != "S":
-            limits = np.frombuffer(
-                (yield from self.elements.read_stored_bytes((Tag.LIMITS, refs[Tag.LIMITS]))), dtypes[0]
-            ).tolist()
+        if dtypes[0].kind != "S":
+            limits = np.frombuffer((yield from read(Tag.LIMITS)), dtypes[0]).tolist()
             attributes.shown.update(zip(("valid_max", "valid_min"), limits, strict=False))
-        if Tag.CALIBRATION in refs:
-            calibration = yield from self.elements.read_stored_bytes((Tag.CALIBRATION, refs[Tag.CALIBRATION]))
+        if calibration := (yield from read(Tag.CALIBRATION)):
             kind = ">f8" if len(calibration) == 36 else ">f4"
             attributes.shown.update(zip(_CALIBRATED, np.frombuffer(calibration, kind, 4).tolist(), strict=True))
             attributes.shown["calibrated_nt"] = int.from_bytes(calibration[-4:], "big")
             attributes.dtypes.update(dict.fromkeys(PACKING, kind))
         scale_data_sets = []
-        scales = (
-            (yield from self.elements.read_stored_bytes((Tag.SCALES, refs[Tag.SCALES]))) if Tag.SCALES in refs else b""
-        )
-        flags = scales[:rank].ljust(rank, b"\0")
-        position = rank
+        scales = yield from read(Tag.SCALES)
+        position = rank  # the values come after a flag for each dimension
         for number, (name, length) in enumerate(zip(names, shape, strict=True)):
-            size = length * dtypes[number + 1].itemsize
-            values = scales[position : position + size] if flags[number] else None
-            position += size if flags[number] else 0
+            size = length * dtypes[number + 1].itemsize if scales[number : number + 1].strip(b"\0") else 0
+            values = scales[position : position + size]
+            position += size
+            scale_layout = Layout(size, ()) if size and len(values) == size else None
             scale_attributes = Attributes(attributes_by_axis[number + 1], {})
-            if scale_attributes.shown or (values is not None and len(values) == size):
-                described_scale = name, (Tag.SCALES, 0), (name,), (length,), dtypes[number + 1]
-                scale_data_sets.append(
-                    DataSet(*described_scale, scale_attributes, None, None, is_coordinate=True, values=values)
-                )
+            if scale_attributes.shown or scale_layout is not None:
+                described_scale = name, (Tag.SCALES, 0), (name,), (length,), dtypes[number + 1], scale_attributes, None
+                scale_data_sets.append(DataSet(*described_scale, scale_layout, is_coordinate=True, values=values))
         return [*scale_data_sets, DataSet(f"Data-Set-{key[1]}", key, names, shape, dtypes[0], attributes, data, layout)]
 
     def list_tables(self) -> dict[int, Vdata]:

@@ -140,16 +140,8 @@ def _parse_grid(block: Block) -> Structure:
             ):
                 axes[name] = Axis(corner + step / 2, step, count, {"standard_name": role, "units": unit, "axis": axis})
         crs = _describe_crs(values) | {"GeoTransform": f"{left!r} {steps[0]!r} 0.0 {upper!r} 0.0 {steps[1]!r}"}
-    fields = _list_fields(block, "DataField")
-    return Structure(
-        values.get("GridName", ""),
-        fields,
-        axes,
-        crs,
-        (),
-        _find_merged_fields(block),
-        _find_problem(values, counts, corners),
-    )
+    fields, problem = _list_fields(block, "DataField"), _find_problem(values, counts, corners)
+    return Structure(values.get("GridName", ""), fields, axes, crs, (), _find_merged_fields(block), problem)
 
 
 def _find_problem(values: Mapping[str, str], counts: Sequence[int], corners: Sequence[float]) -> str:
@@ -208,8 +200,7 @@ def _unpack_degrees(packed: float) -> float:
     """Return an angle in degrees. Writers pack angles as DDDMMMSSS.SS; some store degrees, which are at most 360."""
     if abs(packed) <= 360:
         return packed
-    absolute = abs(packed)
-    degrees, remainder = divmod(absolute, 1e6)
+    degrees, remainder = divmod(abs(packed), 1e6)
     minutes, seconds = divmod(remainder, 1e3)
     return math.copysign(degrees + minutes / 60 + seconds / 3600, packed)
 

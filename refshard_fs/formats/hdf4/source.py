@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import (
@@ -132,7 +131,7 @@ class _Group(ArrayGroupBuilder):
         owner = self._owners.get(data_set.key, "")
         group = self._make_path(owner) if owner else ""
         path = self._make_unique(join(group, _make_segment(data_set.name)))
-        if data_set.is_coordinate and data_set.layout is None and data_set.values is None:
+        if data_set.is_coordinate and data_set.layout is None:
             if data_set.attributes.shown:
                 self._dimension_attributes[data_set.name] = data_set.attributes.shown
             return  # the library made it only to store attributes of a dimension
@@ -145,18 +144,13 @@ class _Group(ArrayGroupBuilder):
         attributes = dict(data_set.attributes.shown)
         structure = self._structures.get(owner)
         if structure is not None:
-            dimension_names = set(names)
-            if structure.crs and {"XDim", "YDim"} <= dimension_names:
-                grid_attributes = {"grid_mapping": SPATIAL_REF, "coordinates": SPATIAL_REF}
-                attributes = {**grid_attributes, **attributes}
-            elif (
-                structure.geolocation
-                and set(structure.geolocation) <= dimension_names
-                and not _is_geolocation(data_set.name)
-            ):
+            is_geolocated = structure.geolocation and set(structure.geolocation) <= set(names)
+            if structure.crs and {"XDim", "YDim"} <= set(names):
+                attributes = {"grid_mapping": SPATIAL_REF, "coordinates": SPATIAL_REF, **attributes}
+            elif is_geolocated and data_set.name not in ("Latitude", "Longitude"):
                 attributes.setdefault("coordinates", "Latitude Longitude")
         fill, raw = _encode_fill(data_set.attributes.fill, dtype)
-        codecs = () if layout is None or layout.coding is None else layout.coding.codecs
+        coding = None if layout is None else layout.coding
         array = ArrayDescription(
             f"{self.url}, data set {path!r}",
             data_set.shape,
@@ -164,16 +158,15 @@ class _Group(ArrayGroupBuilder):
             dtype,
             names,
             attributes,
-            codecs,
+            () if coding is None else coding.codecs,
             fill,
             is_masked=True,
-            file_codecs=() if layout is None or layout.coding is None else layout.coding.file_codecs,
+            file_codecs=() if coding is None else coding.file_codecs,
         )
+        grid = array.grid(self._zarr_format)
         if data_set.values is not None:
-            array = msgspec.structs.replace(array, chunks=tuple(max(extent, 1) for extent in data_set.shape))
             self.add(path, array, SingleChunk(data_set.values))
         else:
-            grid = array.grid(self._zarr_format)
             self.add(path, array, make_chunks(elements, data_set.data, layout, array, grid, raw))
         if data_set.attributes.dtypes:
             self.attribute_dtypes[path] = data_set.attributes.dtypes
@@ -299,10 +292,6 @@ class _Group(ArrayGroupBuilder):
 def _make_segment(name: str) -> str:
     """Convert a name to one segment of a path."""
     return name.strip().replace("/", "_") or "_"
-
-
-def _is_geolocation(name: str) -> bool:
-    return name in ("Latitude", "Longitude")
 
 
 def _encode_fill(value: Any, dtype: np.dtype[Any]) -> tuple[Any, bytes]:
