@@ -139,13 +139,20 @@ class FileBytes:
         self.source = source
         self._windows = [(0, head)]  # bytes in memory and their offsets; the head comes first
 
-    def part(self, start: int, size: int) -> Entry:
-        """Return the entry of ``size`` bytes at ``start``; DamagedIndex if they end beyond the end of the file."""
-        if start + size > self.size:
-            reason = (
+    def make_error(self, reason: str) -> DamagedIndex:
+        """Make an error that names the file."""
+        return DamagedIndex("", self.url, reason)
+
+    def check_range(self, start: int, size: int) -> None:
+        """Raise DamagedIndex if ``size`` bytes at ``start`` do not lie in the file."""
+        if start < 0 or size < 0 or start + size > self.size:
+            raise self.make_error(
                 f"it is cut short or damaged: expected {size} bytes at byte {start}, found {self.size} bytes in all"
             )
-            raise DamagedIndex("", self.url, reason)
+
+    def part(self, start: int, size: int) -> Entry:
+        """Return the entry of ``size`` bytes at ``start``; DamagedIndex if they do not lie in the file."""
+        self.check_range(start, size)
         return self.source.part(start, size)
 
     def peek(self, start: int, size: int) -> bytes | None:

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from refshard_fs.core.format import decode_text
+from refshard_fs.core.format import FileBytes, decode_text
 from refshard_fs.core.model import Inline, Load, Raw, Span, Steps, run_together
-from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.errors import ManifestError
 
 CDR, GDR, R_VDR, ADR, AGR_EDR, VXR, VVR, Z_VDR, AZ_EDR, CPR, CVVR = 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13
 RLE, HUFFMAN, ADAPTIVE_HUFFMAN, GZIP = 1, 2, 3, 5  # kinds of compression
@@ -94,13 +94,11 @@ class Run(NamedTuple):
     offset: int
 
 
-class Records:
+class Records(FileBytes):
     """Read the records of a file of ``version`` 2 or 3, in pages, because many records share a page."""
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes, version: int) -> None:
-        self.url = url
-        self.source = source
-        self.size = size
+        super().__init__(url, source, size, b"")
         self.is_old = False  # before version 2.5
         self._word = "q" if version == 3 else "i"
         self._name_size = 256 if version == 3 else 64
@@ -113,9 +111,6 @@ class Records:
     def make_struct(self, fields: str) -> struct.Struct:
         """Make a `struct.Struct` of ``fields``, in which O stands for an offset or the size of a record."""
         return struct.Struct(">" + fields.replace("O", self._word))
-
-    def make_error(self, reason: str) -> DamagedIndex:
-        return DamagedIndex("", self.url, reason)
 
     def finish_opening(self) -> None:
         """Drop pages at the end of opening the file: from now on, few pages stay in memory."""
@@ -132,19 +127,21 @@ class Records:
             found = f"its descriptors are spread over {len(self._pages) * PAGE} bytes or more"
             raise self.make_error(f"{found}: expected at most {MOST_PAGES * PAGE}")
 
+    def peek(self, start: int, size: int) -> bytes | None:
+        """Return ``size`` bytes at ``start`` if they lie in a page in memory; else None."""
+        data = self._pages.get(start // PAGE, b"")[start % PAGE :][:size]
+        return data if len(data) == size else None
+
     def read(self, offset: int, size: int) -> Steps[bytes]:
         """Return ``size`` bytes at ``offset``. Read the pages that are not in memory."""
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise self.make_error(
-                f"it is cut short or damaged: expected {size} bytes at byte {offset}, found {self.size} bytes in all"
-            )
+        self.check_range(offset, size)
         first_page, end_page = offset // PAGE, -(-(offset + size) // PAGE)
         pages = [self._pages.get(number) for number in range(first_page, end_page)]
         if None in pages:
             missing = first_page + pages.index(None)
             ahead = AHEAD if missing - 1 in self._pages and not self.is_opened else 1
             end = min(max(end_page, missing + ahead) * PAGE, self.size)
-            data: bytes = yield Load(self.source.part(missing * PAGE, end - missing * PAGE), Raw())
+            data: bytes = yield Load(self.part(missing * PAGE, end - missing * PAGE), Raw())
             self._add_pages(missing, data)
             pages[missing - first_page :] = [data]
         return b"".join([page for page in pages if page])[offset - first_page * PAGE :][:size]
@@ -152,21 +149,12 @@ class Records:
     def read_headers(self, offsets: Sequence[int]) -> Steps[list[tuple[int, int]]]:
         """Return the type of each record at ``offsets``, and for a VVR or a CVVR the size of its values in bytes."""
         layout = self.make_struct("OiiO")
+        for offset in offsets:
+            self.check_range(offset, self.header)
         # A VVR at the end of the file may be shorter than this layout.
-        lengths = [min(layout.size, self.size - offset) for offset in offsets]
-        for offset, length in zip(offsets, lengths, strict=True):
-            if offset < 0 or length < self.header:
-                raise self.make_error(
-                    f"it is cut short or damaged: expected a record at byte {offset}, found {self.size} bytes in all"
-                )
-        raw_headers = [self._pages.get(offset // PAGE, b"")[offset % PAGE :][: layout.size] for offset in offsets]
-        missing = [number for number, length in enumerate(lengths) if len(raw_headers[number]) < length]
-        if missing:
-            loads = tuple(Load(self.source.part(offsets[number], lengths[number]), Raw()) for number in missing)
-            for number, data in zip(missing, (yield loads), strict=True):
-                raw_headers[number] = data
+        data_by_record = yield from self.load([(at, min(layout.size, self.size - at)) for at in offsets])
         headers = []
-        for offset, data in zip(offsets, raw_headers, strict=True):
+        for offset, data in zip(offsets, data_by_record, strict=True):
             size, kind, _, compressed = layout.unpack(data.ljust(layout.size, b"\0"))
             length = compressed if kind == CVVR else size - self.header
             if kind in (VVR, CVVR) and (length < 0 or offset + self.find_values(kind) + length > self.size):
@@ -304,12 +292,8 @@ class Records:
             if not 0 <= used_count <= count <= len(data):
                 raise self.make_error(f"an index uses {used_count} entries: expected 0 to {count}")
             numbers = self._unpack_fields(f"{count}i{count}i" + "O" * count, data, start)
-            runs += map(
-                Run,
-                numbers[:used_count],
-                numbers[count : count + used_count],
-                numbers[2 * count : 2 * count + used_count],
-            )
+            columns = (numbers[first : first + used_count] for first in (0, count, 2 * count))
+            runs += map(Run, *columns)
             if is_first:
                 break
             if len(runs) * self.header > self.size:

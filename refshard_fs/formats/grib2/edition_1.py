@@ -63,7 +63,7 @@ def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown
     end = length - 4
 
     def make_error(reason: str) -> ManifestError:
-        return grib.make_error(at, f"{reason}: it is damaged")
+        return grib.make_message_error(at, f"{reason}: it is damaged")
 
     def read(begin: int, size: int) -> Steps[bytes]:
         """Return bytes of the message."""

@@ -532,7 +532,7 @@ class Grib(FileBytes):
                 self.windows_at[begin] = window
         return begin
 
-    def make_error(self, at: int, reason: str) -> ManifestError:
+    def make_message_error(self, at: int, reason: str) -> ManifestError:
         """Make an error about the message at byte ``at``."""
         return ManifestError(f"{self.url}: the message at byte {at} {reason}")
 
@@ -540,7 +540,7 @@ class Grib(FileBytes):
         """Return the length of the message at byte ``at``, whose window was read; ManifestError if it is cut short."""
         data = self.windows_at[at]
         if len(data) < 16:
-            raise self.make_error(at, f"has {len(data)} bytes: expected at least 16. The file is cut short")
+            raise self.make_message_error(at, f"has {len(data)} bytes: expected at least 16. The file is cut short")
         if find_message(data[:SIGN]):
             raise ManifestError(f"{self.url}: expected a message at byte {at}, found {data[:8]!r}")
         length = parse_length(data)
@@ -548,7 +548,7 @@ class Grib(FileBytes):
             length = parse_length(data, parse_integer((yield Load(self.part(at + place, 3), Raw())), 1, 3))
         if not 12 <= length <= self.size - at:
             expected = f"expected 12 to {self.size - at}, the rest of the file. The file is cut short, or damaged"
-            raise self.make_error(at, f"states {length} bytes: {expected}")
+            raise self.make_message_error(at, f"states {length} bytes: {expected}")
         return length
 
     def read_fields(self, at: int, length: int) -> Steps[list[Field | UnshownPart]]:
@@ -569,16 +569,16 @@ class Grib(FileBytes):
             if size < 5 or not 1 <= number <= 7 or position + size > end:
                 found = f"has a section {number} of {size} bytes at byte {position}"
                 expected = f"expected a section 1 to 7 of 5 to {end - position} bytes"
-                raise self.make_error(at, f"{found}: {expected}")
+                raise self.make_message_error(at, f"{found}: {expected}")
             if number not in NEXT[before]:
                 found = f"has a section {number} at byte {position}, after section {before}"
                 expected = " or ".join(map(str, NEXT[before]))
-                raise self.make_error(at, f"{found}: expected section {expected}")
+                raise self.make_message_error(at, f"{found}: expected section {expected}")
             before = number
             if number in (1, 3, 4, 5):
                 if size > SECTION:
                     found = f"has a section {number} of {size} bytes at byte {position}"
-                    raise self.make_error(at, f"{found}: expected at most {SECTION} bytes")
+                    raise self.make_message_error(at, f"{found}: expected at most {SECTION} bytes")
                 if position + size > begin + len(window):
                     begin, window = position, (yield Load(self.part(position, size), Raw()))
                 sections[number] = window[position - begin : position - begin + size]
@@ -591,9 +591,9 @@ class Grib(FileBytes):
             if number == 7:
                 fields.append(self._parse_field(at, sections, parts))
                 if len(fields) > FIELDS:
-                    raise self.make_error(at, f"has {len(fields)} fields or more: expected at most {FIELDS}")
+                    raise self.make_message_error(at, f"has {len(fields)} fields or more: expected at most {FIELDS}")
         if before != 7:
-            raise self.make_error(at, f"ends after section {before}: expected section 7")
+            raise self.make_message_error(at, f"ends after section {before}: expected section 7")
         return fields
 
     def _parse_field(

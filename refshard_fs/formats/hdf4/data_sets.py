@@ -141,7 +141,7 @@ class Tree:
         """Count bytes of names and attributes. Raise DamagedIndex if they are far more than the bytes of the file."""
         self._shown_left -= count
         if self._shown_left < 0:
-            raise self.elements.make_error(
+            raise self.elements.file.make_error(
                 f"its arrays share names and attributes, and have more than {self._shown_most} bytes of them in all: "
                 f"expected fewer in a file of {self.elements.file.size} bytes"
             )

@@ -17,7 +17,7 @@ import numpy as np
 from refshard_fs.core.array_group import ZeroPaddingRecipe, make_entry_of_parts
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Entry, SizedRecipe, Steps
-from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.errors import ManifestError
 
 
 class Tag:
@@ -75,10 +75,6 @@ class Elements:
             if key[0] == Tag.COMPRESSED and not descriptor.is_special
         }
 
-    def make_error(self, reason: str) -> DamagedIndex:
-        """Make an error that names the file."""
-        return DamagedIndex("", self.file.url, reason)
-
     def load(self, keys: Iterable[Key]) -> Steps[None]:
         """Read elements, or the headers of special elements, in one round. Ignore keys without an element."""
         descriptors = {key: self.descriptors[key] for key in keys if key in self.descriptors and key not in self._data}
@@ -91,7 +87,7 @@ class Elements:
         loaded = self._loaded_bytes + sum(descriptor.length for descriptor in descriptors.values())
         most = min(TOGETHER, max(4 * self.file.size, 1 << 20))  # elements may overlap, but not many times
         if loaded > most:
-            raise self.make_error(
+            raise self.file.make_error(
                 f"its metadata have {loaded} bytes: expected at most {most} in a file of {self.file.size} bytes"
             )
         data = yield from self.file.load(
@@ -104,7 +100,7 @@ class Elements:
         """Return the bytes of an element, or the header of a special element."""
         if key not in self._data:
             if key not in self.descriptors:
-                raise self.make_error(f"expected the element {key}, to which another element refers; found none")
+                raise self.file.make_error(f"expected the element {key}, to which another element refers; found none")
             yield from self.load([key])
         return self._data[key]
 
@@ -121,7 +117,7 @@ class Elements:
     def find_parts(self, key: Key) -> Steps[list[Part]]:
         """Return the places of the bytes of a plain or linked element, in order."""
         if key not in self.descriptors:
-            raise self.make_error(f"expected the element {key}, to which another element refers; found none")
+            raise self.file.make_error(f"expected the element {key}, to which another element refers; found none")
         kind = yield from self.read_kind(key)
         if kind == "plain":
             descriptor = self.descriptors[key]
@@ -130,7 +126,7 @@ class Elements:
             raise ManifestError(f"{self.file.url}: element {key} is {kind}: expected a plain or a linked element")
         header = yield from self.read_stored_bytes(key)
         if len(header) < 16:
-            raise self.make_error(
+            raise self.file.make_error(
                 f"the header of the linked element {key} has {len(header)} bytes: expected at least 16"
             )
         remaining, usual_size, _, table = struct.unpack_from(">iiiH", header, 2)
@@ -140,7 +136,7 @@ class Elements:
         while remaining > 0:
             if table in tables:
                 reason = f"expected blocks for {remaining} more bytes of the linked element {key}, found none"
-                raise self.make_error(reason)
+                raise self.file.make_error(reason)
             tables.add(table)
             if len(parts) > MOST_PARTS:
                 raise ManifestError(
@@ -156,7 +152,7 @@ class Elements:
                     break
                 size = min(block_size, remaining)
                 if descriptor.length < size:
-                    raise self.make_error(
+                    raise self.file.make_error(
                         f"block {block} of the linked element {key} has {descriptor.length} bytes: expected {size}"
                     )
                 parts += [(descriptor.offset, size)] if size else []
@@ -181,7 +177,9 @@ class Elements:
     def make_entry(self, parts: Sequence[Part], recipe: SizedRecipe | None, what: str) -> Entry:
         """Return the entry of joined ``parts``; ``recipe`` decodes them. DamagedIndex if the file ends before them."""
         if (end := max(map(sum, parts), default=0)) > self.file.size:
-            raise self.make_error(f"{what} ends at byte {end}: expected at most {self.file.size}, the size of the file")
+            raise self.file.make_error(
+                f"{what} ends at byte {end}: expected at most {self.file.size}, the size of the file"
+            )
         if recipe is None and len(parts) == 1:
             return self.file.source.part(*parts[0])
         recipe = recipe or ZeroPaddingRecipe(sum(length for _, length in parts))
@@ -223,10 +221,8 @@ def read_descriptors(file: FileBytes) -> Steps[Elements]:
         count, next_address = struct.unpack(">HI", head)
         total += 6 + 12 * count
         if total > file.size:
-            raise DamagedIndex(
-                "",
-                file.url,
-                f"its blocks of descriptors have {total} bytes: expected at most {file.size}, the size of the file",
+            raise file.make_error(
+                f"its blocks of descriptors have {total} bytes: expected at most {file.size}, the size of the file"
             )
         [rows] = yield from file.load([(address + 6, 12 * count)], window)
         table = np.frombuffer(rows, _DESCRIPTOR)

@@ -49,7 +49,7 @@ class FieldChunks(Chunks):
             (yield from elements.find_parts((Tag.VDATA_VALUES, self._ref))), self._start + first_record * record, size
         )
         if (found := sum(length for _, length in parts)) < size:
-            raise elements.make_error(f"the records of its Vdata {self._ref} have {found} bytes: expected {size}")
+            raise elements.file.make_error(f"the records of its Vdata {self._ref} have {found} bytes: expected {size}")
         return elements.make_entry(parts, self._recipe, f"its Vdata {self._ref}")
 
 
