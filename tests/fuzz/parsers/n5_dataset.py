@@ -14,10 +14,10 @@ from contextlib import nullcontext as set_up
 import numcodecs
 
 from refshard_fs.core.format import Document, OpenOptions, Probe
-from refshard_fs.core.model import Facts
+from refshard_fs.core.model import Facts, Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.n5 import ATTRIBUTES
-from refshard_fs.formats.n5.source import DATA, open_
+from refshard_fs.formats.n5.source import DATA, BlockRecipe, open_
 from tests.support.shards_in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
@@ -65,6 +65,8 @@ def check_input(data: bytes) -> None:
             continue
         try:
             entry = files.run(keys.lookup(f"{path}/{grid.tail(0)}"))
+            assert isinstance(entry, Packed)
+            assert isinstance(entry.recipe, BlockRecipe)
             size = math.prod(entry.recipe.chunks) * entry.recipe.itemsize
             if size <= _LARGEST and entry.spans[0].url in files.files:
                 assert len(files.bytes(entry)) == size
