@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xarray as xr
 from xarray.backends import BackendArray
 from xarray.backends.zarr import ZarrArrayWrapper
-from xarray.core.indexing import OuterIndexer, VectorizedIndexer
+from xarray.core.indexing import BasicIndexer, OuterIndexer, VectorizedIndexer
 
 from refshard_fs.core.dtypes import parse_fill_value
 from refshard_fs.core.keys import join
@@ -37,6 +38,9 @@ from refshard_fs.tuning import hook_zarr
 LARGE: Final = 16 * MIB  # larger selections (bytes after decoding) are read on an event loop, and decoded meanwhile
 COPIED: Final = 4 * MIB  # bytes (after decoding) that are read at a time of a large selection of local chunks
 ALONE: Final = 2 * MIB  # the main thread decodes larger selections by a pool; other threads may be dask's
+NEAR: Final = 256 * KIB  # bytes: the largest array that is read before other arrays, not together with them
+IN_PLACE: Final = 128 * KIB  # bytes: smaller selections are copied to the result, since a further look-up takes longer
+SWAPPED: Final = 512 * KIB  # bytes that are read at a time if their order has to be swapped
 SHARED: Final = 64 * KIB  # bytes: chunks smaller than this are decoded by one thread, since threads wait for the GIL
 # Parts of a chunk are read, by one or several reads, if each of these reads saves so many bytes: copying or fetching
 # so many takes as long as a read.
@@ -169,13 +173,20 @@ class DirectArray(BackendArray):
         with contextlib.suppress(_NotDecoded):
             selection = self._select(key)
             parts = self._choose_parts(selection)
-            if self._is_small(selection, parts):
-                return self._read_now(selection, parts, range(len(selection.keys)))
-            entries = None if GUARD.get() is not None else self._fs.source.find_here(selection.keys)
+            is_small, is_plain = self._is_small(selection, parts), self._decoder.is_plain
+            is_filled = is_plain and selection.out.nbytes >= IN_PLACE and self._fs.source.is_local
+            entries = None
+            if GUARD.get() is None and (is_filled or not is_small):
+                entries = self._fs.source.find_here(selection.keys)
+            numbers: Sequence[int] = range(len(selection.keys))
+            if is_filled and entries is not None:
+                numbers = [n for n in numbers if not self._read_in_place(selection, n, entries[selection.keys[n]])]
+            if is_small:
+                return self._read_now(selection, parts, numbers, entries)
             if entries is not None:  # an event loop, and its threads for requests, would take longer than the reads
-                together = max(COPIED // self._chunk_size, 1 if self._decoder.is_plain else WORKERS)
-                for numbers in batches(range(len(selection.keys)), together):
-                    self._read_now(selection, parts, numbers, entries)
+                together = max(COPIED // self._chunk_size, 1 if is_plain else WORKERS)
+                for some in batches(numbers, together):
+                    self._read_now(selection, parts, some, entries)
                 return selection.out
             return self._fs.source.wait(self._read, selection)
         return np.asarray(self._open_by_zarr()[key], self.dtype)
@@ -191,6 +202,13 @@ class DirectArray(BackendArray):
                 return await asyncio.to_thread(self._read_now, selection, parts, range(len(selection.keys)))
             return await self._read(selection)
         return np.asarray(await self._open_by_zarr().async_getitem(key), self.dtype)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the array is small, and has all its bytes on this machine."""
+        if math.prod(self.shape) * self.dtype.itemsize > NEAR:
+            return False
+        return self._fs.source.find_here(self._select(BasicIndexer((slice(None),) * len(self.shape))).keys) is not None
 
     def _open_by_zarr(self) -> ZarrArrayWrapper:
         if self._by_zarr is None:
@@ -302,6 +320,27 @@ class DirectArray(BackendArray):
         found = ((key, source.decoded.get((self._token, key))) for key in keys)
         return {key: values for key, values in found if values is not None}, True
 
+    def _read_in_place(self, selection: _Selection | _Points, number: int, entry: Entry | None) -> bool:
+        """Read the elements of an uncompressed local chunk into the result, if they lie together there and here."""
+        room = selection.find_room(number)
+        if room is None or not room.flags.c_contiguous or not room.nbytes:
+            return False
+        low, high = selection.find_box(number)
+        first, itemsize = self._locate(low), room.itemsize
+        if self._locate(high) - first + 1 != room.size:
+            return False
+        values = room.reshape(-1)
+        swaps = self._decoder.dtype.newbyteorder("=") == self.dtype != self._decoder.dtype
+        step = max(SWAPPED // itemsize, 1) if swaps else values.size
+        for at in range(0, values.size, step):  # swap the bytes of values while they are in the processor's cache
+            some = values[at : at + step]
+            part = ChunkPart([(first + at) * itemsize], some.nbytes, self._chunk_size)
+            if not self._fs.source.read_into(part, entry, memoryview(some.view(np.uint8))):
+                return False
+            if swaps:
+                some.byteswap(inplace=True)
+        return True
+
     def _read_now(
         self,
         selection: _Selection | _Points,
@@ -389,6 +428,14 @@ class DirectArray(BackendArray):
             raise _NotDecoded(str(e)) from e
 
 
+def find_direct_array(variable: xr.Variable) -> DirectArray | None:
+    """Return the array that xarray reads for ``variable``; None if there is none."""
+    array: Any = getattr(variable, "_data", None)
+    while array is not None and not isinstance(array, DirectArray):
+        array = getattr(array, "array", None)
+    return array
+
+
 class _Box(NamedTuple):
     """A selection of points that is a box: positions along each dimension, and the order of these in the result.
 
@@ -455,6 +502,12 @@ class _Selection:
         self._has_arrays = any(isinstance(at.within, np.ndarray) for along in slices for at in along[:1])
         encode = meta.grid.encoding.encode
         self.keys = [join(path, encode([along.chunk for along in chunk])) for chunk in self._chunks]
+
+    def find_room(self, number: int) -> npt.NDArray[Any] | None:
+        """Return the part of the result that a chunk's elements fill in their order; None if it is no slice."""
+        if self._has_arrays:
+            return None
+        return self.out[tuple([at.target for at in self._chunks[number] if at.target is not None])]
 
     def find_box(self, number: int) -> tuple[list[int], list[int]]:
         """Return the least and the greatest positions of elements in a chunk, along each dimension."""
@@ -556,6 +609,9 @@ class _Points:
         chosen = [int(numbers[target[0]]) for target in self._targets]
         encode = meta.grid.encoding.encode
         self.keys = [join(path, encode([int(at) for at in np.unravel_index(number, counts)])) for number in chosen]
+
+    def find_room(self, number: int) -> None:
+        """Return None: the points in a chunk need not lie together in the result."""
 
     def find_box(self, number: int) -> tuple[list[int], list[int]]:
         """Return the least and the greatest positions of elements in a chunk, along each dimension."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from refshard_fs.core.keys import join, parent
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Steps
 from refshard_fs.core.zarrmeta import CONSOLIDATED, iterate_consolidated_nodes, object_in, shorten
 from refshard_fs.errors import ManifestError
 from refshard_fs.reading.plan import Request
@@ -66,6 +68,45 @@ async def read_groups(
         found |= {group: _make_group(group, keyspace.sort_paths(members[group]), nodes) for group in pending}
         pending = [join(group, name) for group in pending for name in found[group].groups] if is_deep else []
     return {group: found[group] for group in _walk_groups(path, found)}
+
+
+def read_groups_now(source: Source, path: str, **options: Any) -> dict[str, GroupNode] | None:
+    """Return the result of `read_groups`; None if it needs an event loop, or fails: it fails on an event loop, too."""
+    reading = read_groups(cast(Source, _SourceWithoutLoop(source)), path, **options)
+    try:
+        reading.send(None)
+    except StopIteration as stop:
+        found: dict[str, GroupNode] = stop.value
+        return found
+    except Exception:  # noqa: BLE001  # `read_groups` raises the same error
+        return None
+    reading.close()
+    return None
+
+
+class _SourceWithoutLoop:
+    """The methods of a source that `read_groups` calls, without waiting; NotImplementedError if they have to wait."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    async def keyspace(self) -> KeySpace:
+        return self._source.open()
+
+    async def read_all(self, requests: Sequence[Request]) -> list[Any]:
+        return [self._read(request) for request in requests]
+
+    def _read(self, request: Request) -> bytes | FileNotFoundError:
+        try:
+            data = self._source.read_now(request)
+        except FileNotFoundError as e:
+            return e
+        if data is None:
+            raise NotImplementedError
+        return data
+
+    async def look_up(self, key: str, steps: Steps[Any]) -> Any:
+        raise NotImplementedError
 
 
 def _walk_groups(path: str, groups: Mapping[str, GroupNode]) -> Iterator[str]:

@@ -23,8 +23,9 @@ from xarray.backends import BackendEntrypoint, StoreBackendEntrypoint, ZarrBacke
 
 from refshard_fs.core.keys import join, make_relative
 from refshard_fs.core.zarrmeta import zarr_major
+from refshard_fs.direct_array import find_direct_array
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.group_metadata import GroupNode, read_groups
+from refshard_fs.group_metadata import GroupNode, read_groups, read_groups_now
 from refshard_fs.reading.selection import GUARD, TOGETHER, SelectionLimit
 from refshard_fs.source.source import wait
 from refshard_fs.tools.progress import show_progress
@@ -167,9 +168,10 @@ class _Opening:
         if consolidated is None:
             consolidated = self._can_consolidate(path)
         zarr_format = self._options.get("zarr_format")
-        return source.wait(
-            partial(read_groups, source, path, consolidated=consolidated, zarr_format=zarr_format, is_deep=is_deep)
-        )
+        options: dict[str, Any] = {"consolidated": consolidated, "zarr_format": zarr_format, "is_deep": is_deep}
+        # A hierarchy recalls the documents that it read when it was opened only once.
+        found = read_groups_now(source, path, **options) if consolidated and source.open().url_of is None else None
+        return source.wait(partial(read_groups, source, path, **options)) if found is None else found
 
     def _can_consolidate(self, path: str) -> bool:
         """Return whether to read the root's consolidated metadata, which saves one or more requests for each array.
@@ -255,7 +257,12 @@ def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int]
     variables = list(variables)
     if not hasattr(xr.Variable, "load_async"):  # an old xarray
         return
-    if all(variable._in_memory or variable.chunks is not None for variable in variables):
+    if GUARD.get() is None:
+        for variable in variables:
+            array = None if variable._in_memory else find_direct_array(variable)
+            if array is not None and array.is_near:  # an event loop would take longer than the read
+                variable.load()
+    if on_progress is None and all(variable._in_memory or variable.chunks is not None for variable in variables):
         return
 
     async def load_variable(variable: xr.Variable) -> None:

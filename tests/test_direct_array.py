@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
 import warnings
 import zlib
@@ -22,7 +23,7 @@ from numcodecs import Blosc, Shuffle, Zlib
 from xarray.backends.zarr import ZarrArrayWrapper
 
 import refshard_fs
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, direct_array, tuning
+from refshard_fs import ReferenceNotReachable, RefShardError, RefShardFileSystem, TargetChanged, direct_array, tuning
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
 from refshard_fs.direct_array import DirectArray
@@ -219,6 +220,28 @@ def test_local_point_reads_few_bytes_of_a_contiguous_file(engine: Any, tmp_path:
     before = fs.stats()["bytes_fetched"]
     assert array[:, 5, 7:9].values.tolist() == values[:, 5, 7:9].tolist()
     assert fs.stats()["bytes_fetched"] - before == 20 * 2 * 4
+
+
+@pytest.mark.parametrize("engine", ["scipy", "h5netcdf"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", ">i4"])
+def test_uncompressed_local_values_are_read_into_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Any, dtype: str
+) -> None:
+    values = np.arange(30 * 200 * 300).astype(dtype).reshape(30, 200, 300)
+    xr.Dataset({"a": (("t", "y", "x"), values)}).to_netcdf(tmp_path / "a.nc", engine=engine)
+    array = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend, cache=False)["a"]
+    monkeypatch.setattr(Immediate, "take_unmade", lambda *_: pytest.fail("the values are copied"))
+    for key in ((), (slice(3, 28),), (slice(1, 9), slice(None)), (slice(4, 5), slice(7, 190)), (12, slice(5, 180))):
+        assert (array[key].values == values[key]).all()
+
+
+def test_values_that_a_file_has_lost_are_an_error(tmp_path: Path) -> None:
+    values = np.arange(200_000, dtype="f8")
+    xr.Dataset({"a": ("x", values)}).to_netcdf(tmp_path / "a.nc", engine="scipy")
+    array = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend, cache=False)["a"]
+    os.truncate(tmp_path / "a.nc", 800_000)
+    with pytest.raises(RefShardError, match="its size was 1600116 bytes and is 800000"):
+        array.load()
 
 
 @pytest.mark.parametrize("engine", ["scipy", "h5netcdf"])

@@ -20,6 +20,7 @@ codecs = pytest.importorskip("numcodecs")
 fsspec = pytest.importorskip("fsspec")
 
 
+from refshard_fs.source import source as source_module  # noqa: E402
 from refshard_fs.tools.info import make_tree, summarise  # noqa: E402  # after importorskip
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
@@ -89,6 +90,15 @@ def test_refshard_urls_are_opened(folder: Path, monkeypatch: pytest.MonkeyPatch)
         check_values(ds)
     with xr.open_dataset(f"refshard::{path.as_uri()}", engine=RefShardBackend) as ds:
         check_values(ds)
+
+
+def test_local_file_is_opened_without_an_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(6.0).reshape(2, 3)
+    xr.Dataset({"a": (("y", "x"), values)}, {"x": [1, 2, 3]}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    monkeypatch.setattr(source_module, "sync", lambda *_: pytest.fail("an event loop is used"))
+    with xr.open_dataset(tmp_path / "a.nc", engine="refshard") as ds:
+        assert ds["a"].values.tolist() == values.tolist()
+        assert ds["x"].values.tolist() == [1, 2, 3]
 
 
 def test_dask_chunks_align_with_stored_chunks(folder: Path) -> None:

@@ -38,7 +38,7 @@ def list_errors() -> tuple[type[Exception], ...]:
 _PART: Final = 1 << 20  # bytes that are decompressed at a time; more if a large result would have more than 16 parts
 
 
-def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> bytes:
+def decompress(stream: Any, data: bytes | memoryview, most: int, *, has_end: bool = True) -> bytes:
     """Decompress ``data`` with ``stream``, a decompressor of zlib, bz2, lzma or zstd.
 
     Raises ValueError if the data are damaged, decompress to more than ``most`` bytes, or do not reach the end of the

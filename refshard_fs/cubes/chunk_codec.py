@@ -114,10 +114,46 @@ def describe_codecs(meta: ArrayMeta) -> str:
     return f"{found}: expected a type and codecs that numpy and numcodecs can decode"
 
 
+class _SignChange:
+    """Decode as numcodecs' FixedScaleOffset does where it only makes signed integers unsigned, or the reverse.
+
+    FITS and NetCDF have unsigned integers only so. Flipping the first bit takes a quarter of the time of the floats
+    with which numcodecs computes.
+    """
+
+    codec_id = "fixedscaleoffset"
+
+    def __init__(self, codec: Any) -> None:
+        self._codec = codec
+
+    @classmethod
+    def can_replace(cls, codec: Any) -> bool:
+        """Return whether this class decodes as ``codec`` does."""
+        if codec.codec_id != cls.codec_id:
+            return False
+        shown, stored = codec.dtype, codec.astype
+        kinds = {"iu": 1, "ui": -1}  # of the stored and the shown type; the sign of the offset
+        sign = kinds.get(stored.kind + shown.kind)
+        is_alike = stored.itemsize == shown.itemsize < 8  # floats have fewer bits than 64
+        return bool(sign and is_alike and codec.scale == 1 and codec.offset == sign << 8 * stored.itemsize - 1)
+
+    def decode(self, data: Any) -> npt.NDArray[Any]:
+        shown, stored = self._codec.dtype, self._codec.astype
+        unsigned = f"u{stored.itemsize}"
+        values = np.frombuffer(data, stored).astype(stored.newbyteorder("=")).view(unsigned)
+        values ^= np.array(1 << 8 * stored.itemsize - 1, unsigned)
+        converted: npt.NDArray[Any] = values.view(shown.newbyteorder("=")).astype(shown, copy=False)
+        return converted
+
+    def encode(self, data: Any) -> Any:
+        return self._codec.encode(data)
+
+
 def _make_codec(config: dict[str, Any]) -> Any:
     import numcodecs  # slow to import, and only needed if this package decodes chunks
 
-    return numcodecs.get_codec(config)
+    codec = numcodecs.get_codec(config)
+    return _SignChange(codec) if _SignChange.can_replace(codec) else codec
 
 
 def _make_codecs_of_version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:

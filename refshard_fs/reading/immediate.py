@@ -14,7 +14,7 @@ import msgspec
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Packed, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Head, Inline, Load, Need, Origin, Packed, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, may_keep
@@ -184,6 +184,18 @@ class Immediate:
                         return None
         return out
 
+    def read_into(self, span: Span, buffer: memoryview) -> bool:
+        """Read the bytes of ``span`` into ``buffer``, which has their size; False if they have to be read otherwise.
+
+        Then the buffer may have been changed.
+        """
+        with contextlib.suppress(OSError, RefShardError):  # the other read has the same error, which names the key
+            place = self._pool.place(span.url, span.origin)
+            if place is not None and place[0].read_into(place[1], span.start, buffer, span.pin):
+                self._stats.add_read(len(buffer))
+                return True
+        return False
+
     def _read_together(self, jobs: Sequence[Job]) -> list[UnmadeBytes] | None:
         """Read ``jobs``, a group of `group_jobs`, by one read; return None if each has to be read alone."""
         if len(jobs) == 1:
@@ -309,7 +321,21 @@ class Immediate:
         known = self._answers.get(need, self._pool)
         if known is not None:
             return Outcome(known)
-        return self._load(need) if may_load and isinstance(need, Load) else None
+        if not may_load:
+            return None
+        return self._load(need) if isinstance(need, Load) else self._read_head(need) if isinstance(need, Head) else None
+
+    def _read_head(self, need: Head) -> Outcome | None:
+        """Return the facts and the first bytes of an object; None if this needs an event loop."""
+        place = self._pool.place(need.url, need.origin)
+        try:
+            answer = None if place is None else place[0].read_now(place[1], 0, need.length)
+        except NOT_FOUND:
+            return Outcome(None)
+        if answer is None or answer.size is None:
+            return None
+        self._stats.add(requests=1, bytes_fetched=len(answer.data))
+        return Outcome((answer.facts, answer.data))
 
     def _load(self, need: Load) -> Outcome | None:
         """Load the answer to ``need``; None if this needs an event loop, or fails: the loop then raises the error."""

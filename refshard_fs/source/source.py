@@ -352,8 +352,22 @@ class Source(Engines):
 
     def open(self) -> KeySpace:
         """Return the opened source, for callers outside of event loops."""
-        keyspace = self.open_now()
+        keyspace = self.open_now() or self._open_local_file()
         return self.wait(self.keyspace) if keyspace is None else keyspace
+
+    def _open_local_file(self) -> KeySpace | None:
+        """Open a local file in this thread; return None if this needs an event loop, or fails: it fails there, too."""
+        options, opening = self.options, self._openings
+        if not self.is_local or self.transaction is not None or options.fallback:
+            return None
+        with self._opening_now, contextlib.suppress(Exception):  # one thread opens it, and the others wait
+            if self._keyspace is None:
+                INDEXES.discard((options.token, Stat(str(options.source))))
+                steps = self._select(catalog.open_source(str(options.source), self._open_options(), options.format))
+                found = self._get_immediate().run(steps)
+                if found is not None:
+                    self._adopt(Base(found.value, (), None), opening)
+        return self._keyspace
 
     async def _open(self) -> KeySpace:
         while True:
@@ -577,7 +591,7 @@ class Source(Engines):
         found = reader.find_all(keyspace, keys[:FIRST_KEYS])
         if any(place is not None for place in found):
             found += reader.find_all(keyspace, keys[FIRST_KEYS:])
-        elif self._is_local:
+        elif self.is_local:
             found = await asyncio.to_thread(reader.find_all, keyspace, keys, may_load=True)
         else:
             found = [None] * len(keys)
@@ -617,7 +631,7 @@ class Source(Engines):
         return out
 
     @property
-    def _is_local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the source is a file or a directory on this machine."""
         source = self.options.source
         return isinstance(source, str) and protocol_of(source) in (None, *LOCAL)
@@ -794,12 +808,17 @@ class Source(Engines):
         reader = self._get_immediate()
         entries: dict[str, Entry | None] = {}
         for some in (keys[:1], keys[1:]):  # the first chunk decides for most arrays
-            found = reader.find_all(keyspace, some, may_load=self._is_local, keeps=True)
+            found = reader.find_all(keyspace, some, may_load=self.is_local, keeps=True)
             for key, place in zip(some, found, strict=True):
                 if place is None or not (place.value is None or reader.is_here(place.value)):
                     return None
                 entries[key] = place.value
         return entries
+
+    def read_into(self, part: ChunkPart, entry: Entry | None, buffer: memoryview) -> bool:
+        """Read a run of bytes of an uncompressed local chunk into ``buffer``; False if it has to be read otherwise."""
+        span = None if entry is None else part.find_stored(entry)
+        return isinstance(span, Span) and self._get_immediate().read_into(span, buffer)
 
     def read_chunks(
         self, keys: Sequence[str], parts: Mapping[str, Entry], entries: Mapping[str, Entry | None] | None = None
@@ -817,10 +836,10 @@ class Source(Engines):
             found: list[Outcome | None] = [Outcome(parts.get(key, entries[key])) for key in keys]
         elif parts:
             others = [key for key in keys if key not in parts]
-            whole = iter(reader.find_all(keyspace, others, may_load=self._is_local))
+            whole = iter(reader.find_all(keyspace, others, may_load=self.is_local))
             found = [Outcome(parts[key]) if key in parts else next(whole) for key in keys]
         else:
-            found = reader.find_all(keyspace, keys, may_load=self._is_local)
+            found = reader.find_all(keyspace, keys, may_load=self.is_local)
         if any(outcome is None or (outcome.value is not None and not reader.has(outcome.value)) for outcome in found):
             return self.wait(self._read_chunks, keys, found, not parts)
         out: list[UnmadeBytes | None] = [None] * len(keys)

@@ -83,6 +83,10 @@ class Target:
         """Return the same bytes as `read` at once, in any thread, or None if that takes an event loop."""
         return None
 
+    def read_into(self, path: str, start: int, buffer: memoryview) -> Facts | None:
+        """Read bytes from ``start`` on into ``buffer`` at once; None if they cannot be read so, or do not fill it."""
+        return None
+
     async def store(self, path: str) -> tuple[AbstractFileSystem, str] | None:
         """Return the filesystem that writes objects, and ``path`` there; None if nothing can be written."""
         return None

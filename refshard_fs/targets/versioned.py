@@ -446,6 +446,18 @@ class VersionedObject:
             self._version.observe(answer.facts, pin)
         return answer
 
+    def read_into(self, path: str, start: int, buffer: memoryview, pin: Pin | None = None) -> bool:
+        """Read bytes from ``start`` on into ``buffer`` at once; False if `read_now` has to read them."""
+        if logger.isEnabledFor(logging.DEBUG) and not self.is_remote:
+            with log_request("READ", self._version.url, _format_range(start, start + len(buffer))) as log:
+                facts = self.target.read_into(path, start, buffer)
+                log.size = None if facts is None else len(buffer)
+        else:
+            facts = self.target.read_into(path, start, buffer)
+        if facts is not None:
+            self._version.observe(facts, pin)
+        return facts is not None
+
     def is_still(self, path: str, seen: Facts) -> bool:
         """Return whether the object has the version ``seen``; True if only a request would show it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 
@@ -34,6 +35,21 @@ def test_oversized_chunks_are_refused_before_decoding() -> None:
             make_recoding("a", (plain, {}), (packed, {}), "one", "other")
         with pytest.raises(ManifestError, match="bytes: expected at most"):
             check_recut("a", packed, "other")
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(("stored", "shown", "bits"), [("i", "u", 8), ("u", "i", 8), ("i", "u", 16), ("i", "u", 32)])
+def test_change_of_sign_equals_that_of_numcodecs(order: str, stored: str, shown: str, bits: int) -> None:
+    offset = (1 if shown == "u" else -1) << bits - 1
+    dtypes = {"dtype": f"{order}{shown}{bits // 8}", "astype": f">{stored}{bits // 8}"}
+    codec = {"id": "fixedscaleoffset", "offset": offset, "scale": 1, **dtypes}
+    document = {"zarr_format": 2, "shape": [64], "chunks": [64], "dtype": dtypes["dtype"], "compressor": None}
+    meta = array_meta(document | {"fill_value": 0, "filters": [codec], "order": "C"}, "a")
+    assert meta is not None
+    decoder = ChunkDecoder.of(meta)
+    assert decoder is not None
+    data = bytes(range(256))[: 64 * bits // 8]
+    assert decoder.decode(data).tolist() == numcodecs.get_codec(codec).decode(data).tolist()
 
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

@@ -196,12 +196,12 @@ def test_join_looks_up_one_tile_of_unread_arrays(tmp_path: Path, monkeypatch: py
     """A scene has hundreds of tiles, and the document of a cube only names the scene."""
     looked_up: list[int] = []
 
-    def locate(chunks: Any, number: int) -> Any:
-        looked_up.append(number)
-        return (yield from find(chunks, number))
+    def check(chunks: Any, page: Any, tile: int, values: Any) -> Any:
+        looked_up.append(tile)
+        return check_place(chunks, page, tile, values)
 
-    find = TileChunks._locate
-    monkeypatch.setattr(TileChunks, "_locate", locate)
+    check_place = TileChunks._check_place
+    monkeypatch.setattr(TileChunks, "_check_place", check)
     for day in range(3):
         tifffile.imwrite(tmp_path / f"2024010{day + 1}.tif", VALUES + day, tile=(16, 16), compression="zlib")
     cube: Any = concat(f"{tmp_path}/{{time:%Y%m%d}}.tif", dims=["time"], lazy=True)

@@ -1,7 +1,8 @@
 """Locate and decode the tiles of compressed FITS images. No I/O here.
 
 A compressed image is a binary table with a row for each tile. The row refers to the bytes of the tile in the heap after
-the table. astropy decodes tiles: `TileRecipe` builds a small FITS file in memory that has only the tiles of a chunk.
+the table. `PixelTilesRecipe` decodes most tiles. The others need more of astropy: `TileRecipe` builds a small FITS file
+in memory that has only the tiles of a chunk.
 """
 
 from __future__ import annotations

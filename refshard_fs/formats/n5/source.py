@@ -16,12 +16,14 @@ from urllib.parse import quote
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks
 from refshard_fs.core.compression import decompress, import_zstd
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.libdeflate import try_gzip, try_zlib
 from refshard_fs.core.model import Entry, Listed, Load, Names, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE, check_integers, is_node_name, object_in, shorten
 from refshard_fs.errors import ManifestError, NotListable
@@ -49,10 +51,18 @@ class BlockRecipe(msgspec.Struct, frozen=True):
 
     chunks: tuple[int, ...]
     extents: tuple[int, ...]
-    itemsize: int
+    dtype: str
     codec: str
 
     def make(self, raw: bytes) -> bytes:
+        return self.decode(raw).tobytes()
+
+    def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return ``values``: they are the values that the array shows."""
+        return values
+
+    def decode(self, raw: bytes) -> npt.NDArray[Any]:
+        """Return the values of the chunk; ValueError if the bytes are damaged."""
         ndim = len(self.chunks)
         start = 4 + 4 * ndim
         if len(raw) < start:
@@ -76,23 +86,24 @@ class BlockRecipe(msgspec.Struct, frozen=True):
                 found = f"the header of an N5 chunk of the sizes {sizes} has {len(raw)} bytes, and {stated} elements"
                 raise ValueError(f"{found}: expected {count} elements, in at least {start + 4} bytes")
             start += 4
-        size = count * self.itemsize
-        data = _decompress_chunk(self.codec, raw[start:], size)
+        size = count * np.dtype(self.dtype).itemsize
+        data = _decompress_chunk(self.codec, memoryview(raw)[start:], size)
         if len(data) != size:
             raise ValueError(f"an N5 chunk decompresses to {len(data)} bytes: expected {size} for the sizes {sizes}")
+        values = np.frombuffer(data, self.dtype).reshape(sizes)
         if sizes == self.chunks:
-            return data
-        full = np.zeros((*self.chunks, self.itemsize), np.uint8)
-        full[tuple(map(slice, sizes))] = np.frombuffer(data, np.uint8).reshape(*sizes, self.itemsize)
-        return full.tobytes()
+            return values
+        full = np.zeros(self.chunks, self.dtype)
+        full[tuple(map(slice, sizes))] = values
+        return full
 
 
-def _decompress_chunk(codec: str, data: bytes, size: int) -> bytes:
+def _decompress_chunk(codec: str, data: memoryview, size: int) -> bytes | bytearray | memoryview:
     match codec:
         case "gzip":
-            return decompress(zlib.decompressobj(31), data, size)
+            return try_gzip(data, size) or decompress(zlib.decompressobj(31), data, size)
         case "zlib":
-            return decompress(zlib.decompressobj(), data, size)
+            return try_zlib(data, size) or decompress(zlib.decompressobj(), data, size)
         case "bzip2":
             return decompress(bz2.BZ2Decompressor(), data, size)
         case "xz":
@@ -104,7 +115,7 @@ def _decompress_chunk(codec: str, data: bytes, size: int) -> bytes:
     return data
 
 
-def _decompress_blosc(data: bytes, size: int) -> bytes:
+def _decompress_blosc(data: memoryview, size: int) -> bytes:
     from numcodecs import blosc  # slow to import, and few files need it
 
     plain_size, packed_size = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
@@ -136,7 +147,7 @@ class BlockChunks(Chunks):
         extents = tuple(min(chunk, extent - coord * chunk) for extent, chunk, coord in axes)
         url = relative_to(self._url, "/".join(map(str, coords[::-1])))
         # The file may not exist. Without a size in the entry, readers must request the file.
-        return Packed(Span(url, optional=True), BlockRecipe(array.chunks, extents, array.dtype.itemsize, self._codec))
+        return Packed(Span(url, optional=True), BlockRecipe(array.chunks, extents, array.dtype.str, self._codec))
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         prefixes: list[tuple[int, ...]] = [()]

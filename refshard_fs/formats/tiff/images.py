@@ -129,7 +129,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         """Encode decoded bytes with the codec of the array, if it has one."""
         return encode_chunk(data, NATIVE[self.compression]) if self.encoded else data
 
-    def _decode_image(self, raw: bytes) -> bytes:
+    def _decode_image(self, raw: bytes) -> Samples:
         """Decode the rows in the file with an image codec, which rejects an image of another shape or type."""
         shape = (self.rows, *self.shape[1:]) if self.shape[2] > 1 else (self.rows, self.shape[1])
         out = np.zeros(shape, np.dtype(self.dtype).newbyteorder("="))
@@ -151,11 +151,11 @@ class TileRecipe(msgspec.Struct, frozen=True):
                 decode_by_imagecodecs(IMAGES[JPEG], raw, "tiff", out=out, **options)
             except ValueError:
                 return msgspec.structs.replace(self, rows=self.shape[0])._decode_image(raw)
-            return out.tobytes()
+            return out
         if self.compression == LERC:
             return self._decode_lerc(raw, out)
         decode_by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
-        return out.astype(self.dtype).tobytes()
+        return out.astype(self.dtype, copy=False)
 
     def _decode_lerc(self, raw: bytes, out: npt.NDArray[Any]) -> bytes:
         """Decode an image of LERC, in which a mask marks valid pixels: the others become NaN if they are floats.

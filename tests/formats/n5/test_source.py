@@ -124,7 +124,7 @@ def test_groups_below_the_deepest_level_are_reported(tmp_path: Path, monkeypatch
 
 
 def test_damaged_headers_of_n5_chunks_are_errors() -> None:
-    block = BlockRecipe((2, 2), (1, 2), 1, "raw")
+    block = BlockRecipe((2, 2), (1, 2), "|u1", "raw")
     good = b"\0\0\0\2" + b"\0\0\0\2\0\0\0\1" + b"ab"
     assert block.make(good) == b"ab\0\0"
     assert block.make(b"\0\1" + good[2:12] + b"\0\0\0\2ab") == b"ab\0\0"
