@@ -270,15 +270,19 @@ def _is_final(error: OSError) -> bool:
 def _probe_directory(url: str, max_bytes: int) -> Steps[Probe]:
     below, known = make_locator(url), load_formats()
     wanted = sorted({d for f in known.values() for d in f.documents})
-    names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
-    documents = yield from _read_documents(below, dict(zip(wanted, stats, strict=True)), max_bytes)
+    markers = sorted({m for f in known.values() for m in f.markers} - {*wanted})
+    is_web = protocol_of(url) in WEB  # web servers do not list: all names are requested in one round
+    asked = [*wanted, *markers] if is_web else wanted
+    names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in asked)
+    facts = dict(zip(asked, stats, strict=True))
+    documents = yield from _read_documents(below, {name: facts[name] for name in wanted}, max_bytes)
     if any(document.data.lstrip()[:1] == b"<" for document in documents.values()):
         raise NoSuchSource(f"{url}: there is no source. The server answers every request with {PAGE}")
     if names:
         return Probe(url, None, b"", frozenset(n.name for n in names), documents)
-    markers = sorted({m for f in known.values() for m in f.markers})
-    answers = yield tuple(Stat(below(marker), fresh=True) for marker in markers)
-    present = frozenset(marker for marker, facts in zip(markers, answers, strict=True) if facts is not None)
+    if not is_web:
+        facts |= dict(zip(markers, (yield tuple(Stat(below(name), fresh=True) for name in markers)), strict=True))
+    present = frozenset(name for name, found in facts.items() if found is not None)
     if not present:
         remedy = "Check the path"
         if protocol_of(url.rpartition("::")[2]) in OBJECT_STORES:

@@ -94,6 +94,15 @@ def test_error_names_the_piece_that_requires_a_login(http_server: RangeServer) -
         open_hierarchy(cube).find("")
 
 
+def test_names_of_a_web_directory_are_requested_once(http_server: RangeServer) -> None:
+    with pytest.raises(NoSuchSource):
+        RefShardFileSystem(f"{http_server.url}/d").find("")
+    asked = [request.path for request in http_server.requests() if request.method == "HEAD"]
+    assert "/d/attributes.json" in asked
+    assert "/d/manifest.safe" in asked
+    assert sorted(set(asked)) == sorted(asked)
+
+
 def test_path_of_a_file_that_ends_in_a_slash_is_corrected(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text("{}")
     with pytest.raises(NoSuchSource, match="Without the '/' at its end, it is the path of a file"):
