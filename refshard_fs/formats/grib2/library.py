@@ -62,6 +62,8 @@ class Points(msgspec.Struct, frozen=True):
         if self.scanned:
             flags = parse_integer(raw, self.scanned) & ~(BY_COLUMNS | TO_AND_FRO)
             raw = raw[: self.scanned - 1] + bytes([flags]) + raw[self.scanned :]
+        if self.edition == 1 and parse_integer(raw, 5) > len(raw):
+            raw = raw[:4] + b"\xff" + raw[5:]  # no list begins after the section; eccodes would end the process
         with _LOCK:
             handle = library.codes_grib_new_from_samples(f"GRIB{self.edition}")
             whole = library.codes_get_message(handle)

@@ -196,6 +196,15 @@ def test_areas_of_reduced_grids_equal_cfgrib(tmp_path: Path, sample: str) -> Non
             np.testing.assert_array_equal(got[name], eccodes.codes_get_array(handle, f"{name}s"))
 
 
+def test_lists_beyond_a_grid_do_not_reach_eccodes() -> None:
+    """eccodes would end the process if a list begins after section 2."""
+    message = make_message(np.arange(12.0), "regular_ll_sfc_grib1", dataRepresentationType=90, Nx=4, Ny=3)
+    begin = 8 + int.from_bytes(message[8:11])
+    grid = message[begin : begin + int.from_bytes(message[begin : begin + 3])]
+    with pytest.raises(ValueError, match="eccodes cannot compute the latitudes of its grid"):
+        Points("latitudes", 12, edition=1).make(grid[:4] + b"\x35" + grid[5:])
+
+
 def test_units_of_corners_are_those_of_eccodes() -> None:
     """A basic angle counts although the number of its parts is missing, and the other way round."""
     message = make_message(np.arange(12.0), Ni=4, Nj=3)
