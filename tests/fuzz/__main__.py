@@ -30,14 +30,16 @@ def main() -> int:
         return _alone(names[0], options)
     count = 0
     for name in names:
-        for failure in driver.run(name, options.inputs, options.seed, lambda text: print(text, flush=True)):
-            count += 1
+
+        def keep(failure: driver.Failure, name: str = name) -> None:
             options.failures.mkdir(parents=True, exist_ok=True)
             path = options.failures / f"{name}-{options.seed}-{failure.number}"
             path.write_bytes(failure.data)
             print(
                 f"{failure.reason}\n{path} is the input; again: python -m tests.fuzz {name} --file {path}", flush=True
             )
+
+        count += len(driver.run(name, options.inputs, options.seed, lambda text: print(text, flush=True), keep))
     return 1 if count else 0
 
 

@@ -151,8 +151,13 @@ def _run_inputs(name: str, numbers: range, seed: int, at: Any, mosts: Any, tell:
     note(numbers.stop)
 
 
-def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) -> list[Failure]:
-    """Run inputs 0 to ``count`` in child processes, and return up to `ENOUGH` failures; ``say`` reports progress."""
+def run(
+    name: str, count: int, seed: int, say: Callable[[str], object], keep: Callable[[Failure], object]
+) -> list[Failure]:
+    """Run inputs 0 to ``count`` in child processes, and return up to `ENOUGH` failures; ``say`` reports progress.
+
+    ``keep`` is called with each failure when it is found: a run may take an hour.
+    """
     context = multiprocessing.get_context("spawn")
     at = context.RawValue(ctypes.c_longlong, -1)
     mosts = context.RawArray(ctypes.c_double, 2)
@@ -166,6 +171,10 @@ def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) 
             f"the slowest took {mosts[0]:.3f} s of processor time, and all {mosts[1] / (1 << 20):.1f} MiB"
         )
 
+    def add(failure: Failure) -> None:
+        found.append(failure)
+        keep(failure)
+
     while start < count and len(found) < ENOUGH:
         ours, theirs = context.Pipe(duplex=False)
         at.value = -1
@@ -174,7 +183,7 @@ def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) 
         )
         worker.start()
         theirs.close()
-        stuck = _watch(worker, ours, at, found, lambda: say(describe_progress(at.value)))
+        stuck = _watch(worker, ours, at, found, add, lambda: say(describe_progress(at.value)))
         last = at.value
         if last >= count or len(found) >= ENOUGH:
             break
@@ -183,21 +192,27 @@ def run(name: str, count: int, seed: int, say: Callable[[str], object] = print) 
                 f"{name}: the process of the harness ended with {worker.exitcode} before its first input"
             )
         reason = f"the process hung for {STANDSTILL} s" if stuck else f"the process ended with {worker.exitcode}"
-        found.append(Failure(last, make_mutator(load_harness(name), seed).input(last), reason))
+        add(Failure(last, make_mutator(load_harness(name), seed).input(last), reason))
         start = last + 1
     say(describe_progress(min(at.value, count)))
     return found
 
 
-def _watch(worker: Any, tell: Any, at: Any, found: list[Failure], say: Callable[[], object]) -> bool:
-    """Collect failures until the process ends; return True if it was killed because it hung."""
+def _watch(
+    worker: Any,
+    tell: Any,
+    at: Any,
+    found: Sequence[Failure],
+    add: Callable[[Failure], object],
+    say: Callable[[], object],
+) -> bool:
+    """Add failures until the process ends; return True if it was killed because it hung."""
     seen, since, said = -2, time.monotonic(), time.monotonic()
     stuck = False
     while True:
         with contextlib.suppress(EOFError, OSError):
             while tell.poll(1.0):
-                found.append(tell.recv())
-                print(f"input {found[-1].number}: {found[-1].reason.splitlines()[-1]}", flush=True)
+                add(tell.recv())
                 if len(found) >= ENOUGH:
                     worker.kill()
         now = time.monotonic()
@@ -213,5 +228,5 @@ def _watch(worker: Any, tell: Any, at: Any, found: list[Failure], say: Callable[
         if worker.exitcode is not None:
             with contextlib.suppress(EOFError, OSError):
                 while tell.poll(0):
-                    found.append(tell.recv())
+                    add(tell.recv())
             return stuck
