@@ -57,7 +57,7 @@ class Points(msgspec.Struct, frozen=True):
         return self.count * 8
 
     def make(self, raw: bytes) -> bytes:
-        self._check_rows(raw)
+        points = self._check_rows(raw)
         library = import_eccodes()
         if self.scanned:
             flags = parse_integer(raw, self.scanned) & ~(BY_COLUMNS | TO_AND_FRO)
@@ -75,6 +75,8 @@ class Points(msgspec.Struct, frozen=True):
             start = whole[:4] + size.to_bytes(3) + b"\1" if self.edition == 1 else whole[:8] + size.to_bytes(8)
             handle = library.codes_new_from_message(start + whole[begin:first] + raw + rest)
             try:
+                if (size := library.codes_get_size(handle, self.key)) != points:  # checked before they take memory
+                    raise ValueError(f"expected {points} {self.key} in all, found {size}")
                 values = library.codes_get_array(handle, self.key)[:: self.every][: self.count]
             except library.CodesInternalError as e:
                 raise ValueError(f"eccodes cannot compute the {self.key} of its grid: {e}") from e
@@ -84,9 +86,10 @@ class Points(msgspec.Struct, frozen=True):
             raise ValueError(f"expected {self.count} {self.key}, found {len(values)}")
         return bytes(np.asarray(values, "<f8").tobytes())
 
-    def _check_rows(self, grid: bytes) -> None:
-        """Raise ValueError if sizes in the section contradict each other, or a row has an impossible number of points.
+    def _check_rows(self, grid: bytes) -> int:
+        """Return the number of points of the grid.
 
+        Raises ValueError if sizes in the section contradict each other, or a row has an impossible number of points.
         Without this check, eccodes would write beyond its buffers, or end the process.
         """
         kind = parse_integer(grid, 6) if self.edition == 1 else parse_integer(grid, 13, 2)
@@ -109,12 +112,12 @@ class Points(msgspec.Struct, frozen=True):
             if len(grid) != (expected := begin - 1 + size * rows * has_rows):
                 raise ValueError(f"the section of its grid has {len(grid)} bytes: expected {expected} for {rows} rows")
         else:
-            return
+            return parse_integer(grid, 7, 4)
         missing = (1 << 16 * self.edition) - 1
         if across != missing and not has_rows and points == across * rows:
             if is_gaussian:
                 _check_first_latitude(corners[0] * unit, parallels)
-            return
+            return points
         if not has_rows or across != missing or begin + rows * size - 1 > len(grid):
             raise ValueError(
                 f"its grid of {points} points has {rows} rows of {across}: expected as many points, or a number for "
@@ -129,6 +132,7 @@ class Points(msgspec.Struct, frozen=True):
             degrees = tuple(corner * unit for corner in corners)
             reason = f"{min(counts)} to {max(counts)} points in a row, corners {degrees} in units of {unit}"
             raise ValueError(f"expected a reduced grid of {self.count} points, found {total} points: {reason}")
+        return total
 
 
 def _check_first_latitude(latitude: float, parallels: int) -> None:

@@ -205,6 +205,17 @@ def test_lists_beyond_a_grid_do_not_reach_eccodes() -> None:
         Points("latitudes", 12, edition=1).make(grid[:4] + b"\x35" + grid[5:])
 
 
+def test_points_are_counted_before_they_take_memory() -> None:
+    """eccodes ignores the rows of a grid that is rotated, too, and takes "missing" for a number of points in a row."""
+    handle = eccodes.codes_grib_new_from_samples("reduced_gg_pl_32_grib1")
+    data = bytes(eccodes.codes_get_message(handle))
+    eccodes.codes_release(handle)
+    begin = 8 + int.from_bytes(data[8:11])
+    grid = data[begin : begin + int.from_bytes(data[begin : begin + 3])]
+    with pytest.raises(ValueError, match="expected 6114 latitudes in all, found 137438953408"):
+        Points("latitudes", 6114, edition=1).make(grid[:5] + b"\x0e" + grid[6:])
+
+
 def test_units_of_corners_are_those_of_eccodes() -> None:
     """A basic angle counts although the number of its parts is missing, and the other way round."""
     message = make_message(np.arange(12.0), Ni=4, Nj=3)
