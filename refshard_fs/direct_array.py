@@ -25,7 +25,7 @@ from xarray.core.indexing import BasicIndexer, OuterIndexer, VectorizedIndexer
 
 from refshard_fs.core.dtypes import parse_fill_value
 from refshard_fs.core.keys import join
-from refshard_fs.core.model import ChunkPart, Entry, Packed, batches
+from refshard_fs.core.model import ChunkPart, Entry, Packed, iterate_batches
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, list_codec_documents, requires_extension
 from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.errors import ManifestError
@@ -185,7 +185,7 @@ class DirectArray(BackendArray):
                 return self._read_now(selection, parts, numbers, entries)
             if entries is not None:  # an event loop, and its threads for requests, would take longer than the reads
                 together = max(COPIED // self._chunk_size, 1 if is_plain else WORKERS)
-                for some in batches(numbers, together):
+                for some in iterate_batches(numbers, together):
                     self._read_now(selection, parts, some, entries)
                 return selection.out
             return self._fs.source.wait(self._read, selection)

@@ -26,7 +26,7 @@ from fsspec.utils import other_paths
 from refshard_fs.core.keys import check_key, is_within, normalise, parent
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 from refshard_fs.errors import (
     LONGEST,
     ReadOnlyError,
@@ -302,7 +302,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         # dask names arrays by a hash of their pickles, so equal filesystems must have equal pickles
         if self._options.source.url is None:
             options = {**options, SESSION: hashlib.sha256(repr((cls, self._shared_options)).encode()).hexdigest()}
-        overlay_copy = None if self._writer is None else self._writer.overlay_copy()
+        overlay_copy = None if self._writer is None else self._writer.copy_overlay()
         if overlay_copy is not None:
             options = {**options, "overlay": overlay_copy}
         return make, (cls, args, options)
@@ -592,7 +592,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         Reading does not use these filesystems: it has its own connections. They are made when you read this property.
         """
-        return self.source.filesystems()
+        return self.source.list_filesystems()
 
     @property
     def left_whole(self) -> dict[str, str]:
@@ -745,7 +745,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         overlay = self.source.transaction
         if overlay is not None and len(overlay.edits):
             raise ValueError(
-                f"{count_text(len(overlay.edits), 'write')} not committed: call commit() or discard() before select()"
+                f"{format_count(len(overlay.edits), 'write')} not committed: call commit() or discard() before select()"
             )
         from refshard_fs.sets.make_choice import make_choice  # imported only for a selection
 
@@ -809,7 +809,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         source = self.fo if isinstance(self.fo, str) else "references in memory"
         overlay = self.source.transaction
         pending = 0 if overlay is None else len(overlay.edits)
-        writes = f", {count_text(pending, 'write')} not committed" if pending else ""
+        writes = f", {format_count(pending, 'write')} not committed" if pending else ""
         part = "a selection of " if self._options.source.select else ""
         return f"<{type(self).__name__} of {part}{sanitize(source)} at {id(self):#x}{writes}>"
 

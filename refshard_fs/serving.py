@@ -35,7 +35,7 @@ from refshard_fs.core.consolidated import ROOT, reconsolidate
 from refshard_fs.core.keys import parent
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Span
-from refshard_fs.core.stats import bytes_text
+from refshard_fs.core.stats import format_bytes
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import RefShardError, sanitize
 from refshard_fs.fs import RefShardFileSystem
@@ -440,8 +440,8 @@ def draw_slice(fs: RefShardFileSystem, array: str) -> bytes:
     chunks = [-(-side // size) * size for side, size in zip(sides, opened.chunks, strict=True)]
     if math.prod(chunks) * opened.dtype.itemsize > DECODED:
         raise ValueError(
-            f"the first chunks of {array!r} are too large for a picture: expected at most {bytes_text(DECODED)} after "
-            f"decoding, got {bytes_text(math.prod(chunks) * opened.dtype.itemsize)}"
+            f"the first chunks of {array!r} are too large for a picture: expected at most {format_bytes(DECODED)} "
+            f"after decoding, got {format_bytes(math.prod(chunks) * opened.dtype.itemsize)}"
         )
     values = np.asarray(opened[tuple(map(slice, sides))], float).reshape(sides[-2:] if ndim > 1 else (1, -1))
     fill = opened.fill_value

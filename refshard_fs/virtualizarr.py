@@ -20,7 +20,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Entry, Span
-from refshard_fs.core.stats import bytes_text
+from refshard_fs.core.stats import format_bytes
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.stream import ReferenceStream, convert_documents
@@ -188,7 +188,7 @@ class _Manifests:
             if self._copied > MAX_INLINE:
                 raise ManifestError(
                     f"{key!r} is not a range of an object that VirtualiZarr can read, so it has to be copied into the "
-                    f"manifest, but manifests hold at most {bytes_text(MAX_INLINE)} of copies: save the source as an "
+                    f"manifest, but manifests hold at most {format_bytes(MAX_INLINE)} of copies: save the source as an "
                     "Icechunk repository instead, with RefShardFileSystem(url).save('NAME.icechunk')"
                 )
 

@@ -145,11 +145,11 @@ class RefShardBackend(BackendEntrypoint):
             if name not in self.open_dataset_parameters:
                 near = difflib.get_close_matches(name, self.open_dataset_parameters, 1)
                 from refshard_fs.sets.concat import IN_XARRAY  # only for this error
-                from refshard_fs.source.options import keywords
+                from refshard_fs.source.options import list_keywords
 
                 if name in IN_XARRAY:
                     hint = f", as xarray.open_mfdataset has: {IN_XARRAY[name]}"
-                elif near and name not in keywords():
+                elif near and name not in list_keywords():
                     hint = f": did you mean {near[0]}=?"
                 else:
                     hint = f". Pass options of the source as storage_options={{{name!r}: ...}}"

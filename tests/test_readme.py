@@ -23,7 +23,7 @@ import refshard_fs.sets.made_set
 from refshard_fs import RefShardFileSystem, errors
 from refshard_fs.cli.program import make_parser
 from refshard_fs.known_formats import load_formats
-from refshard_fs.source.options import keywords
+from refshard_fs.source.options import list_keywords
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTED = [page.read_text() for page in [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")]]
@@ -107,7 +107,7 @@ def test_reference_has_every_option() -> None:
     text = inspect.getdoc(RefShardFileSystem) or ""
     described = set(re.findall(r"^([a-z0-9_, ]+):$", text, re.MULTILINE))
     names = {name.strip() for line in described for name in line.split(",")}
-    assert [name for name in keywords() if name not in names] == []
+    assert [name for name in list_keywords() if name not in names] == []
 
 
 def test_every_public_name_has_a_docstring() -> None:

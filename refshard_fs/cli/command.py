@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 import refshard_fs
-from refshard_fs.core.stats import bytes_text
+from refshard_fs.core.stats import format_bytes
 from refshard_fs.core.zarrmeta import object_in
 from refshard_fs.errors import ManifestError, escape_controls
 
@@ -275,7 +275,7 @@ def print_written(arguments: Namespace, destination: str, what: Sequence[str] = 
     written = list(map(Path, files)) or (
         [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     )
-    size = [bytes_text(sum(file.stat().st_size for file in written))] if written else []
+    size = [format_bytes(sum(file.stat().st_size for file in written))] if written else []
     took = f"written in {time.monotonic() - arguments.began:.1f} s"
     print_line(f"{destination}: {', '.join([*what, *size, took])}")
 

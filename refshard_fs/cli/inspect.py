@@ -24,7 +24,7 @@ from refshard_fs.cli.command import (
     print_written,
 )
 from refshard_fs.core.keys import make_relative, normalise
-from refshard_fs.core.stats import bytes_text, count_text, shape_text
+from refshard_fs.core.stats import format_bytes, format_count, format_shape
 from refshard_fs.errors import ManifestError, redact
 
 
@@ -44,9 +44,9 @@ def _info(arguments: Namespace) -> None:
     unsized = f" ({summary.unsized:,} of unknown size, to the end of their targets)" if summary.unsized else ""
     unlisted = " and chunks that cannot be listed" if any(array.present is None for array in summary.arrays) else ""
     print_line(
-        f"{count_text(summary.keys, 'key')}{unlisted}{unsized}, {bytes_text(summary.bytes)}; "
-        f"{count_text(len(summary.groups), 'group')}, {count_text(len(summary.arrays), 'array')}; "
-        f"inline: {count_text(summary.inline_keys, 'key')}, {bytes_text(summary.inline_bytes)}"
+        f"{format_count(summary.keys, 'key')}{unlisted}{unsized}, {format_bytes(summary.bytes)}; "
+        f"{format_count(len(summary.groups), 'group')}, {format_count(len(summary.arrays), 'array')}; "
+        f"inline: {format_count(summary.inline_keys, 'key')}, {format_bytes(summary.inline_bytes)}"
     )
     if summary.arrays:
         print_line()
@@ -59,10 +59,12 @@ def _info(arguments: Namespace) -> None:
     targets = summary.targets
     if targets.count:
         protocols = ", ".join(f"{name} {count:,}" for name, count in targets.protocols.items())
-        references = count_text(targets.references, "reference")
+        references = format_count(targets.references, "reference")
         print_line()
-        print_line(f"{count_text(targets.count, 'target')} ({protocols}): {references}, {bytes_text(targets.bytes)}")
-        lines = [(target.url, f"{target.references:,}", bytes_text(target.bytes)) for target in targets.top]
+        print_line(
+            f"{format_count(targets.count, 'target')} ({protocols}): {references}, {format_bytes(targets.bytes)}"
+        )
+        lines = [(target.url, f"{target.references:,}", format_bytes(target.bytes)) for target in targets.top]
         if targets.count > len(lines):
             lines.append((f"and {targets.count - len(lines):,} more", "", ""))
         print_table(("target", "references", "bytes"), lines, ["references", "bytes"])
@@ -78,13 +80,13 @@ def _make_array_row(array: refshard_fs.ArraySummary) -> list[str]:
     stray = f" (+{array.stray:,} outside)" if array.stray else ""
     return [
         (array.name or "/") + (f" ({', '.join(array.dimensions)})" if any(array.dimensions) else ""),
-        shape_text(array.shape),
-        "varied" if array.chunks is None else shape_text(array.chunks),
-        "-" if array.shards is None else shape_text(array.shards),
+        format_shape(array.shape),
+        "varied" if array.chunks is None else format_shape(array.chunks),
+        "-" if array.shards is None else format_shape(array.shards),
         array.dtype,
         ", ".join(array.codecs) or "none",
         f"{present} of {possible}{stray}",
-        "?" if array.present is None or (array.unsized and not array.bytes) else bytes_text(array.bytes),
+        "?" if array.present is None or (array.unsized and not array.bytes) else format_bytes(array.bytes),
     ]
 
 
@@ -137,7 +139,7 @@ def _print_below(node: refshard_fs.Node, indent: str) -> None:
 
 def _make_label(node: refshard_fs.Node, name: str) -> str:
     if node.kind == "array":
-        return f"{name} ({shape_text(node.shape or (), node.dimensions)}) {node.dtype}"
+        return f"{name} ({format_shape(node.shape or (), node.dimensions)}) {node.dtype}"
     return name + ("" if name == "/" else "/") + (" ..." if node.cut else "")
 
 
@@ -285,7 +287,7 @@ def _get(arguments: Namespace) -> None:
                 open(part, "wb").close()
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             os.replace(part, path)
-    print_written(arguments, destination, [count_text(len(files), "file")], files.values())
+    print_written(arguments, destination, [format_count(len(files), "file")], files.values())
 
 
 def _make_path_below(directory: str, name: str) -> str:

@@ -21,7 +21,7 @@ from refshard_fs.cli.command import (
     print_line,
     print_written,
 )
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 
 DOCUMENT = ".refshard"  # the suffix of documents of cubes
 _WHERE = (
@@ -133,7 +133,7 @@ def _save(
     # A document always replaces another one.
     is_document = is_lazy and not format and format_by_suffix(destination) != "icechunk"
     remark = source.save(destination, *format, **({} if is_document else {"overwrite": arguments.overwrite}))
-    print_written(arguments, destination, [count_text(len(source), "part" if is_lazy else "key")])
+    print_written(arguments, destination, [format_count(len(source), "part" if is_lazy else "key")])
     if remark:
         print_line(remark.replace("concat without lazy=True", "concat without --lazy"))
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import refshard_fs
 from refshard_fs.cli.command import argument, command, parse_pair, parse_positive, print_json, print_line, print_written
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 
 _SHOWN: Final = 10  # names of each kind that are printed
 
@@ -70,13 +70,13 @@ def _rule(arguments: Namespace) -> int:
     if is_new:
         rule = source.run("", lambda: add_variables(rule, choose_samples(rule, number), resolve))
         path.write_bytes(rule.dumps())
-        print_written(arguments, str(path), [count_text(len(rule.variables), "variable")])
+        print_written(arguments, str(path), [format_count(len(rule.variables), "variable")])
         return 0
     comparison = source.run("", lambda: compare_run(rule, number, resolve))
     if arguments.json:
         print_json(comparison)
         return int(not comparison.is_same)
-    print_line(f"run {rule.compute_time(number):%Y-%m-%dT%H}Z: {count_text(comparison.fields, 'field')} found")
+    print_line(f"run {rule.compute_time(number):%Y-%m-%dT%H}Z: {format_count(comparison.fields, 'field')} found")
     for what, names in {
         "sidecar that does not exist": comparison.absent,
         "variable without a line": comparison.unfound,

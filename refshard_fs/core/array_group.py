@@ -79,7 +79,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
         """Return the grid of chunks, whose keys are encoded as in version ``zarr_format``."""
         return ChunkGrid.regular(self.shape, self.chunks, ENCODINGS[zarr_format])
 
-    def metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    def make_metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield name and content of the metadata documents."""
         attributes = {**_name_objects(self.attributes), _DIMENSIONS: self._choose_dimensions()}
         try:
@@ -490,7 +490,7 @@ class ArrayGroupBuilder:
         except (ValueError, struct.error, DamagedIndex) as e:
             self.reports[path] = str(e)
 
-    def keyspace(self, zarr_format: int, attributes: Mapping[str, Any] = {}) -> ArrayGroup:
+    def make_keyspace(self, zarr_format: int, attributes: Mapping[str, Any] = {}) -> ArrayGroup:
         """Return the key space; ManifestError with the reasons if no array can be shown."""
         if not self.arrays:
             reasons = [f"{name}: {reason}" for name, reason in self.reports.items()]
@@ -512,7 +512,7 @@ class _Documents(Mapping[str, bytes]):
         groups: Mapping[str, Mapping[str, Any]],
         zarr_format: int,
     ) -> None:
-        nodes = {path: list(array.metadata(zarr_format)) for path, array in arrays.items()}
+        nodes = {path: list(array.make_metadata(zarr_format)) for path, array in arrays.items()}
         for path, attributes in groups.items():
             if zarr_format == 3:
                 nodes[path] = [("zarr.json", convert_group(attributes))]

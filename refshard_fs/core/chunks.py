@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.checksums import ChecksumRecipe
-from refshard_fs.core.columns import NO_TARGET, WHOLE, Part, Ranges, Row, UInt64s, distinct_codes
+from refshard_fs.core.columns import NO_TARGET, WHOLE, Part, Ranges, Row, UInt64s, find_distinct_codes
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, add_origin
 
@@ -62,14 +62,14 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         """The ETag and the time of modification in each pin that has one, by target."""
         return {target: pin.version for target, pin in enumerate(self.pins) if pin is not None and pin.version}
 
-    def value(self, row: int) -> Row | bytes | None:
+    def get_value(self, row: int) -> Row | bytes | None:
         """Return the reference or the inline bytes in ``row``; None if it has neither."""
-        found = self.ranges.row(row)
+        found = self.ranges.get_row(row)
         return self.inline.get(row) if found is None else found
 
     def find_entry(self, row: int) -> Entry | None:
         """Return the entry of the chunk in ``row``; None if the chunk does not exist."""
-        found = self.value(row)
+        found = self.get_value(row)
         if isinstance(found, bytes):
             return Inline(found)
         if found is None:
@@ -79,7 +79,7 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         origin = self.origins[found.target] if self.origins else ()
         return Span(self.urls[found.target] or "", found.offset, stop, pin=pin, origin=origin)
 
-    def present(self, start: int = 0, stop: int | None = None) -> list[int]:
+    def list_present(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Return the rows in ``[start, stop)`` that are ranges or inline, ascending."""
         is_present = self.ranges.targets != NO_TARGET
         is_present[list(self.inline)] = True
@@ -98,7 +98,7 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         lengths = self.ranges.lengths.copy()
         for row, data in self.inline.items():
             lengths[row] = len(data)
-        rows = np.array(self.present(), np.uint64)
+        rows = np.array(self.list_present(), np.uint64)
         places = np.zeros(len(rows), np.uint64)
         return Part(rows + np.uint64(start), Ranges(places.astype(np.uint32), places, lengths[rows]))
 
@@ -107,7 +107,7 @@ class ChunksBuilder:
     """Collect `Chunks` of ``count`` rows; at first no chunk exists."""
 
     def __init__(self, count: int) -> None:
-        self.ranges = Ranges.absent(count)
+        self.ranges = Ranges.make_absent(count)
         self.inline: dict[int, bytes] = {}
         self.checks: dict[int, Mapping[str, str]] = {}
         self.packed: dict[int, Entry] = {}
@@ -128,7 +128,7 @@ class ChunksBuilder:
     ) -> None:
         """Set ``rows`` (an index of numpy) to ``ranges``, whose targets are indexes into the other arguments."""
         has_target = ranges.targets != NO_TARGET
-        used, places = distinct_codes(ranges.targets[has_target], len(urls))
+        used, places = find_distinct_codes(ranges.targets[has_target], len(urls))
         codes = [
             self.encode_target(urls[target], pins[target] if pins else None, origins[target] if origins else ())
             for target in used
@@ -169,7 +169,7 @@ class ChunksBuilder:
         targets[list(self.inline)] = NO_TARGET
         has_target = targets != NO_TARGET
         known = list(self._codes)
-        codes, places = distinct_codes(targets[has_target], len(known))
+        codes, places = find_distinct_codes(targets[has_target], len(known))
         targets[has_target] = places
         used = [known[code] for code in codes]
         pins = [pin for _, pin, _ in used] if any(pin is not None for _, pin, _ in used) else ()
@@ -202,7 +202,7 @@ class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
         ranges = [np.arange(part.start, part.stop, dtype=np.uint64) for part in self.numbers]
         return np.concatenate([np.zeros(0, np.uint64), *ranges])
 
-    def batches(self, most: int) -> Iterator[tuple[Numbers, UInt64s | None]]:
+    def iterate_batches(self, most: int) -> Iterator[tuple[Numbers, UInt64s | None]]:
         """Yield the numbers, at most ``most`` at a time, with their sizes, or None if these are unknown."""
         if isinstance(self.numbers, np.ndarray):
             for start in range(0, len(self.numbers), most):

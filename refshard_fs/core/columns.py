@@ -46,7 +46,7 @@ class Ranges(NamedTuple):
     lengths: UInt64s
 
     @classmethod
-    def absent(cls, count: int) -> Ranges:
+    def make_absent(cls, count: int) -> Ranges:
         """Return ``count`` rows without a reference."""
         return cls(np.full(count, NO_TARGET, np.uint32), np.zeros(count, np.uint64), np.zeros(count, np.uint64))
 
@@ -63,7 +63,7 @@ class Ranges(NamedTuple):
     @classmethod
     def concatenate(cls, parts: Sequence[Ranges]) -> Ranges:
         """Return the rows of all ``parts``."""
-        return cls(*map(np.concatenate, zip(*(cls.absent(0), *parts), strict=True)))
+        return cls(*map(np.concatenate, zip(*(cls.make_absent(0), *parts), strict=True)))
 
     @property
     def rows(self) -> int:
@@ -83,7 +83,7 @@ class Ranges(NamedTuple):
         """Replace the rows at ``index``."""
         self.targets[index], self.offsets[index], self.lengths[index] = rows
 
-    def row(self, place: int) -> Row | None:
+    def get_row(self, place: int) -> Row | None:
         """Return the row at ``place``; None if it has no reference."""
         target = int(self.targets[place])
         if target == NO_TARGET:
@@ -112,7 +112,7 @@ class PartsBuilder:
     def __init__(self, grid: ChunkGrid) -> None:
         self._size = grid.size
         numbers = np.empty(0, np.uint32 if grid.size < 2**32 else np.uint64)
-        self._columns: list[npt.NDArray[Any]] = [numbers, *Ranges.absent(0)]
+        self._columns: list[npt.NDArray[Any]] = [numbers, *Ranges.make_absent(0)]
         self._ends: list[tuple[int, int]] = []  # the order of each added part, and the row after its last row
 
     def add(self, order: int, part: Part) -> None:
@@ -184,7 +184,7 @@ class ChunkTable:
         if len(parts) == 1 and len(parts[0].numbers) == size and is_ascending(parts[0].numbers):
             return cls(grid, parts[0].ranges)
         if size * DENSE <= sum(len(part.numbers) for part in parts) * SPARSE:
-            dense = Ranges.absent(size)
+            dense = Ranges.make_absent(size)
             for part in parts:
                 dense.put(part.numbers, part.ranges)
             return cls(grid, dense)
@@ -272,7 +272,7 @@ def is_ascending(numbers: npt.NDArray[np.unsignedinteger[Any]]) -> bool:
     return bool((numbers[1:] > numbers[:-1]).all())
 
 
-def distinct_codes(codes: UInt32s, count: int) -> tuple[list[int], npt.NDArray[np.int64]]:
+def find_distinct_codes(codes: UInt32s, count: int) -> tuple[list[int], npt.NDArray[np.int64]]:
     """Return the distinct ``codes``, all below ``count``, ascending, and for each code its position among them."""
     if count > 4 * len(codes):
         used, places = np.unique(codes, return_inverse=True)

@@ -150,7 +150,9 @@ class Documents(Generic[K]):
         self.view = next(_views)
         arrays: dict[str, K] = {}
 
-        def grid(path: str) -> ChunkGrid | None:  # not a method: a reference cycle would delay freeing these documents
+        def find_grid(
+            path: str,
+        ) -> ChunkGrid | None:  # not a method: a reference cycle would delay freeing these documents
             known = arrays.get(path)
             return base.grids.get(path) if known is None or known.grid is None else known.grid
 
@@ -160,7 +162,7 @@ class Documents(Generic[K]):
         self._unconfirmed: dict[str, tuple[str, Mapping[str, Any]]] = {}
         # Arrays for which consolidated metadata are outdated: the key of their own document.
         self._outdated: dict[str, str] = {}
-        self.grids: Mapping[str, ChunkGrid] = Grids(grid, lambda: dict.fromkeys([*base.grids, *list(arrays)]))
+        self.grids: Mapping[str, ChunkGrid] = Grids(find_grid, lambda: dict.fromkeys([*base.grids, *list(arrays)]))
         self._rewrite = rewrite
         self._on_array = on_array
 

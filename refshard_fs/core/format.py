@@ -24,7 +24,7 @@ generator that does no I/O: it yields needs (`core.model.Load` and others), is s
         air = ArrayDescription(f"'air' of {probe.url}", (count, 73), (1, 73), np.dtype("<f4"), ["time", "lat"])
         group = ArrayGroupBuilder(probe.url)
         group.add("air", air, AirChunks(values))
-        return group.keyspace(options.zarr_format)
+        return group.make_keyspace(options.zarr_format)
 
     class AirChunks(Chunks):
         def __init__(self, values):

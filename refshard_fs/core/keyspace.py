@@ -33,7 +33,7 @@ from refshard_fs.core.model import (
     Span,
     Steps,
     answer_from_listing,
-    batches,
+    iterate_batches,
     run_together,
 )
 from refshard_fs.core.node_documents import read_node_documents
@@ -436,7 +436,7 @@ class _ContentsBuilder:
                 yield from self._run_all([partial(self.add_directory, path, None) for path in listing.directories])
                 return
         self._add_files(prefix, [n for n in names if not n.is_directory and n.name not in documents], array)
-        for paths in batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
+        for paths in iterate_batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
             yield from self._run_all([partial(self.add_directory, path, array) for path in paths])
 
     def _add_document(self, prefix: str, name: str) -> Steps[None]:

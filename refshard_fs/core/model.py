@@ -100,7 +100,7 @@ class Span(msgspec.Struct, frozen=True):
         """
         return read[0]
 
-    def window(self, start: int | None = None, end: int | None = None) -> Entry:
+    def take_window(self, start: int | None = None, end: int | None = None) -> Entry:
         """Return the entry of the slice ``[start:end]`` of this span.
 
         Raises ValueError if the size is needed but unknown: call `resolve_end` first.
@@ -156,7 +156,7 @@ class Inline(msgspec.Struct, frozen=True):
     def finish(self, read: Sequence[bytes | None]) -> bytes:
         return self.data
 
-    def window(self, start: int | None = None, end: int | None = None) -> Inline:
+    def take_window(self, start: int | None = None, end: int | None = None) -> Inline:
         return Inline(self.data[start:end])
 
     def part(self, offset: int, length: int) -> Inline:
@@ -174,7 +174,7 @@ class Recipe(Protocol, Hashable):
 class FillingRecipe(Recipe, Protocol):
     """A recipe that can make the bytes of a key whose object does not exist."""
 
-    def absent(self) -> bytes | None:
+    def make_absent(self) -> bytes | None:
         """Return the decoded bytes if the object does not exist; None if then the key does not exist either."""
 
 
@@ -212,7 +212,7 @@ def _has_members(kind: type, *names: str) -> bool:
 
 def fills_absent(recipe: Recipe) -> TypeGuard[FillingRecipe]:
     """Return whether ``recipe`` is a `FillingRecipe`."""
-    return _has_members(type(recipe), "absent")
+    return _has_members(type(recipe), "make_absent")
 
 
 def decodes_arrays(recipe: Recipe) -> TypeGuard[ArrayRecipe]:
@@ -250,7 +250,7 @@ class Packed(msgspec.Struct, frozen=True):
         first, last = clamp(self.start, self.stop, self.made)
         return last - first
 
-    def window(self, start: int | None = None, end: int | None = None) -> Packed:
+    def take_window(self, start: int | None = None, end: int | None = None) -> Packed:
         """Return the entry of the slice ``[start:end]`` of this entry."""
         if start is None and end is None:
             return self
@@ -277,7 +277,7 @@ class Packed(msgspec.Struct, frozen=True):
         if raw is not None:
             full = self.recipe.make(raw)
         else:
-            filled = self.recipe.absent() if fills_absent(self.recipe) else None
+            filled = self.recipe.make_absent() if fills_absent(self.recipe) else None
             if filled is None:
                 return None
             full = filled
@@ -579,7 +579,7 @@ def answer_from_listing(steps: Steps[T], root: str, directories: Directories | N
 # Run several look-ups together, in rounds.
 
 
-def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+def iterate_batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """Yield ``items`` in parts of up to ``most``."""
     for start in range(0, len(items), most):
         yield items[start : start + most]

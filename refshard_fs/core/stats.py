@@ -14,10 +14,10 @@ from refshard_fs.core.forks import fork_safe
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
-def bytes_text(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format ``count`` bytes with a unit.
 
-    >>> bytes_text(999), bytes_text(1536), bytes_text(123_456_789)
+    >>> format_bytes(999), format_bytes(1536), format_bytes(123_456_789)
     ('999 B', '1.5 KiB', '118 MiB')
     """
     amount, unit = float(count), 0
@@ -26,19 +26,19 @@ def bytes_text(count: int) -> str:
     return f"{count:,} B" if unit == 0 else f"{amount:.{1 if amount < 9.95 else 0}f} {_UNITS[unit]}"
 
 
-def count_text(count: int, singular: str, plural: str = "") -> str:
+def format_count(count: int, singular: str, plural: str = "") -> str:
     """Format a count with its noun in singular or plural.
 
-    >>> count_text(1, "chunk"), count_text(1234, "chunk"), count_text(2, "key", "keys in all")
+    >>> format_count(1, "chunk"), format_count(1234, "chunk"), format_count(2, "key", "keys in all")
     ('1 chunk', '1,234 chunks', '2 keys in all')
     """
     return f"1 {singular}" if count == 1 else f"{count:,} {plural or singular + 's'}"
 
 
-def shape_text(shape: Sequence[int], dimensions: Sequence[str] = ()) -> str:
+def format_shape(shape: Sequence[int], dimensions: Sequence[str] = ()) -> str:
     """Format a shape, with the names of its dimensions if there are any; "scalar" for no dimensions.
 
-    >>> shape_text((2920, 25)), shape_text((2920, 25), ("time", ""))
+    >>> format_shape((2920, 25)), format_shape((2920, 25), ("time", ""))
     ('2920 × 25', 'time 2920 × 25')
     """
     named = zip(dimensions or [""] * len(shape), shape, strict=True)

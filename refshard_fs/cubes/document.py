@@ -215,15 +215,15 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each piece, URLs ``respell``-ed; a large document is compressed."""
-        head = self._head(respell)
-        lines = [zarrmeta.dumps(self._line(piece, respell)) for piece in self.pieces]
+        head = self._make_head(respell)
+        lines = [zarrmeta.dumps(self._make_line(piece, respell)) for piece in self.pieces]
         text = zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
         return text if len(text) <= PLAIN else gzip.compress(text, 6, mtime=0)  # the same pieces give the same bytes
 
     def _to_json(self, respell: Callable[[str], str]) -> dict[str, Any]:
-        return {**self._head(respell), "sets": [self._line(piece, respell) for piece in self.pieces]}
+        return {**self._make_head(respell), "sets": [self._make_line(piece, respell) for piece in self.pieces]}
 
-    def _head(self, respell: Callable[[str], str]) -> dict[str, Any]:
+    def _make_head(self, respell: Callable[[str], str]) -> dict[str, Any]:
         members = {name: getattr(self, name) for name in _Head.__struct_fields__}
         members |= {"join": "outer" if self.join == "outer" else None}
         members["held"] = {path: _encode_base64(data) for path, data in self.held.items()}
@@ -243,7 +243,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         pieces = [msgspec.structs.replace(piece, values=data) for piece, data in zip(self.pieces, split, strict=True)]
         return msgspec.structs.replace(self, pieces=tuple(pieces))
 
-    def _line(self, piece: Piece, respell: Callable[[str], str]) -> list[Any]:
+    def _make_line(self, piece: Piece, respell: Callable[[str], str]) -> list[Any]:
         line: list[Any] = [respell(piece.url) if piece.url else None, piece.length]
         if piece.document is not None:
             line[0] = piece.document._to_json(respell)

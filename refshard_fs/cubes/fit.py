@@ -45,7 +45,7 @@ class Fit(NamedTuple):
     encoding: ChunkKeyEncoding | None = None  # encoding of the piece's keys, if it differs
     is_absent: bool = False  # the piece lacks the array
 
-    def stored_chunk(self, leading: Sequence[int]) -> list[int] | None:
+    def find_stored_chunk(self, leading: Sequence[int]) -> list[int] | None:
         """Return the coordinates in the piece of a shown chunk; None if the piece does not have it.
 
         ``leading`` may be only the first coordinates of several chunks.
@@ -54,7 +54,7 @@ class Fit(NamedTuple):
             [self.places[k].find_element(at) if k in self.places else at for k, at in enumerate(leading)]
         )
 
-    def shown_chunk(self, leading: Sequence[int]) -> list[int] | None:
+    def find_shown_chunk(self, leading: Sequence[int]) -> list[int] | None:
         """Return the shown coordinates of a chunk of the piece; None if this chunk is not shown."""
         return _get_complete(
             [self.places[k].find_place(at) if k in self.places else at for k, at in enumerate(leading)]

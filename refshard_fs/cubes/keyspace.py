@@ -27,7 +27,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, iterate_splits, join, make_relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, find_chunk, make_tails
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import Entry, Inline, Listed, Load, ParsedIndex, Steps, batches, run_together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, ParsedIndex, Steps, iterate_batches, run_together
 from refshard_fs.core.sharing import Sharing
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS
@@ -59,17 +59,19 @@ class _OpenPiece:
         self.fits: dict[str, Fit] = {}
 
 
-def _unread_blocks(piece: _OpenPiece, path: str, array: ConcatArray, coords: Sequence[int]) -> Iterator[Sequence[int]]:
+def _find_unread_blocks(
+    piece: _OpenPiece, path: str, array: ConcatArray, coords: Sequence[int]
+) -> Iterator[Sequence[int]]:
     """Yield, for each block of the piece's index that has not been read, the coordinates of one chunk in it."""
     fit = piece.fits.get(path)
-    stored = None if fit is None else fit.stored_chunk(coords)
+    stored = None if fit is None else fit.find_stored_chunk(coords)
     if fit is None or stored is None or array.grid is None:
         return
     encoding = fit.encoding or array.grid.encoding
-    for key in piece.space.list_keys_of_other_parts(join(path, encoding.encode(array.stored_coords(stored)))):
+    for key in piece.space.list_keys_of_other_parts(join(path, encoding.encode(array.find_stored_coords(stored)))):
         grid = piece.space.grids[path]
         found = grid.encoding.decode(make_relative(key, path), len(grid.counts))
-        placed = None if found is None else fit.shown_chunk((0, *found) if array.is_stacked else found)
+        placed = None if found is None else fit.find_shown_chunk((0, *found) if array.is_stacked else found)
         if placed is not None:
             yield placed
 
@@ -155,7 +157,7 @@ class ConcatKeySpace(KeySpace):
         along = {path: self._documents.arrays[path].grid for path in self.document.axes if path in inline}
         self._inline_grids = inline | {path: grid for path, grid in along.items() if grid is not None}
 
-    def documents_of_first(self) -> Steps[dict[str, dict[str, Any]]]:
+    def read_first_documents(self) -> Steps[dict[str, dict[str, Any]]]:
         """Return the documents of joined arrays and of their groups, as the cube shows them, by key.
 
         A document that records them as `metadata` can have another piece as its first one.
@@ -236,7 +238,7 @@ class ConcatKeySpace(KeySpace):
         for number in (here, *islice(both, self._keep // 2)):
             piece = self._first_piece if number == self._first else self._pieces.peek(number)
             first = local if number == here else [*coords[: array.axis], 0, *coords[array.axis + 1 :]]
-            unread = [first] if piece is None else _unread_blocks(piece, at.array, array, first)
+            unread = [first] if piece is None else _find_unread_blocks(piece, at.array, array, first)
             for placed in unread:
                 yield join(at.array, array.grid.encoding.encode(array.move(placed, array.starts[number])))
 
@@ -246,9 +248,9 @@ class ConcatKeySpace(KeySpace):
         """Return the entries of chunks of a piece; ``chunks`` are coordinates relative to the piece's start."""
         assert array.grid is not None, "an array that is joined has a grid"
         piece, fit = yield from self._open_and_fit(number, path, array)
-        stored = [fit.stored_chunk(placed) for placed in chunks]
+        stored = [fit.find_stored_chunk(placed) for placed in chunks]
         encode = (fit.encoding or array.grid.encoding).encode
-        keys = [join(path, encode(array.stored_coords(coords))) for coords in stored if coords is not None]
+        keys = [join(path, encode(array.find_stored_coords(coords))) for coords in stored if coords is not None]
         look_ups = piece.make_lookups(keys)
         in_part: list[Entry | None] = [None] * len(keys)
         for look_up, some in zip(look_ups, (yield from run_together([each.steps for each in look_ups])), strict=True):
@@ -277,7 +279,7 @@ class ConcatKeySpace(KeySpace):
             check_sections([source.meta for _, source, _ in flat])
         except ValueError as e:
             raise ManifestError(f"{path!r} of {self.where}: {e}") from e
-        keys = [join(path, source.tail(array.stored_coords(w.coords))) for _, source, w in flat]
+        keys = [join(path, source.tail(array.find_stored_coords(w.coords))) for _, source, w in flat]
         found = yield from run_together([piece.lookup(key) for (piece, _, _), key in zip(flat, keys, strict=True)])
         return join_sections(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
 
@@ -476,7 +478,7 @@ class ConcatKeySpace(KeySpace):
         None lists the array's own directory.
         """
         found: dict[str, Listed] = {}
-        for some in batches(range(len(self.document.pieces)), TOGETHER):
+        for some in iterate_batches(range(len(self.document.pieces)), TOGETHER):
             listings = yield from run_together(
                 [self._list_in_piece(number, path, array, grid, leading) for number in some]
             )
@@ -501,12 +503,12 @@ class ConcatKeySpace(KeySpace):
             return [] if self.document.pieces[number].is_gap else [Listed(str(start), None, True)]
         directory = path
         if leading is not None:
-            local = fit.stored_chunk(array.move(leading, -start) if len(leading) > array.axis else leading)
+            local = fit.find_stored_chunk(array.move(leading, -start) if len(leading) > array.axis else leading)
             if local is None:
                 return []
-            directory = join(path, stored.directory_of(array.stored_coords(local)))
+            directory = join(path, stored.directory_of(array.find_stored_coords(local)))
         if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the piece lacks exist here, too
-            own = array.grid_of_piece(number, fit.places)
+            own = array.find_grid_of_piece(number, fit.places)
             names: Sequence[Listed] = _list_chunks(own.find_directory(make_relative(directory, path)), None)
         else:
             names = (yield from piece.children(directory)) or ()
@@ -514,7 +516,7 @@ class ConcatKeySpace(KeySpace):
         for listed in names:
             tail = make_relative(join(directory, listed.name), path)
             coords = stored.parse_leading(tail) if listed.is_directory else stored.decode(tail)
-            placed = None if coords is None else fit.shown_chunk((0, *coords) if array.is_stacked else coords)
+            placed = None if coords is None else fit.find_shown_chunk((0, *coords) if array.is_stacked else coords)
             if placed is not None:
                 here = array.move(placed, start) if len(placed) > array.axis else placed
                 name = (str(here[-1]) if here else "c") if grid.is_nested else grid.encoding.encode(here)
@@ -557,7 +559,7 @@ class ConcatKeySpace(KeySpace):
                 self._check_count(path, count)
                 size = WHOLE if size is None else size
                 return ArrayChunks(array.grid, np.arange(count, dtype=np.uint64), np.full(count, size, np.uint64))
-            for some in batches(range(len(self.document.pieces)), TOGETHER):
+            for some in iterate_batches(range(len(self.document.pieces)), TOGETHER):
                 found = yield from run_together([self._find_numbers(number, path, array, first) for number in some])
                 for numbers, own in found:
                     count += len(numbers)
@@ -581,7 +583,7 @@ class ConcatKeySpace(KeySpace):
         """Return the numbers that chunks of a piece have in the joined array; and sizes, if the piece lists chunks."""
         assert array.grid is not None, "an array that is joined has a grid"
         piece, fit = yield from self._open_and_fit(number, path, array)
-        own = array.shown_grid_of_piece(number, fit.places)
+        own = array.find_shown_grid_of_piece(number, fit.places)
         chunks = ArrayChunks(own, (), np.zeros(0, np.uint64))
         if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the piece lacks exist here, too
             self._check_count(path, own.size)
@@ -611,7 +613,7 @@ class ConcatKeySpace(KeySpace):
         owners = np.searchsorted(np.array(shown.starts), coords, side="right") - 1
         order = np.argsort(owners, kind="stable")
         rows = [some for some in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1) if len(some)]
-        for batch in batches(rows, TOGETHER):
+        for batch in iterate_batches(rows, TOGETHER):
             steps = [self._find_chunks_in_piece(int(owners[some[0]]), array, shown, column[some]) for some in batch]
             for some, (places, resolve, chunks) in zip(batch, (yield from run_together(steps)), strict=True):
                 builder.put_chunks(some[places], chunks, resolve)
@@ -627,10 +629,10 @@ class ConcatKeySpace(KeySpace):
             return np.zeros(0, np.int64), piece.resolve, ChunksBuilder(0).finish()
         along: dict[int, Move] = {axis: placement.find_elements for axis, placement in fit.places.items()}
         along[array.axis] = move_to_piece(array.starts[number], fit.places.get(array.axis))
-        own = array.shown_grid_of_piece(number, fit.places)
+        own = array.find_shown_grid_of_piece(number, fit.places)
         stored, is_inside = move_numbers(numbers, array.grid, own, along)
         stored, places = stored[is_inside], np.flatnonzero(is_inside)
-        own = array.grid_of_piece(number, fit.places)
+        own = array.find_grid_of_piece(number, fit.places)
         own = own if fit.encoding is None else msgspec.structs.replace(own, encoding=fit.encoding)
         if fit.recoding is None:
             return places, piece.resolve, (yield from piece.chunks(path, find_range(stored), own))
@@ -693,7 +695,7 @@ def _list_respelled(
                 )
                 continue
             coords = stored.decode(tail)
-            placed = None if coords is None else fit.shown_chunk((0, *coords) if array.is_stacked else coords)
+            placed = None if coords is None else fit.find_shown_chunk((0, *coords) if array.is_stacked else coords)
             if placed is None:
                 continue
             shown = encoding.encode(array.move(placed, start))
@@ -710,7 +712,7 @@ def _find_chunk_places(
     """Convert places of ``elements`` to places of chunks; ManifestError where chunks would be divided."""
     found: dict[int, Placement] = {}
     for axis, placement in elements.items():
-        chunks = placement.in_chunks((first.chunks or ())[axis], first.shape[axis])
+        chunks = placement.convert_to_chunks((first.chunks or ())[axis], first.shape[axis])
         if chunks is None:
             raise ManifestError(
                 f"{path!r} of {where} lies at {placement.runs} of axis {axis}: expected places on the borders of chunks"

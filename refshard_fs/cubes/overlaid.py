@@ -59,14 +59,14 @@ class OverlaidPiece(View):
         if found is not None:
             return found
         if key == zarrmeta.CONSOLIDATED or key == "zarr.json":
-            return (yield from self._consolidated_document(key))
+            return (yield from self._make_consolidated_document(key))
         return None if self._is_hidden(key) else (yield from self.base.lookup(key))
 
     def _is_hidden(self, key: str) -> bool:
         """Return whether a key of the piece is a chunk of an array in ``held``, or a directory of such chunks."""
         return any(key.startswith(path + "/") for path in self._held) and not zarrmeta.is_metadata(key)
 
-    def _consolidated_document(self, key: str) -> Steps[Entry | None]:
+    def _make_consolidated_document(self, key: str) -> Steps[Entry | None]:
         """Return the root's document with the shown metadata in its consolidated metadata."""
         data = yield from self.base.read(key)
         if data is None or not may_repeat(key, data):

@@ -85,7 +85,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         run = np.searchsorted(at, places, side="right") - 1
         return np.where((run >= 0) & (places < at[run] + length[run]), first[run] + places - at[run], -1)
 
-    def in_chunks(self, size: int, total: int) -> Placement | None:
+    def convert_to_chunks(self, size: int, total: int) -> Placement | None:
         """Return the places of chunks of ``size`` in an array of length ``total``; None if a chunk would be divided."""
         if self.shown is not None:  # only the last piece may end within a chunk: readers cut it there
             ((at, length),) = self.runs

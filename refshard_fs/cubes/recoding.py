@@ -62,14 +62,14 @@ class _Encoding(NamedTuple):
         return self.scale is not None or self.offset is not None
 
     def unpack(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        out = self.numbers(values).astype(np.float64)
+        out = self.restore_signs(values).astype(np.float64)
         if self.scale is not None:
             out *= self.scale
         if self.offset is not None:
             out += self.offset
         return out
 
-    def numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def restore_signs(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return stored ``values`` with the sign that ``_Unsigned`` gives, before scale and offset."""
         return values if self.meant == self.dtype else values.astype(self.dtype).view(self.meant)
 
@@ -107,7 +107,7 @@ class Recoding(msgspec.Struct, frozen=True):
         """Convert values of the array ``theirs`` to values of the array ``mine``."""
         return self._convert(values, _parse_encoding(self.theirs), _parse_encoding(self.mine))
 
-    def absent(self) -> bytes | None:
+    def make_absent(self) -> bytes | None:
         """Return the chunk to show in place of a missing chunk; None if readers see the same values without it."""
         theirs, mine = _parse_encoding(self.theirs), _parse_encoding(self.mine)
         fill = np.full(theirs.meta.chunks or (), parse_fill_value(theirs.meta, theirs.dtype), theirs.dtype)
@@ -120,7 +120,7 @@ class Recoding(msgspec.Struct, frozen=True):
     def shows_absent(self) -> bool:
         """Whether a chunk that does not exist is shown as existing, though making it may fail."""
         try:
-            return self.absent() is not None
+            return self.make_absent() is not None
         except ValueError:
             return True
 
@@ -128,7 +128,7 @@ class Recoding(msgspec.Struct, frozen=True):
         """Return the entry of a chunk, given the entry of the other array's chunk."""
         match found:
             case None:
-                data = self.absent()
+                data = self.make_absent()
                 return None if data is None else Inline(data)
             case Inline(data):
                 return Inline(self.make(data))
@@ -145,7 +145,7 @@ class Recoding(msgspec.Struct, frozen=True):
         if theirs.times is not None and mine.times is not None and theirs.times != mine.times:
             out = self._convert_times(values, missing, theirs.times, mine)
         elif (theirs.scale, theirs.offset) == (mine.scale, mine.offset):
-            numbers = theirs.numbers(values)
+            numbers = theirs.restore_signs(values)
             out = numbers.astype(mine.meant).view(mine.dtype)
             is_rounded = numbers.dtype.kind in "iu" and numbers.itemsize == 8 and mine.meant.kind == "f"
             if is_rounded and not (missing | (np.abs(numbers.astype(np.float64)) < EXACT)).all():
@@ -195,7 +195,7 @@ class Recoding(msgspec.Struct, frozen=True):
             return real
         if not mine.is_packed:
             out = real.astype(mine.meant).view(mine.dtype)
-            same = mine.numbers(out) == real
+            same = mine.restore_signs(out) == real
         else:
             steps = (real - (mine.offset or 0.0)) / (1.0 if mine.scale is None else mine.scale)
             wanted = np.rint(steps) if mine.dtype.kind in "iu" else steps
@@ -226,9 +226,9 @@ class _Chain(msgspec.Struct, frozen=True):
     def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self.then.convert(values)
 
-    def absent(self) -> bytes | None:
-        filled = self.first.absent() if fills_absent(self.first) else None
-        return self.then.absent() if filled is None else self.then.make(filled)
+    def make_absent(self) -> bytes | None:
+        filled = self.first.make_absent() if fills_absent(self.first) else None
+        return self.then.make_absent() if filled is None else self.then.make(filled)
 
 
 def make_recoding(

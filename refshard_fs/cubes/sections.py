@@ -48,14 +48,14 @@ class PieceArray(msgspec.Struct, frozen=True):
         assert grid is not None, "`check_recut` checked that the chunks are known"
         return grid.encoding.encode(coords)
 
-    def absent(self) -> npt.NDArray[Any]:
+    def make_absent(self) -> npt.NDArray[Any]:
         """Return the shown value of elements whose chunk does not exist."""
         dtype = find_decoded_type(self.meta)
         assert dtype is not None, "only arrays of numbers or texts are recut"
         fill = np.full(1, parse_fill_value(self.meta, dtype), dtype)
         return (fill if self.recoding is None else self.recoding.convert(fill)).astype(self.dtype)
 
-    def section(self, found: Entry, box: Box) -> Entry:
+    def cut_section(self, found: Entry, box: Box) -> Entry:
         """Return the entry of the elements ``box`` of the chunk at ``found``."""
         cut = Cut(self, box)
         place = self._find_range(box)
@@ -134,9 +134,9 @@ class Cut(msgspec.Struct, frozen=True):
             values = self.source.recoding.convert(values)
         return _dump(np.ascontiguousarray(values, self.source.dtype))
 
-    def absent(self) -> bytes:
+    def make_absent(self) -> bytes:
         """Return the elements of a chunk that does not exist."""
-        return _dump(np.full([stop - start for start, stop in self.box], self.source.absent()))
+        return _dump(np.full([stop - start for start, stop in self.box], self.source.make_absent()))
 
 
 class Unchanged(Cut, frozen=True):
@@ -192,12 +192,12 @@ def join_sections(recut: Recut, sections: Sequence[tuple[PieceArray, Section, En
     places: list[Box] = []
     for source, section, found in sections:
         if found is None:
-            absent = source.absent()
+            absent = source.make_absent()
             if _dump(absent) == fill:
                 continue
-            part: Entry = Inline(Cut(source, section.box).absent())
+            part: Entry = Inline(Cut(source, section.box).make_absent())
         else:
-            part = source.section(found, section.box)
+            part = source.cut_section(found, section.box)
         if section.place == whole:
             return part
         parts.append(part)

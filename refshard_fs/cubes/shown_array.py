@@ -37,7 +37,7 @@ class ConcatArray(msgspec.Struct, frozen=True):
     recut: Recut | None = None
     is_stacked: bool = False
 
-    def stored_coords(self, coords: Sequence[int]) -> Sequence[int]:
+    def find_stored_coords(self, coords: Sequence[int]) -> Sequence[int]:
         """Drop the dimension that the pieces lack from ``coords``."""
         return coords[1:] if self.is_stacked else coords
 
@@ -45,16 +45,16 @@ class ConcatArray(msgspec.Struct, frozen=True):
     def stored_grid(self) -> ChunkGrid:
         """The grid of a piece, except for the number of chunks."""
         assert self.grid is not None, "an array that is joined has a grid"
-        return msgspec.structs.replace(self.grid, counts=tuple(self.stored_coords(self.grid.counts)))
+        return msgspec.structs.replace(self.grid, counts=tuple(self.find_stored_coords(self.grid.counts)))
 
-    def grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
+    def find_grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
         """Return the grid of piece ``number``, which has only the chunks at ``places`` along these axes."""
         assert self.grid is not None, "an array that is joined has a grid"
-        shown = self.shown_grid_of_piece(number, places)
-        return msgspec.structs.replace(shown, counts=tuple(self.stored_coords(shown.counts)))
+        shown = self.find_shown_grid_of_piece(number, places)
+        return msgspec.structs.replace(shown, counts=tuple(self.find_stored_coords(shown.counts)))
 
-    def shown_grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
-        """Return the grid of `grid_of_piece` with the dimension that pieces lack; chunk numbers remain the same."""
+    def find_shown_grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
+        """Return the grid of `find_grid_of_piece` with the dimension that pieces lack; chunk numbers remain the same."""
         assert self.grid is not None, "an array that is joined has a grid"
         counts = [places[k].length if k in places else count for k, count in enumerate(self.grid.counts)]
         if self.axis not in places:

@@ -155,7 +155,7 @@ class Dispatch(Share):
 
     def find_latency(self, url: str) -> float | None:
         """Return the shortest recent wait for an answer of the host of ``url``, in seconds; None before its first."""
-        return min(self.host(url).waits, default=None)
+        return min(self.find_host(url).waits, default=None)
 
     @property
     def has_queued(self) -> bool:
@@ -174,7 +174,7 @@ class Dispatch(Share):
             self._changed.set_result(None)
             self._changed = None
 
-    def host(self, url: str) -> Host:
+    def find_host(self, url: str) -> Host:
         """Return the host of ``url``."""
         name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)

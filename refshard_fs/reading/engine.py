@@ -330,7 +330,7 @@ class Engine(Lookups):
             if facts.size is None:  # the server does not report it
                 plan = ReadPlan(None, span, cut=slice(start, end))
             else:
-                plan = ReadPlan(None, span.resolve_end(facts.size).window(start, end))
+                plan = ReadPlan(None, span.resolve_end(facts.size).take_window(start, end))
             data = await self._read(plan)
         except Exception as e:  # noqa: BLE001  # the future gets any error
             if not future.done():

@@ -532,7 +532,7 @@ class Fetcher:
 
     def _open(self, span: Span, *, urgent: bool, shared: bool = True) -> Block:
         """Make a block, and queue its request."""
-        block = Block(span, self.requests.host(span.url), shared)
+        block = Block(span, self.requests.find_host(span.url), shared)
         if shared:
             self._known.put(block)
         (block.host.urgent if urgent else block.host.later).append(block)

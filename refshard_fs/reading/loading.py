@@ -64,7 +64,7 @@ class Decoder(Protocol):
 class StreamedIndex(Protocol):
     """An index that is decoded piece by piece."""
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a new decoder of one document."""
 
 
@@ -72,7 +72,7 @@ class StreamedIndex(Protocol):
 class Packable(Protocol):
     """An index whose decoded form can be kept in a file."""
 
-    def identity(self) -> bytes:
+    def make_identity(self) -> bytes:
         """Return bytes that identify all options that change the decoded form, and the version of the packed layout."""
 
     def pack(self, value: Any) -> list[bytes | memoryview]:
@@ -169,7 +169,7 @@ async def _decode_stream(entry: Entry, index: Any, read: Read) -> Any:
             pieces = []
     if len(pieces) < 2:
         return await _decode(index, await read(entry))
-    decoder: Decoder = index.decoder()
+    decoder: Decoder = index.make_decoder()
     ahead: asyncio.Future[bytes] | None = None
     try:
         for number, piece in enumerate(pieces):
@@ -200,7 +200,7 @@ def _split_to_pieces(entry: Span, size: int, step: int) -> list[Span]:
 
 def _name_file(entry: Entry, index: Packable, keep: IndexCache) -> str | None:
     """Return the name of the decoded ``entry`` in the index cache; None if it is too small, or its version unknown."""
-    state = hashlib.sha256(index.identity())
+    state = hashlib.sha256(index.make_identity())
     match entry:
         case Inline(data) if keep.everything or len(data) >= WORTH_A_LOOK:
             state.update(b"\0bytes\0" + hashlib.sha256(data).digest())

@@ -93,7 +93,7 @@ def plan_read(request: Request, entry: Entry, most: int | None) -> ReadPlan | No
     window = entry
     if not request.is_whole:
         try:
-            window = entry.window(request.start, request.end)
+            window = entry.take_window(request.start, request.end)
         except ValueError as e:
             if isinstance(entry, Span):
                 return None

@@ -175,7 +175,7 @@ class SelectionRead:
                 self._asked[future] = chunk
                 future.add_done_callback(self._on_arrival)
         for _ in range(min(WORKERS - len(self._jobs), len(self._ready))):
-            job = self._loop.run_in_executor(None, self._work)
+            job = self._loop.run_in_executor(None, self._decode_ready_chunks)
             self._jobs.add(job)
             job.add_done_callback(self._on_job_end)
 
@@ -196,7 +196,7 @@ class SelectionRead:
         self._is_over = self._is_over or error is not None
         self._woken.set()
 
-    def _work(self) -> None:
+    def _decode_ready_chunks(self) -> None:
         """Read near chunks and decode, in a thread, until no chunk is ready or enough memory can be given back."""
         done = 0
         while done <= self._share.most // SHARE and not self._is_over:

@@ -184,7 +184,7 @@ class ReferenceBuilder:
             hides = is_inline[rows]
             if hides.any():
                 taken = ranges.take(rows)
-                taken.put(hides, Ranges.absent(1))
+                taken.put(hides, Ranges.make_absent(1))
             else:
                 taken = ranges if len(rows) == len(left) else ranges.take(rows)
             if path not in self._parts:
@@ -230,7 +230,7 @@ class ReferenceBuilder:
             del self._grids[path]
             for order, part in self._parts.pop(path).list_parts() if path in self._parts else ():
                 rows = {join(path, old.tail(int(part.numbers[i]))): i for i in range(len(part.numbers))}
-                references = {key: row for key, i in rows.items() if (row := part.ranges.row(i)) is not None}
+                references = {key: row for key, i in rows.items() if (row := part.ranges.get_row(i)) is not None}
                 self._keep(order, KeyTable.of_mapping(references), is_placed=False)
         if grid.size > SMALL:
             self._grids[path] = grid

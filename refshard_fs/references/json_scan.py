@@ -102,7 +102,7 @@ def scan(block: bytes | memoryview) -> Members | None:
     texts: Buffer = text
     if 2 * int(sizes.sum()) < len(text):  # otherwise it is faster to keep the whole block
         texts, starts = join_pieces(text, starts, stops), sizes.cumsum() - sizes
-    members = Members(all_keys, Ranges.absent(count), urls, texts)
+    members = Members(all_keys, Ranges.make_absent(count), urls, texts)
     members.ranges.put(references, ranges)
     members.ranges.offsets[rows], members.ranges.lengths[rows] = starts, sizes
     return members

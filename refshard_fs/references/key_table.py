@@ -172,7 +172,7 @@ class KeyTable(Mapping[str, Value]):
 
     def get_value(self, row: int) -> Value:
         """Return the value in ``row``."""
-        reference = self.ranges.row(row)
+        reference = self.ranges.get_row(row)
         if reference is not None:
             return reference
         if row in self.objects:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers
-from refshard_fs.core.columns import NO_TARGET, Ranges, Row, distinct_codes
+from refshard_fs.core.columns import NO_TARGET, Ranges, Row, find_distinct_codes
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, iterate_splits, join, parent
 from refshard_fs.core.keyspace import (
@@ -146,8 +146,8 @@ class FlatKeySpace(KeySpace):
             rows = np.flatnonzero(np.isin(numbers, known))
             present = numbers[rows]
         found = table.make_part(present).ranges
-        targets, codes = distinct_codes(found.targets, len(self.refs.urls))
-        ranges = Ranges.absent(len(numbers))
+        targets, codes = find_distinct_codes(found.targets, len(self.refs.urls))
+        ranges = Ranges.make_absent(len(numbers))
         ranges.put(rows, found._replace(targets=codes.astype(np.uint32)))
         pins = () if self.refs.pins is None else self.refs.pins.take(np.array(targets, np.int64))
         origins = [self.get_origin(target) for target in targets] if self.refs.origins else ()

@@ -48,7 +48,7 @@ class LazyReferences(Mapping[str, Any]):
             return data if data is None or not is_object else zarrmeta.object_in(data, repr(key))
         numbers = range(at.number, at.number + 1)
         chunks: Chunks = self._run(key, partial(self._keyspace.chunks, at.array, numbers))
-        value = chunks.value(0)
+        value = chunks.get_value(0)
         return value.to_json(chunks.urls[value.target]) if isinstance(value, Row) else value
 
     def __contains__(self, key: object) -> bool:
@@ -59,13 +59,13 @@ class LazyReferences(Mapping[str, Any]):
         yield from self._list_members(contents)
         for array, numbers, chunks in self._iterate_parts(contents):
             tail = contents.arrays[array].grid.tail
-            for row in chunks.present():
+            for row in chunks.list_present():
                 yield join(array, tail(int(numbers[row])))
 
     def __len__(self) -> int:
         contents = self._load_contents()
         return len(self._list_members(contents)) + sum(
-            len(chunks.present()) for *_, chunks in self._iterate_parts(contents)
+            len(chunks.list_present()) for *_, chunks in self._iterate_parts(contents)
         )
 
     def __repr__(self) -> str:
@@ -83,5 +83,5 @@ class LazyReferences(Mapping[str, Any]):
     def _iterate_parts(self, contents: Contents) -> Iterator[tuple[str, Numbers, Chunks]]:
         """Yield (array, numbers of chunks, chunks), at most `ROWS` chunks at a time."""
         for array, listed in contents.arrays.items():
-            for numbers, _ in listed.batches(ROWS):
+            for numbers, _ in listed.iterate_batches(ROWS):
                 yield array, numbers, self._run(array, partial(self._keyspace.chunks, array, numbers, listed.grid))

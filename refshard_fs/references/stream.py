@@ -17,7 +17,7 @@ from refshard_fs.core.chunks import Chunks, Contents
 from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import KeySpace, Run
-from refshard_fs.core.model import Entry, Steps, batches
+from refshard_fs.core.model import Entry, Steps, iterate_batches
 from refshard_fs.core.version_3 import convert_array, convert_group
 from refshard_fs.core.zarrmeta import shorten
 from refshard_fs.errors import ManifestError
@@ -146,7 +146,7 @@ class ReferenceStream:
         known = {target: pin.size for target, pin in enumerate(chunks.pins) if pin is not None}
         unknown = [target for target in np.unique(targets[rows]).tolist() if known.get(target) is None]
         urls = [self._keyspace.resolve(chunks.urls[target]) for target in unknown]
-        for batch in batches(list(zip(unknown, urls, strict=True)), STAT_BATCH):
+        for batch in iterate_batches(list(zip(unknown, urls, strict=True)), STAT_BATCH):
             answers = self._run(array, partial(request_facts, [url for _, url in batch], self.origins))
             for (target, _), facts in zip(batch, answers, strict=True):
                 known[target] = None if facts is None else facts.size

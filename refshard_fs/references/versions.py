@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from refshard_fs.core.model import Facts, Pin, Stat, Steps, batches
+from refshard_fs.core.model import Facts, Pin, Stat, Steps, iterate_batches
 from refshard_fs.errors import SourceNotReachable, sanitize_cause
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
@@ -23,7 +23,7 @@ def pin_targets(refs: ReferenceSet, on_progress: Callable[[int], object]) -> Ste
     """
     urls = list(refs.urls)
     pins: list[Pin | None] = []
-    for part in batches(urls, STAT_BATCH):
+    for part in iterate_batches(urls, STAT_BATCH):
         found = iter((yield from request_facts([url for url in part if url is not None], refs.origins)))
         pins += [None if url is None else make_pin(next(found)) for url in part]
         on_progress(len(part))

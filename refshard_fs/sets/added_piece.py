@@ -59,12 +59,12 @@ def add_piece(
     lead = document.pieces[document.first]
     first, new = (stack_along(by_url[spelled], dim, document.stacked) for spelled in (lead.url, url))
     shown = replace_metadata(first, document.metadata)
-    if first.length(dim) != lead.total:
+    if first.find_length(dim) != lead.total:
         raise ManifestError(
             f"{name}: expected the first set, {lead.url!r}, to have {lead.total} elements along {dim!r}, as when the "
-            f"document was made, found {first.length(dim)}: make the document anew"
+            f"document was made, found {first.find_length(dim)}: make the document anew"
         )
-    if not new.length(dim):
+    if not new.find_length(dim):
         return None
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
     times = convert_to_common_units([first, new], dim, lazy=True, fixed=units)

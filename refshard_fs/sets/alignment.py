@@ -57,9 +57,7 @@ def prepare_parts(
     missing = _find_missing_arrays(parts, dim) if is_outer else []
     incomplete = {*missing, *_find_incomplete_arrays(parts, aligned.unions)}
     if has_gaps:
-        incomplete |= {
-            path for part in parts for path in part.axes_along(dim) if not part.variables[path].is_coordinate
-        }
+        incomplete |= {path for part in parts for path in part.find_axes(dim) if not part.variables[path].is_coordinate}
     fills = choose_fill_values(parts, incomplete, lazy=lazy)
     pairs = zip(aligned.places, texts.places, strict=True)
     places = [{**own, **of_texts} if of_texts else own for own, of_texts in pairs]
@@ -68,7 +66,7 @@ def prepare_parts(
 
 def _find_missing_arrays(parts: Sequence[NamedSet], dim: str | None) -> list[str]:
     """Return the paths of the arrays along ``dim`` that some sets lack."""
-    along = {path for part in parts for path in part.axes_along(dim)}
+    along = {path for part in parts for path in part.find_axes(dim)}
     return sorted(path for path in along if any(path not in part.variables for part in parts))
 
 
@@ -80,8 +78,8 @@ def _add_arrays(parts: Sequence[NamedSet], dim: str | None, paths: Sequence[str]
         changed = ChangedSet(part)
         missing = [path for path in paths if path not in part.variables]
         for path in missing:
-            changed.put_empty(owners[path], path, str(dim), part.length(str(dim)))
-        complete.append(changed.result() if missing else part)
+            changed.put_empty(owners[path], path, str(dim), part.find_length(str(dim)))
+        complete.append(changed.finish() if missing else part)
     return complete
 
 
@@ -134,7 +132,7 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
 
 def _get_values_to_compare(part: NamedSet, path: str) -> npt.NDArray[Any] | None:
     """Return the values of a coordinate in a form to compare; None if the set lacks it, or values are not known."""
-    values = part.values(path) if path in part.variables else None
+    values = part.decode_values(path) if path in part.variables else None
     return None if values is None else make_comparable(part.variables[path], values)
 
 
@@ -205,14 +203,14 @@ def _place_elements(
                 f"{path!r} of {part.name} has the dimension {names} and not {dim!r}, and the sets have different "
                 f"values of {names}: the result would have the array of one set only. drop=[{path!r}] leaves it out"
             )
-    return changed.result()
+    return changed.finish()
 
 
 def _place_chunks(part: NamedSet, path: str, axis: int, placement: Placement, total: int) -> Move:
     """Return the move of chunks for a ``placement`` of elements along ``axis``; ManifestError if it divides a chunk."""
     variable = part.variables[path]
     size = variable.meta.chunks[axis] if variable.meta.chunks else 0
-    chunks = placement.in_chunks(size, total)
+    chunks = placement.convert_to_chunks(size, total)
     if chunks is None:
         start = placement.runs[0][0] if placement.runs else 0
         raise ManifestError(

@@ -126,7 +126,7 @@ def _append(
     url = make_portable_source(os.fspath(target), options.get("target_protocol"), None, True)
     writer = Writer.of(parse_options(url, {**options, "mode": "a", "shards": "whole", "index_cache": False}))
     options = {name: value for name, value in options.items() if name != "branch"}  # the branch belongs to the target
-    base = writer.base()
+    base = writer.get_base()
     joined = base.keyspace.cube
     if not rules.dim and joined is None:
         raise TypeError(f"append needs dim= for {sanitize(str(url))}, which is not the document of a cube")

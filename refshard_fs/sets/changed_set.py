@@ -23,7 +23,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import convert_documents
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, change_type
 
-NO_CHUNKS: Final = Part(np.zeros(0, np.uint64), Ranges.absent(0))
+NO_CHUNKS: Final = Part(np.zeros(0, np.uint64), Ranges.make_absent(0))
 
 
 # The moves of chunks along each axis, and the byte range that is taken of each chunk (None: the whole chunk).
@@ -58,7 +58,7 @@ class ChangedSet:
         """Replace an array by one with the metadata ``doc`` and only these inline ``chunks``; return its grid."""
         path = variable.path
         grid = make_grid(doc, f"{path!r} of {self.part.name}")
-        for number in self.part.inline_chunks(path):
+        for number in self.part.find_inline_chunks(path):
             self.members.pop(join(path, self.part.refs.tables[path].grid.tail(number)), None)
         self.members[variable.key] = dict(doc)
         if attributes is not None:
@@ -95,7 +95,7 @@ class ChangedSet:
         self.members |= {key: dict(doc) for key, doc in documents.items()}
         self._changed |= {parent(key)[0] for key in documents}
 
-    def result(self, *, keeps_digests: bool = False) -> NamedSet:
+    def finish(self, *, keeps_digests: bool = False) -> NamedSet:
         """Return the changed set. Digests of replaced arrays are dropped, except with ``keeps_digests``."""
         part, changed = self.part, self._changed
         old = part.refs
@@ -115,7 +115,7 @@ def place_chunks(
     of the grid are dropped. ``byte_range`` is the offset and the length of the bytes to take of each chunk; None takes
     whole chunks.
     """
-    table, chunks = part.refs.tables[path], part.inline_chunks(path)
+    table, chunks = part.refs.tables[path], part.find_inline_chunks(path)
     if not chunks and not len(table):  # usual for lazy joins of many files, whose chunks were not looked up
         return NO_CHUNKS, {}
     numbers, ranges = table.make_part()
@@ -140,7 +140,7 @@ def replace_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]])
         return part
     changed = ChangedSet(part)
     changed.put_documents(documents)
-    return changed.result(keeps_digests=True)
+    return changed.finish(keeps_digests=True)
 
 
 def convert_to_version_3(part: NamedSet) -> NamedSet:

@@ -66,7 +66,7 @@ def convert_to_common_units(
     for path, bounds in find_times(parts, dim).items():
         times = _Times(path, bounds, [number for number, part in enumerate(parts) if path in part.variables])
         _check_calendars(common.parts, times)
-        if times.differ(common.parts, fixed.get(path)):
+        if times.has_different_units(common.parts, fixed.get(path)):
             _recode(common, times, lazy=lazy, fixed=fixed.get(path))
         elif not lazy:
             _read_values(common, times, only_mixed=True)
@@ -84,7 +84,7 @@ class _Times(NamedTuple):
         """Return all arrays, by number of their set and path."""
         return [(n, path) for path in (self.path, *self.bounds) for n in self.owners if path in parts[n].variables]
 
-    def differ(self, parts: Sequence[NamedSet], fixed: str | None) -> bool:
+    def has_different_units(self, parts: Sequence[NamedSet], fixed: str | None) -> bool:
         """Return whether units differ between the sets, or from the ``fixed`` units."""
         every = {id(v): v.attributes for v in (parts[number].variables[self.path] for number in self.owners)}
         first = next(iter(every.values()))
@@ -132,7 +132,7 @@ def _check_calendars(parts: Sequence[NamedSet], times: _Times) -> None:
 
 def _are_gregorian(part: NamedSet, path: str) -> bool:
     """Return whether times have the same dates in the standard and the proleptic calendar, as far as they are known."""
-    values = part.values(path)
+    values = part.decode_values(path)
     try:
         units = TimeUnits.of(part.variables[path].attributes)
     except ValueError:  # `_recode` raises the error
@@ -158,7 +158,7 @@ def _is_missing(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[np.
 
 def _find_missing(part: NamedSet, path: str) -> npt.NDArray[np.bool_]:
     """Return a mask of the missing values of an array, whose values must be known."""
-    values = part.values(path)
+    values = part.decode_values(path)
     assert values is not None, "the values are known"
     return _is_missing(part.variables[path], values)
 
@@ -191,7 +191,7 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
     if not lazy:
         _read_values(common, times)
     read = {at for at in units if not lazy or (coordinate.is_coordinate and at[1] == times.path)}
-    if any(parts[number].values(path) is None for number, path in read):
+    if any(parts[number].decode_values(path) is None for number, path in read):
         return
     own = str(coordinate.attributes["units"])
     texts = [fixed] if fixed else [own, *list_finer_units(find_common_unit(units.values()), own)]
@@ -214,7 +214,7 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
                 marked = first.variables.get(path) if _find_missing(part, path).any() else None
                 changed = ChangedSet(replace_metadata(part, _change_units(part.variables[path], text, marked)))
                 changed.put_values(changed.part.variables[path], numbers)
-                parts[number] = changed.result()
+                parts[number] = changed.finish()
         if lazy:
             _show_units(common, times, stored, text)
         return
@@ -233,7 +233,7 @@ def _convert(
         if not (rounded and dtype is not None and dtype.kind == "f") and find_common_unit([to, units]) % to.length:
             raise ValueError("some numbers cannot be converted exactly to the other units")
         return None
-    values = part.values(path)
+    values = part.decode_values(path)
     assert values is not None, "the values were read"
     missing, dtype = _find_missing(part, path), dtype_of(like.meta)
     known = units.convert(values[~missing], to, rounded=rounded and values.dtype.kind == "f")
@@ -272,7 +272,7 @@ def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False
     wanted: dict[int, list[str]] = {}
     for path in (times.path, *times.bounds):
         owners = [number for number in times.owners if path in common.parts[number].variables]
-        lacking = [number for number in owners if common.parts[number].values(path) is None]
+        lacking = [number for number in owners if common.parts[number].decode_values(path) is None]
         if not only_mixed or len(lacking) < len(owners):
             for number in lacking:
                 wanted.setdefault(number, []).append(path)
@@ -287,7 +287,7 @@ def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False
                 )
             changed = ChangedSet(part)
             changed.put(part.variables[path], part.variables[path].meta.raw, chunks=chunks[path])
-            part = changed.result()
+            part = changed.finish()
         common.parts[number] = part
 
 

@@ -85,9 +85,13 @@ def _add_advice(path: str, one: NamedSet, other: NamedSet, error: ManifestError)
 def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> None:
     """Raise ManifestError if two sets' arrays ``path`` differ, or cannot be compared."""
     is_same_array = one.variables[path] is other.variables[path]
-    if is_same_array and not have_references(path, one, other) and one.inline_chunks(path) == other.inline_chunks(path):
+    if (
+        is_same_array
+        and not have_references(path, one, other)
+        and one.find_inline_chunks(path) == other.find_inline_chunks(path)
+    ):
         return
-    mine, theirs = one.values(path), other.values(path)
+    mine, theirs = one.decode_values(path), other.decode_values(path)
     if mine is not None and theirs is not None:
         if not is_same_array:
             ignored = KEYS | STORAGE | _list_ignored_fields(path, one, other)
@@ -110,7 +114,7 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
     else:
         check_metadata(path, get_array_facts(path, one), get_array_facts(path, other), KEYS)
         what, is_equal = "references", list_references(path, one) == list_references(path, other)
-        is_equal &= one.inline_chunks(path) == other.inline_chunks(path)
+        is_equal &= one.find_inline_chunks(path) == other.find_inline_chunks(path)
         if not is_equal and path in one.digests and path in other.digests:
             what, is_equal = "bytes", one.digests[path] == other.digests[path]
     if not is_equal:
@@ -147,7 +151,7 @@ def _find_differing_coordinate(one: NamedSet, other: NamedSet) -> str | None:
     """Return the name of the first coordinate, or scalar, whose known values differ between two sets."""
     for path, variable in one.variables.items():
         if path in other.variables and (variable.is_coordinate or not variable.dims):
-            mine, theirs = one.values(path), other.values(path)
+            mine, theirs = one.decode_values(path), other.decode_values(path)
             if mine is not None and theirs is not None and not are_same_values(mine, theirs):
                 return parent(path)[1]
     return None
@@ -163,7 +167,7 @@ def _list_ignored_fields(path: str, one: NamedSet, other: NamedSet) -> frozenset
     Empty if the numbers are not known, or if a number of one array means "missing" in the other one.
     """
     for part, of in ((one, other), (other, one)):
-        values, variable = part.values(path), of.variables[path]
+        values, variable = part.decode_values(path), of.variables[path]
         if values is None or values.dtype.kind not in "iuf":
             return frozenset()
         if np.isin(values, get_missing_values(variable.meta, variable.attributes, values.dtype)).any():

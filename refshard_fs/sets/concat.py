@@ -268,7 +268,7 @@ def concat(
         dims_of_sets = None
         if on_error == "hole" and inputs.grid is not None:
             dims_of_sets, rules = find_dims(read), msgspec.structs.replace(rules, is_outer=True)
-        inputs = inputs.without(failed, dims_of_sets, is_outer=rules.is_outer)
+        inputs = inputs.drop_failed(failed, dims_of_sets, is_outer=rules.is_outer)
         report_skipped(failed, any_left=bool(inputs.sources))
     if choice != Choice():
         opened = [fo for number, fo in enumerate(whole_sources) if number not in failed]

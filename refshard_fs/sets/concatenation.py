@@ -107,7 +107,7 @@ class _Concatenation:
 
     def _check_scalars(self, dim: str) -> None:
         """Raise ManifestError if only some sets have the scalar ``dim``, and name a set with and one without it."""
-        known = [dim in part.variables and part.values(dim) is not None for part in self.sets]
+        known = [dim in part.variables and part.decode_values(dim) is not None for part in self.sets]
         if any(known) and not all(known):
             other = self.sets[known.index(False)]
             what = "cannot be read" if dim in other.variables else "does not exist"
@@ -277,7 +277,7 @@ class _Concatenation:
         """Return the joined values of an array; None if a set's values are not inline, or their shapes do not fit
         together.
         """
-        every = [values for part in self.sets if (values := part.values(path)) is not None]
+        every = [values for part in self.sets if (values := part.decode_values(path)) is not None]
         if len(every) < len(self.sets):
             return None
         try:

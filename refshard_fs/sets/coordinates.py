@@ -20,13 +20,13 @@ def get_coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArr
 
     None if a set lacks the coordinate, or if its values are not known. Times must be in common units.
     """
-    first = parts[0].coordinate(dim)
+    first = parts[0].find_coordinate(dim)
     every = []
     if first is None:
         return None
     for part in parts:
         variable = part.variables.get(first.path)
-        values = None if variable is None or variable.dims != (dim,) else part.values(first.path)
+        values = None if variable is None or variable.dims != (dim,) else part.decode_values(first.path)
         if variable is None or values is None:
             return None
         every.append(make_comparable(variable, values))
@@ -35,7 +35,7 @@ def get_coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArr
 
 def check_groups_share_coordinate(parts: Sequence[NamedSet], dim: str) -> None:
     """Raise ManifestError if groups of a set have coordinates of ``dim`` with different values."""
-    first = parts[0].coordinate(dim)
+    first = parts[0].find_coordinate(dim)
     if first is None:
         return
     for part in parts:
@@ -47,7 +47,7 @@ def check_groups_share_coordinate(parts: Sequence[NamedSet], dim: str) -> None:
 def check_same_coordinate(part: NamedSet, dim: str, one: str, other: str) -> None:
     """Raise ManifestError unless a set has the same values at ``one`` and ``other``, or lacks one of them."""
     if one in part.variables and other in part.variables:
-        mine, theirs = part.values(one), part.values(other)
+        mine, theirs = part.decode_values(one), part.decode_values(other)
         if mine is None or theirs is None or not are_same_values(mine, theirs):
             raise ManifestError(
                 f"{one!r} and {other!r} of {part.name} have different or unknown values: expected the same values of "
@@ -62,7 +62,7 @@ def name_set_without_values(parts: Sequence[NamedSet], dim: str) -> str:
 
 def format_value(value: Any, part: NamedSet, dim: str) -> str:
     """Format a value of the coordinate of ``dim`` for an error: a time as a date, others with their units."""
-    coordinate = part.coordinate(dim)
+    coordinate = part.find_coordinate(dim)
     attributes = {} if coordinate is None else coordinate.attributes
     return format_time(value, attributes) if isinstance(attributes.get("units"), str) else str(value)
 

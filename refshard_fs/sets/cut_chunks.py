@@ -30,7 +30,7 @@ def cut_chunks(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> N
     for path, shape in shapes.items():
         if shape is not None:
             _divide(changed, path, shape)
-    return changed.result(keeps_digests=True)
+    return changed.finish(keeps_digests=True)
 
 
 def _choose_smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, int]) -> tuple[int, ...] | None:

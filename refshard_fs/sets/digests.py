@@ -14,7 +14,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import join
-from refshard_fs.core.model import batches
+from refshard_fs.core.model import iterate_batches
 from refshard_fs.cubes.recoding import get_missing_values
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.plan import Request
@@ -104,7 +104,7 @@ def read_small_arrays(
     keys = {number: _list_chunk_keys(parts[number], paths) for number, paths in small.items()}
     at_urls = [n for n in keys if isinstance(parts[n].fo, str) and parts[n].refs.pins is None]
     at_urls = [n for n in at_urls if can_scan({k: v for k, v in parts[n].options.items() if k not in SHOWN_BY})]
-    for batch in batches(at_urls, BATCH):
+    for batch in iterate_batches(at_urls, BATCH):
         refs = {f"{n}/{key}": _make_reference(parts[n], *chunk) for n in batch for key, chunk in keys[n].items()}
         reading = choose_reading_options([ref[0] for ref in refs.values()], parts[batch[0]].options)
         data = _read(Source.of(parse_options(refs, reading)), list(refs))
@@ -169,7 +169,7 @@ def _add_inline(
     part: NamedSet, paths: Sequence[str], keys: Mapping[str, tuple[str, int]], data: Mapping[str, Any]
 ) -> dict[str, dict[int, bytes]]:
     """Return all chunks of each array, inline or in ``data``; leave out arrays of which a chunk could not be read."""
-    chunks = {path: dict(part.inline_chunks(path)) for path in paths}
+    chunks = {path: dict(part.find_inline_chunks(path)) for path in paths}
     for key, (path, number) in keys.items():
         found = data.get(key)
         if isinstance(found, bytes) and len(found) <= SMALL:

@@ -102,14 +102,14 @@ def _list_coordinates(parts: Sequence[NamedSet]) -> list[str]:
     """Return the dimensions with a coordinate in the first set, in the order that its data variables have."""
     variables = parts[0].variables.values()
     dims = dict.fromkeys(dim for v in sorted(variables, key=lambda v: v.is_coordinate) for dim in v.dims)
-    return [dim for dim in dims if dim is not None and parts[0].coordinate(dim) is not None]
+    return [dim for dim in dims if dim is not None and parts[0].find_coordinate(dim) is not None]
 
 
 def _list_scalars(parts: Sequence[NamedSet]) -> list[str]:
     """Return the scalars of the first set that are times, or that attributes describe as coordinates."""
     variables = parts[0].variables
     named = find_auxiliary(variables)
-    scalars = [v for v in variables.values() if v.meta.shape == () and not parts[0].axes_along(v.path)]
+    scalars = [v for v in variables.values() if v.meta.shape == () and not parts[0].find_axes(v.path)]
     return [v.path for v in scalars if v.path in named or is_time(v.attributes) or "standard_name" in v.attributes]
 
 
@@ -125,7 +125,7 @@ def _identify_values(parts: Sequence[NamedSet], names: Iterable[str]) -> dict[st
 
 
 def _get_variable(part: NamedSet, name: str) -> Variable | None:
-    return part.coordinate(name) or part.variables.get(name)
+    return part.find_coordinate(name) or part.variables.get(name)
 
 
 def _convert_times(parts: Sequence[NamedSet], dim: str) -> Sequence[NamedSet]:
@@ -138,7 +138,7 @@ def _convert_times(parts: Sequence[NamedSet], dim: str) -> Sequence[NamedSet]:
 
 def _identify(part: NamedSet, variable: Variable | None) -> Hashable:
     """Return the bytes, the kind and the units of an array's values; None if they are not known."""
-    values = None if variable is None else part.values(variable.path)
+    values = None if variable is None else part.decode_values(variable.path)
     if variable is None or values is None:
         return None
     if values.dtype.kind in "iu" and values.dtype.itemsize < 8:
@@ -200,7 +200,7 @@ def _order_sets(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashab
         firsts = [own[0] for own in values]
         is_descending = are_descending(values)
     elif all(_get_variable(part, dim) is not None for part in sets):
-        every = [part.values(dim) for part in sets]
+        every = [part.decode_values(dim) for part in sets]
         firsts = [own.reshape(-1)[0] for own in every if own is not None and own.size]
     if firsts is not None and len(firsts) == len(order):
         ranks = np.argsort(np.argsort(np.array(firsts), kind="stable"), kind="stable")
@@ -221,7 +221,7 @@ def _find_record_dimension(parts: Sequence[NamedSet]) -> str | None:
     differing = [dim for dim, lengths in lengths_of.items() if len(lengths) > 1]
     if differing:
         return differing[0] if len(differing) == 1 else None
-    records = [dim for dim in lengths_of if dim in RECORDS and parts[0].coordinate(dim) is None]
+    records = [dim for dim in lengths_of if dim in RECORDS and parts[0].find_coordinate(dim) is None]
     return records[0] if len(records) == 1 else None
 
 

@@ -55,7 +55,7 @@ def find_gap(
 
 def check_chunks_of_gap(document: ConcatDocument, new: NamedSet, start: int, name: str) -> None:
     """Raise ManifestError if the new set, at ``start`` in a gap, begins or ends within a chunk."""
-    length = new.length(document.dim)
+    length = new.find_length(document.dim)
     for path, axis in document.axes.items():
         variable = new.variables.get(path)
         size = None if variable is None or variable.meta.chunks is None else variable.meta.chunks[axis]

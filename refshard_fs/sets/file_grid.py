@@ -92,7 +92,7 @@ class FileGrid(NamedTuple):
         dims = self.dims[: len(at)]
         return _format_place(dims, [self.places[dim][number] for dim, number in zip(dims, at, strict=True)])
 
-    def without_empty(self, dims: Container[str | None] | None = None) -> FileGrid:
+    def drop_empty(self, dims: Container[str | None] | None = None) -> FileGrid:
         """Return the grid without the places along ``dims`` (None: all dimensions) at which no file lies."""
         every = [range(len(self.places[dim])) for dim in self.dims]
         numbers = [

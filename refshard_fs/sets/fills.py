@@ -72,4 +72,4 @@ def _find_range(dtype: np.dtype[Any]) -> range:
 
 def _lacks_chunks(part: NamedSet, path: str) -> bool:
     table = part.refs.tables.get(path)
-    return table is None or len(table) + len(part.inline_chunks(path)) < table.grid.size
+    return table is None or len(table) + len(part.find_inline_chunks(path)) < table.grid.size

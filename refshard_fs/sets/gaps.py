@@ -41,7 +41,7 @@ def insert_regular_gaps(
             f"freq= needs a coordinate {dim!r} of numbers to find missing values: "
             f"{name_set_without_values(parts, dim)} has none"
         )
-    first, every = parts[0].coordinate(dim), np.concatenate(values)
+    first, every = parts[0].find_coordinate(dim), np.concatenate(values)
     if first is None or not len(every):
         return [PlannedPiece(number, part) for number, part in enumerate(parts)]
     steps = Steps.of(freq, first, every[0], parts[0].name)
@@ -53,7 +53,7 @@ def insert_regular_gaps(
             f"with {name}, {dim!r} would have more than {MOST:,} values, one every {freq}: leave the set out, or give "
             "a longer freq="
         )
-    return _insert_gaps(parts, dim, places, max(ends), steps.values, lazy=lazy)
+    return _insert_gaps(parts, dim, places, max(ends), steps.compute_values, lazy=lazy)
 
 
 def insert_union_gaps(
@@ -88,7 +88,7 @@ def _insert_gaps(
     if (np.diff(np.concatenate(places), prepend=-1, append=stop) == 1).all():
         return [PlannedPiece(number, part) for number, part in enumerate(parts)]
     check_groups_share_coordinate(parts, dim)
-    first = parts[0].coordinate(dim)
+    first = parts[0].find_coordinate(dim)
     assert first is not None, "the values of the coordinate are known"
     pieces: list[PlannedPiece] = []
     expected = 0

@@ -140,7 +140,7 @@ class GridJoin(msgspec.Struct, frozen=True):
             if example is None:
                 holes[number] = make_coordinate_set(self.grid, dim, number, like, name)
                 continue
-            along = {path: example.variables[path] for path in example.axes_along(dim)}
+            along = {path: example.variables[path] for path in example.find_axes(dim)}
             coordinates = {path: v for path, v in along.items() if v.is_coordinate}
             holes[number] = NamedSet(name, example.refs, coordinates or dict(list(along.items())[:1]))
         return holes

@@ -75,8 +75,8 @@ class GrownReferences(NamedTuple):
             )
         pieces = [trim(old, dim, 0, elements.old), trim(new, dim, elements.start, elements.stop)]
         whole = concatenate(add_digests(pieces, [dim], rules.same), dim, rules.same)
-        added = whole.length(dim) - old.length(dim)
-        return cls(before, whole.refs, frozenset(old.axes_along(dim)), added, holds_pins, new.refs.origins.remark)
+        added = whole.find_length(dim) - old.find_length(dim)
+        return cls(before, whole.refs, frozenset(old.find_axes(dim)), added, holds_pins, new.refs.origins.remark)
 
     def find_edits(self) -> Iterator[tuple[str, Edit]]:
         """Yield each key that changes, with its new content."""

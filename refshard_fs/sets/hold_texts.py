@@ -23,7 +23,7 @@ def hold_texts(parts: Sequence[NamedSet], dims: Sequence[str | None]) -> list[Na
 
     An array that is not small, or cannot be read, stays as it is.
     """
-    paths = dict.fromkeys(path for dim in dims for part in parts for path in part.axes_along(dim))
+    paths = dict.fromkeys(path for dim in dims for part in parts for path in part.find_axes(dim))
     wanted = [path for path in paths if _must_be_held(path, parts, dims)]
     if not wanted:
         return list(parts)
@@ -48,7 +48,7 @@ def hold_texts(parts: Sequence[NamedSet], dims: Sequence[str | None]) -> list[Na
             assert dtype is not None, "`_must_be_held` checked the types"
             assert values is not None, "arrays without values are not in `held`"
             _put(changed[number], shown[number], path, _pad(values.astype(dtype), shape), [max(n, 1) for n in cut])
-    return [part.result() for part in changed]
+    return [part.finish() for part in changed]
 
 
 def _must_be_held(path: str, parts: Sequence[NamedSet], dims: Sequence[str | None]) -> bool:

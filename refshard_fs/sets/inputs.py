@@ -61,7 +61,7 @@ class Inputs(NamedTuple):
         positions, sources = zip(*leaves, strict=True)
         return cls(order, positions, sources, grid)
 
-    def without(self, failed: Container[int], dims: Container[str | None] | None, *, is_outer: bool) -> Inputs:
+    def drop_failed(self, failed: Container[int], dims: Container[str | None] | None, *, is_outer: bool) -> Inputs:
         """Return the inputs without the sources whose numbers are in ``failed``.
 
         Places without any source are removed along ``dims``, or along all dimensions if None. Unless the join
@@ -73,7 +73,7 @@ class Inputs(NamedTuple):
             grid = grid._replace(files={at: grid.files[at] for at in positions})
             if not is_outer:
                 grid.check_whole()
-            grid = grid.without_empty(dims)
+            grid = grid.drop_empty(dims)
             positions = tuple(sorted(grid.files))
         return Inputs(self.dims, positions, tuple(self.sources[n] for n in opened), grid)
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.keys import parent
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
@@ -75,11 +75,11 @@ def _find_and_join_group(
 ) -> JoinResult:
     """Join sets of the same variables; `join_sets` describes ``others``."""
     found = find_dimensions(read, is_outer=rules.is_outer, find_unlimited=_find_unlimited)
-    logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
+    logger.info("joining %s along %s: %s", format_count(len(read), "set"), found.dims, found.reason)
     in_order = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
     positions, sources, read = zip(*in_order, strict=True)
     dim = found.dims[0]
-    coordinates = [part.coordinate(dim) or part.variables.get(dim) for part in read]  # perhaps of a group
+    coordinates = [part.find_coordinate(dim) or part.variables.get(dim) for part in read]  # perhaps of a group
     has_values = all(
         v is not None and part.values(v.path) is not None for v, part in zip(coordinates, read, strict=True)
     )
@@ -125,8 +125,8 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
         kept = arrange(read, dim, sort=rules.sort, overlap=rules.overlap)
         if kept is not None and rules.overlap != "error" and not rules.is_outer:
             _check_sets_left_out(read, kept, dim, rules.same)
-        if lazy and kept is None and all(part.axes_along(dim) for part in read):  # documents cannot name empty sets
-            every = [SetSlice(number, 0, part.length(dim)) for number, part in enumerate(read)]
+        if lazy and kept is None and all(part.find_axes(dim) for part in read):  # documents cannot name empty sets
+            every = [SetSlice(number, 0, part.find_length(dim)) for number, part in enumerate(read)]
             filled = [whole for whole in every if whole.stop]
             kept = filled if 0 < len(filled) < len(every) else None
         if kept is not None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from refshard_fs.sets.cube import cube
 from refshard_fs.source.normalizing import SESSION, is_many_sources, resolve_source
-from refshard_fs.source.options import keywords
+from refshard_fs.source.options import list_keywords
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 
 # The keywords for finding and opening the sources of a cube; all others are for the filesystem of the cube.
@@ -36,7 +36,7 @@ def join_sources(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]
             f"concat={given['concat']!r:.200}: expected a mapping with arguments of refshard_fs.open, such as "
             "{'dim': 'time'}"
         )
-    others = given.keys() - keywords().keys() - FSSPEC_ARGUMENTS - {SESSION}
+    others = given.keys() - list_keywords().keys() - FSSPEC_ARGUMENTS - {SESSION}
     for_cube = {name: given[name] for name in given if name in _OF_SOURCES or name in others}
     joined = cube(fo, **for_cube, **(given.get("concat") or {}))
     left = others | {"concat", "target_options", "ref_storage_args"}

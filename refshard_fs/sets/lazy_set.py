@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.reading.read_ranges import ReadRanges
@@ -22,7 +22,7 @@ from refshard_fs.source.normalizing import parse_options
 from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.source.settings import check_set_name, format_by_suffix
 from refshard_fs.source.source import Source
-from refshard_fs.tools.views import fold, render_table, render_view
+from refshard_fs.tools.views import render_folded, render_table, render_view
 from refshard_fs.writing.cube_document import REMARK, make_cube_document, save_document
 
 OTHERS: Final = "For other programs, save it as .icechunk, or serve it (refshard serve)"
@@ -44,7 +44,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     opened_with: Mapping[str, Any] = {}
     ranges: ReadRanges | None = None
 
-    def arguments(self) -> Mapping[str, Any]:
+    def get_arguments(self) -> Mapping[str, Any]:
         """Return the arguments that opened the sources of this set: filesystems of this set use them, too."""
         return self.opened_with
 
@@ -102,8 +102,8 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     def __repr__(self) -> str:  # has the digest, which distinguishes instances for fsspec
         document = self.document
         gaps = sum(piece.is_gap for piece in document.pieces)
-        lacks = f", {count_text(gaps, 'gap')}" if gaps else ""
-        lacks += f", {count_text(len(document.lost), 'set')} not read" if document.lost else ""
+        lacks = f", {format_count(gaps, 'gap')}" if gaps else ""
+        lacks += f", {format_count(len(document.lost), 'set')} not read" if document.lost else ""
         return f"<{self.joined}, {document.dim} {document.starts[-1]:,}{lacks}: {self.digest[:32]}>"
 
     __str__ = __repr__
@@ -119,8 +119,8 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
             f"{dim} {starts[-1]:,}",
             render_table(("set that was not read", "why"), list(document.lost.items()), most=10),
             render_table(("set", "starts at", "length"), rows, right=["starts at", "length"], most=10, total=total),
-            fold(
-                count_text(len(document.axes), "joined array"),
+            render_folded(
+                format_count(len(document.axes), "joined array"),
                 render_table(("array", "axis"), arrays, right=["axis"], total=len(document.axes)),
             ),
         )
@@ -189,7 +189,7 @@ def _list_documents(source: Source) -> set[str]:
 def describe(document: ConcatDocument) -> str:
     """Return in a few words what a document joins."""
     dims = dict.fromkeys(dim for cube in (document, *document.beside) for dim in _list_dims(cube))
-    return f"{count_text(document.count, 'set')} joined along {' and '.join(dims)}"
+    return f"{format_count(document.count, 'set')} joined along {' and '.join(dims)}"
 
 
 def _list_dims(document: ConcatDocument) -> Iterator[str]:
@@ -213,7 +213,7 @@ def _shorten(source: Source, document: ConcatDocument, choice: Choice) -> tuple[
     if document.first not in range(first, last):
         joined = source.open().cube
         assert joined is not None, "the source is a document"
-        metadata = source.run("", joined.documents_of_first)
+        metadata = source.run("", joined.read_first_documents)
     isel = {name: bounds for name, bounds in choice.isel.items() if name != dim}
     if (start, stop) != (starts[first], starts[last]):
         isel[dim] = (start - starts[first], stop - starts[first])

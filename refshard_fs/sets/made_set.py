@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 from refshard_fs.errors import redact
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.policy import split_chain
@@ -29,7 +29,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     opened_with: Mapping[str, Any] = {}
 
-    def arguments(self) -> Mapping[str, Any]:
+    def get_arguments(self) -> Mapping[str, Any]:
         """Return the arguments that opened the sources of this set: filesystems of this set use them, too."""
         return self.opened_with
 
@@ -76,8 +76,8 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
         if not chained:
             return ""
         return (
-            f"only refshard can read {count_text(len(chained), 'target')} of {len(self.columns.urls)}, which are files "
-            f"within other files, such as {redact(chained[0])}"
+            f"only refshard can read {format_count(len(chained), 'target')} of {len(self.columns.urls)}, which are "
+            f"files within other files, such as {redact(chained[0])}"
         )
 
     def _repr_html_(self) -> str:

@@ -40,7 +40,7 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
     dim = rules.dim
     values = get_coordinate_values([old, new], dim)
     if values is None:
-        return NewElements(old.length(dim), 0, new.length(dim))
+        return NewElements(old.find_length(dim), 0, new.find_length(dim))
     before, new_values = values
     known = np.isin(new_values, before)
     if known.any() and rules.on_duplicate != "error":

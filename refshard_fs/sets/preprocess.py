@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import fsspec
 
-from refshard_fs.core.model import Facts, Stat, Steps, batches
+from refshard_fs.core.model import Facts, Stat, Steps, iterate_batches
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.errors import RefShardError, TargetNotAllowed
 from refshard_fs.references.reference_set import adopt
@@ -79,7 +79,7 @@ def read_selected(
 
     identity = f"{get_import_path(function)} {_digest(function)}"
     with open_scans(resume, filter(None, urls), options, unread, identity) as (known, resolve):
-        parts_of_work = list(batches(range(len(sets)), BATCH))
+        parts_of_work = list(iterate_batches(range(len(sets)), BATCH))
         choose = partial(select_parts, options=dict(options), function=function, known=known, unread=unread)
         tasks = [[sets[number] for number in batch] for batch in parts_of_work]
         run = map if executor is None else executor.map

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import msgspec
 
 from refshard_fs.core.model import Origin
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError, SourceNotReachable, redact
 from refshard_fs.references.reference_set import ReferenceSet
@@ -96,7 +96,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
         lost = sum(1 for i, gone in enumerate(moved) if gone and pins.get_pin(i) != refs.pins.get_pin(i))
         if lost:
             warnings.warn(
-                f"{count_text(lost, 'target that moved is', 'targets that moved are')} now checked only by size, "
+                f"{format_count(lost, 'target that moved is', 'targets that moved are')} now checked only by size, "
                 "because ETags and times belong to the old URLs. Take a snapshot of the new set to pin them again",
                 UserWarning,
                 stacklevel=2,
@@ -121,7 +121,7 @@ def _get_lazy_set(opened: FileSystemLike) -> LazySet | None:
     except ManifestError:
         return None
     data = document.dumps(lambda url: resolve(url, directory, None))
-    joined = f"{count_text(document.count, 'set')} joined along {document.dim}"
+    joined = f"{format_count(document.count, 'set')} joined along {document.dim}"
     remark = f"{REMARK}. {OTHERS}"
     return LazySet(data, hashlib.sha256(data).hexdigest(), remark, joined, find_target_arguments(source))
 
@@ -162,6 +162,6 @@ def _check_prefixes(prefixes: Iterable[str], urls: Sequence[str]) -> None:
         normalized = {_normalize(prefix): None}
         if not any(find_longest_prefix(normalized, _normalize(url)) for url in urls):
             raise ValueError(
-                f"none of the set's {count_text(len(urls), 'URL')} begins with {prefix!r}: expected the beginning of a "
-                f"URL, such as {redact(urls[0])!r}, up to a slash. missing='ignore' ignores other prefixes"
+                f"none of the set's {format_count(len(urls), 'URL')} begins with {prefix!r}: expected the beginning of "
+                f"a URL, such as {redact(urls[0])!r}, up to a slash. missing='ignore' ignores other prefixes"
             )

@@ -24,7 +24,7 @@ def choose_recut_shapes(
     """
     recut = {}
     placements = {item for own in places for item in own.items()}
-    coordinate = sets[0].coordinate(dim)  # the document has its values; other groups keep theirs in the sets
+    coordinate = sets[0].find_coordinate(dim)  # the document has its values; other groups keep theirs in the sets
     for path, first in sets[0].variables.items():
         if dim not in first.dims or first is coordinate:
             continue
@@ -45,7 +45,7 @@ def choose_recut_shapes(
         for name, placement in placements:
             if name in first.dims:
                 k = first.dims.index(name)
-                are_aligned = are_aligned and placement.in_chunks(whole[k], first.meta.shape[k]) is not None
+                are_aligned = are_aligned and placement.convert_to_chunks(whole[k], first.meta.shape[k]) is not None
         if not are_aligned or any(theirs != whole for theirs, _ in shapes):
             recut[path] = chunks_of(find_commonest_shape(shapes, axis))
     return recut

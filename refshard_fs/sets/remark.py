@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.cubes.fit import fit
 from refshard_fs.sets.changed_set import replace_metadata
@@ -37,7 +37,7 @@ def explain_document(documents: Sequence[tuple[ConcatDocument, Sequence[NamedSet
                     if like not in known:
                         known[like] = not fit(path, one, get_array_facts(path, part)).is_same
                     recoded[path] += known[like]
-    total = count_text(sum(len(read) for _, read in documents), "set")
+    total = format_count(sum(len(read) for _, read in documents), "set")
     reasons += [
         f"{path!r} is converted while reading in {count} of {total}" for path, count in sorted(recoded.items()) if count
     ]

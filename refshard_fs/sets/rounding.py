@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 from refshard_fs.sets.changed_set import ChangedSet
 from refshard_fs.sets.variables import NamedSet
 
@@ -23,9 +23,9 @@ def equalize_coordinates(parts: Sequence[NamedSet], tolerance: float) -> tuple[l
     found, most, counts = list(parts), dict[str, float](), dict[str, int]()
     for path in dict.fromkeys(path for part in parts for path, v in part.variables.items() if v.is_coordinate):
         owners = [number for number, part in enumerate(parts) if path in part.variables]
-        first = parts[owners[0]].values(path)
+        first = parts[owners[0]].decode_values(path)
         for number in owners[1:]:
-            part, values = parts[number], parts[number].values(path)
+            part, values = parts[number], parts[number].decode_values(path)
             if first is None or values is None or first.shape != values.shape or not first.size:
                 continue
             if {first.dtype.kind, values.dtype.kind} - set("iuf"):
@@ -34,7 +34,7 @@ def equalize_coordinates(parts: Sequence[NamedSet], tolerance: float) -> tuple[l
             if 0 < apart <= tolerance:
                 changed = ChangedSet(found[number])
                 changed.put_values(part.variables[path], first.astype(values.dtype.newbyteorder("="), copy=False))
-                found[number] = changed.result()
+                found[number] = changed.finish()
                 most[path], counts[path] = max(most.get(path, 0), apart), counts.get(path, 0) + 1
-    said = [f"{path!r} of {count_text(counts[path], 'set')} differs by up to {most[path]:.2g}" for path in most]
+    said = [f"{path!r} of {format_count(counts[path], 'set')} differs by up to {most[path]:.2g}" for path in most]
     return found, f"{' and '.join(said)}, and is shown as the first set has it" if said else ""

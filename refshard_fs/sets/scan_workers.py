@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from typing import Any, Final
 
-from refshard_fs.core.model import batches
+from refshard_fs.core.model import iterate_batches
 from refshard_fs.sets.scanning import Found, Known, scan
 from refshard_fs.source.collect import UnreadArrays
 
@@ -27,7 +27,7 @@ def scan_by_workers(
     """
     futures: dict[Future[list[Any]], Sequence[int]] = {}
     try:
-        for batch in batches(range(len(urls)), BATCH):
+        for batch in iterate_batches(range(len(urls)), BATCH):
             urls_of_batch = [urls[number] for number in batch]
             versions = {url: known[url] for url in urls_of_batch if url in known}
             futures[executor.submit(scan_batch, urls_of_batch, dict(options), versions, unread)] = batch

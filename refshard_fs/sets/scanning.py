@@ -19,7 +19,7 @@ from refshard_fs.core.columns import Texts
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace, Likeness
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import Facts, Load, Raw, Stat, Steps, batches, read_once
+from refshard_fs.core.model import Facts, Load, Raw, Stat, Steps, iterate_batches, read_once
 from refshard_fs.cubes.merging import apply_choices
 from refshard_fs.cubes.piece_view import with_origin_of_piece
 from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed, sanitize_cause
@@ -185,7 +185,7 @@ class _Scanner(Engines):
 
     async def scan_all(self, urls: Sequence[str], found: Found) -> None:
         """Scan the sources at ``urls``."""
-        rounds = batches(range(len(urls)), ROUND)
+        rounds = iterate_batches(range(len(urls)), ROUND)
         tasks = [asyncio.create_task(self._scan_rounds(rounds, urls, found)) for _ in range(ROUNDS)]
         try:
             await asyncio.gather(*tasks)

@@ -73,25 +73,25 @@ class SetRow(msgspec.Struct, frozen=True):
         dim = str(self.dim)
         first = next(number for number, source in enumerate(self.sources) if source)
         stored = self.parts[first]
-        own = stored.coordinate(dim)  # the document has its values as they are stored
+        own = stored.find_coordinate(dim)  # the document has its values as they are stored
         shown = {key: doc for key, doc in self.metadata.items() if own is None or key != own.key}
         with_lead = [*self.parts[:first], replace_metadata(stored, shown), *self.parts[first + 1 :]]
         parts, places, unions = self._prepare_parts(with_lead)
         lead = parts[first]
-        axes, variables = lead.axes_along(dim), lead.variables
+        axes, variables = lead.find_axes(dim), lead.variables
         changed = _find_changed_documents(lead, stored)
         metadata = {**self.metadata, **changed}
         recut = {**choose_recut_shapes(parts, dim, self.rules.chunks, self.rules.subchunks, places), **self.recut}
         whole = concatenate(parts, dim, self.rules.same, recut=recut)
         _warn_of_lost_variables(whole, parts, first, dim)
         whole = msgspec.structs.replace(whole, units=stored.units)
-        lengths = [part.length(dim) for part in parts]
+        lengths = [part.find_length(dim) for part in parts]
         if 0 in lengths:
             raise ManifestError(f"{parts[lengths.index(0)].name} has length 0 along {dim!r}: leave it out")
-        coordinate = lead.coordinate(dim)
+        coordinate = lead.find_coordinate(dim)
         given = None if self.stacking is None else self.stacking.values
         values: Sequence[bytes | None] = given or [None] * len(lengths)
-        joined = None if coordinate is None else whole.values(coordinate.path)
+        joined = None if coordinate is None else whole.decode_values(coordinate.path)
         if coordinate is not None and joined is not None and len(joined):
             meta = zarrmeta.array_meta(metadata.get(coordinate.key) or coordinate.meta.raw, repr(coordinate.path))
             if meta is not None and change_type(meta, joined.dtype) is not meta:
@@ -110,7 +110,7 @@ class SetRow(msgspec.Struct, frozen=True):
             chosen = self.rules.own.get(url, ())
             lines.append(Piece(url, length, data, within, own_places, part.take if source else None, chosen))
         held = {  # values in other units, and all values of `unions`
-            path: lead.inline_chunks(path)[0]
+            path: lead.find_inline_chunks(path)[0]
             for path, v in variables.items()
             if v.is_coordinate
             and (
@@ -128,7 +128,7 @@ class SetRow(msgspec.Struct, frozen=True):
             metadata=metadata,
             bounds=dict(self.bounds),
             stacked=() if self.stacking is None else self.stacking.paths,
-            unions={d: {path: axis for path, axis in lead.axes_along(d).items() if path in axes} for d in unions},
+            unions={d: {path: axis for path, axis in lead.find_axes(d).items() if path in axes} for d in unions},
             pieces=tuple(lines),
             held=held,
             select=self.rules.select if any(line.url for line in lines) else (),
@@ -152,7 +152,7 @@ class SetRow(msgspec.Struct, frozen=True):
         row, places = list(parts), list(aligned.places)
         for number, (source, extent) in enumerate(zip(self.sources, every, strict=True)):
             if not source:
-                row.insert(number, make_gap(parts[0], str(dim), extent.name, extent.length(str(dim)), extent))
+                row.insert(number, make_gap(parts[0], str(dim), extent.name, extent.find_length(str(dim)), extent))
                 places.insert(number, {})
         return AlignedSets(row, places, aligned.unions)
 

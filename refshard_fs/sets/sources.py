@@ -145,13 +145,13 @@ def _scan(
     urls = [str(make_portable_source(url, None, None, True)) for url in urls_by_number.values()]
     with open_scans(resume, urls, options, unread) as (known, resolve):
 
-        def found(place: int, result: Scanned | Exception | Unchanged | None) -> None:
+        def take_result(place: int, result: Scanned | Exception | Unchanged | None) -> None:
             take(numbers[place], resolve(urls[place], result))
 
         if urls and executor is not None:
-            scan_by_workers(executor, urls, options, found, known, unread)
+            scan_by_workers(executor, urls, options, take_result, known, unread)
         elif urls:
-            scan(urls, options, found, known, unread, ranges)
+            scan(urls, options, take_result, known, unread, ranges)
 
 
 def report_skipped(failed: Mapping[int, Exception], *, any_left: bool) -> None:

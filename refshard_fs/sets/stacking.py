@@ -50,7 +50,7 @@ def make_coordinate_set(grid: FileGrid, dim: str, number: int, like: NamedSet, n
     empty = ChangedSet(NamedSet(name, refs, {}))
     version = next(variable.meta.zarr_format for variable in like.variables.values())
     _put_coordinate(empty, dim, _make_coordinate(grid.places[dim]), number, version)
-    return empty.result()
+    return empty.finish()
 
 
 def stack_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> list[NamedSet]:
@@ -142,35 +142,38 @@ def _is_scalar(part: NamedSet, dim: str) -> bool:
     """Return whether a set has ``dim`` as a scalar with a known value, and no arrays along it."""
     variable = part.variables.get(dim)
     return (
-        variable is not None and variable.meta.shape == () and not part.axes_along(dim) and part.values(dim) is not None
+        variable is not None
+        and variable.meta.shape == ()
+        and not part.find_axes(dim)
+        and part.decode_values(dim) is not None
     )
 
 
 def _find_varying(parts: Sequence[NamedSet], paths: Sequence[str]) -> tuple[list[NamedSet], set[str]]:
     """Return ``parts`` with digests of the arrays whose values are not known, and the paths of arrays that differ."""
     paths = list(dict.fromkeys(paths))  # each is decoded once in each part
-    unknown = {path for path in paths if any(path in p.variables and p.values(path) is None for p in parts)}
+    unknown = {path for path in paths if any(path in p.variables and p.decode_values(path) is None for p in parts)}
     known = add_digests(parts, [], frozenset(), only=unknown)
     differing = set()
     for path in paths:
         first, *others = [part for part in known if path in part.variables]
-        if any(_differ(path, first, other) for other in others):
+        if any(_is_different(path, first, other) for other in others):
             differing.add(path)
     return known, differing
 
 
-def _differ(path: str, one: NamedSet, other: NamedSet) -> bool:
+def _is_different(path: str, one: NamedSet, other: NamedSet) -> bool:
     """Return whether an array has other units or other known values in two sets."""
     if one.variables[path].attributes.get("units") != other.variables[path].attributes.get("units"):
         return True
-    mine, theirs = one.values(path), other.values(path)
+    mine, theirs = one.decode_values(path), other.decode_values(path)
     if mine is not None and theirs is not None:
         return not are_same_values(mine, theirs)
     if path in one.digests and path in other.digests:
         return one.digests[path] != other.digests[path]
     tables = one.refs.tables.get(path), other.refs.tables.get(path)
     are_inline = all(table is not None and not len(table) for table in tables)  # text
-    return are_inline and one.inline_chunks(path) != other.inline_chunks(path)
+    return are_inline and one.find_inline_chunks(path) != other.find_inline_chunks(path)
 
 
 def _get_attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -196,12 +199,12 @@ def _stack_part(
     changed = _add_axis(part, dim, [path for path, variable in part.variables.items() if gets_dim(variable)])
     version = next((variable.meta.zarr_format for variable in part.variables.values()), 2)
     _put_coordinate(changed, dim, coordinate, number, version)
-    return changed.result(keeps_digests=True)
+    return changed.finish(keeps_digests=True)
 
 
 def _put_coordinate(changed: ChangedSet, dim: str, coordinate: _Coordinate, number: int, version: int) -> None:
     own = ArrayDescription(dim, (1,), (1,), coordinate.values.dtype, [dim], coordinate.attributes)
-    changed.put_documents({join(dim, name): doc for name, doc in own.metadata(version)})
+    changed.put_documents({join(dim, name): doc for name, doc in own.make_metadata(version)})
     grid = own.grid(version)
     changed.tables[dim] = ChunkTable.from_parts(grid, [])
     changed.members[join(dim, grid.tail(0))] = coordinate.values[number : number + 1].tobytes()
@@ -210,7 +213,7 @@ def _put_coordinate(changed: ChangedSet, dim: str, coordinate: _Coordinate, numb
 def stack_along(part: NamedSet, dim: str, paths: Sequence[str]) -> NamedSet:
     """Return a set with ``dim``, of length 1, as the first dimension of its arrays in ``paths``."""
     own = [path for path in paths if path in part.variables]
-    return _add_axis(part, dim, own).result(keeps_digests=True) if own else part
+    return _add_axis(part, dim, own).finish(keeps_digests=True) if own else part
 
 
 def _add_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
@@ -229,7 +232,9 @@ def _add_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
         if meta.zarr_format == 2:
             attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
         stored = changed.tables.get(path)  # None for an array that is recut
-        grid = changed.put(variable, stack_metadata(meta.raw, meta.chunks, dim), attributes, part.inline_chunks(path))
+        grid = changed.put(
+            variable, stack_metadata(meta.raw, meta.chunks, dim), attributes, part.find_inline_chunks(path)
+        )
         if stored is not None:  # a chunk keeps its number
             changed.tables[path] = ChunkTable(grid, stored.ranges, stored.numbers)
     # Consolidated metadata describe the arrays as they were.

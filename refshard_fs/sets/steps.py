@@ -98,7 +98,7 @@ class Steps(msgspec.Struct, frozen=True):
         numbers = values.astype(np.float64)
         places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
         near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0
-        apart = np.flatnonzero(~(np.abs(self.values(places).astype(np.float64) - numbers) <= near))
+        apart = np.flatnonzero(~(np.abs(self.compute_values(places).astype(np.float64) - numbers) <= near))
         if len(apart):
             value, first = (format_value(each, part, dim) for each in (values[apart[0]], self.first))
             raise ManifestError(
@@ -112,9 +112,9 @@ class Steps(msgspec.Struct, frozen=True):
         if not 0 <= last < MOST:
             raise ManifestError(f"with {part.name}, {dim!r} would have {last + 1:,} values: expected 1 to {MOST:,}")
         self.count_steps(values, part, dim)
-        return self.values(np.arange(last + 1))
+        return self.compute_values(np.arange(last + 1))
 
-    def values(self, places: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def compute_values(self, places: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the values that are ``places`` steps after the first."""
         values: npt.NDArray[Any]
         if self.months:

@@ -76,7 +76,7 @@ def widen_texts(parts: Sequence[NamedSet], dim: str | None, only: Collection[str
             if width is not None and width < texts.width:
                 places[number][name] = Placement(((0, width),))
         unions[name] = np.arange(texts.width)
-    return WidenedTexts([part.result() for part in changed], places, unions)
+    return WidenedTexts([part.finish() for part in changed], places, unions)
 
 
 def _find_texts(parts: Sequence[NamedSet], dim: str | None) -> Iterator[tuple[str, _Texts]]:
@@ -84,7 +84,7 @@ def _find_texts(parts: Sequence[NamedSet], dim: str | None) -> Iterator[tuple[st
     of_others: set[str | None] = {dim}
     for part in parts:
         of_others.update(d for v in part.variables.values() for d in (v.dims[:-1] if _is_text(v) else v.dims))
-    for path in dict.fromkeys(path for part in parts for path in part.axes_along(dim)):
+    for path in dict.fromkeys(path for part in parts for path in part.find_axes(dim)):
         own = [part.variables.get(path) for part in parts]
         if all(v is None or (_is_text(v) and v.dims[-1] not in of_others) for v in own):
             names = tuple(None if v is None else v.dims[-1] for v in own)

@@ -16,9 +16,9 @@ def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False)
 
     If ``lazy``, chunks are cut when they are read, so that any elements can be taken.
     """
-    changed, coordinate = ChangedSet(part), part.coordinate(dim)
+    changed, coordinate = ChangedSet(part), part.find_coordinate(dim)
     is_changed = False
-    for path, axis in part.axes_along(dim).items():
+    for path, axis in part.find_axes(dim).items():
         variable, meta = part.variables[path], part.variables[path].meta
         if start == 0 and stop == meta.shape[axis]:
             continue
@@ -26,7 +26,7 @@ def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False)
         size = meta.chunks[axis] if meta.chunks is not None else 0
         are_whole = size and not start % size and (not stop % size or stop == meta.shape[axis])
         is_known = variable is coordinate if lazy else len(meta.shape) == 1 or not are_whole
-        values = part.values(path) if is_known else None
+        values = part.decode_values(path) if is_known else None
         document = {**meta.raw, "shape": [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]}
         if values is not None:
             changed.put_values(variable, np.moveaxis(np.moveaxis(values, axis, 0)[start:stop], 0, axis))
@@ -41,8 +41,8 @@ def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False)
             )
     if not is_changed:
         return part
-    trimmed = changed.result()
+    trimmed = changed.finish()
     if not lazy:
         return trimmed
-    begin, total = part.take or (0, part.length(dim))
+    begin, total = part.take or (0, part.find_length(dim))
     return msgspec.structs.replace(trimmed, take=(begin + start, total))

@@ -94,13 +94,13 @@ class NamedSet(msgspec.Struct, frozen=True):
     # For a part of a set in a document: its first element along the dimension, and the set's length; see `Piece`.
     take: tuple[int, int] | None = None
 
-    def axes_along(self, dim: str | None) -> dict[str, int]:
+    def find_axes(self, dim: str | None) -> dict[str, int]:
         """Return, by path, the axis of the dimension in each array that has it."""
         return {path: v.dims.index(dim) for path, v in self.variables.items() if dim is not None and dim in v.dims}
 
-    def length(self, dim: str) -> int:
+    def find_length(self, dim: str) -> int:
         """Return the length of a dimension; ManifestError if no array has it, or if arrays have different lengths."""
-        lengths = {path: self.variables[path].meta.shape[axis] for path, axis in self.axes_along(dim).items()}
+        lengths = {path: self.variables[path].meta.shape[axis] for path, axis in self.find_axes(dim).items()}
         if not lengths:
             known = sorted({name for v in self.variables.values() for name in v.dims if name is not None})
             raise ManifestError(
@@ -111,11 +111,11 @@ class NamedSet(msgspec.Struct, frozen=True):
             raise ManifestError(f"{self.name}: expected variables of one length along {dim!r}, found {lengths}")
         return next(iter(lengths.values()))
 
-    def coordinate(self, dim: str | None) -> Variable | None:
+    def find_coordinate(self, dim: str | None) -> Variable | None:
         """Return the coordinate variable of a dimension."""
         return next((v for v in self.variables.values() if v.dims == (dim,) and v.is_coordinate), None)
 
-    def inline_chunks(self, path: str) -> dict[int, bytes]:
+    def find_inline_chunks(self, path: str) -> dict[int, bytes]:
         """Return, by number, the chunks of an array whose bytes are in the set."""
         table, side = self.refs.tables.get(path), self.refs.side
         if table is None:
@@ -135,12 +135,12 @@ class NamedSet(msgspec.Struct, frozen=True):
                     raise ManifestError(f"{join(path, grid.tail(number))!r} of {self.name}: {e}") from e
         return chunks
 
-    def values(self, path: str) -> npt.NDArray[Any] | None:
+    def decode_values(self, path: str) -> npt.NDArray[Any] | None:
         """Return the numbers of an array; None if a chunk is not inline, or if its type or codec is unknown."""
         table = self.refs.tables.get(path)
         if table is None or len(table) or dtype_of(self.variables[path].meta) is None:
             return None
-        return self.decode(path, self.inline_chunks(path))
+        return self.decode(path, self.find_inline_chunks(path))
 
     def decode(self, path: str, chunks: Mapping[int, bytes]) -> npt.NDArray[Any] | None:
         """Return the values of an array with these ``chunks``.

@@ -38,7 +38,7 @@ class Table(Protocol):
     def locate(self, slot: int) -> tuple[int, int] | None:
         """Return (offset, length) of the chunk in ``slot``; None if it is missing."""
 
-    def present(self) -> Sequence[int]:
+    def list_present(self) -> Sequence[int]:
         """Return the slots that hold a chunk, ascending."""
 
 
@@ -121,7 +121,7 @@ class Offsets:
         offset, length = self.pairs[slot].tolist()
         return None if length == self._absent else (offset, length)
 
-    def present(self) -> list[int]:
+    def list_present(self) -> list[int]:
         found: list[int] = np.flatnonzero(self.pairs[:, 1] != np.uint64(self._absent)).tolist()
         return found
 

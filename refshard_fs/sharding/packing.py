@@ -92,7 +92,7 @@ def _read_chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]
     if stored != found:
         raise ValueError(f"expected the checksum {stored.hex()} of its first {size} bytes, found {found.hex()}")
     table = level.table(bytes(shard[size - length : size] if level.at_end else shard[:length]), size)
-    places = [(slot, table.locate(slot) or (0, 0)) for slot in table.present()]
+    places = [(slot, table.locate(slot) or (0, 0)) for slot in table.list_present()]
     return {slot: (shard[offset : offset + length],) for slot, (offset, length) in places}
 
 

@@ -22,7 +22,19 @@ from refshard_fs.core.columns import Ranges, UInt64s
 from refshard_fs.core.documents import ArrayView, Documents, NodeView
 from refshard_fs.core.keys import ChunkGrid, join, make_relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, make_lookups_of
-from refshard_fs.core.model import Entry, Head, Inline, Listed, Load, Need, Packed, Span, Steps, batches, run_together
+from refshard_fs.core.model import (
+    Entry,
+    Head,
+    Inline,
+    Listed,
+    Load,
+    Need,
+    Packed,
+    Span,
+    Steps,
+    iterate_batches,
+    run_together,
+)
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, array_meta, grid_of
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.security.policy import LOCAL, protocol_of
@@ -284,7 +296,7 @@ class ShardView(ArrayView[ArrayInfo]):
             if not isinstance(entry, Span):  # decoded bytes are only available as a whole
                 return Load(entry, TableIndex(level, shard, path, view, cut=None))
             index = TableIndex(level, shard, path, view, cut=trailer if level.at_end else 0, first=entry.start)
-            return Load(entry.suffix(length + trailer) if level.at_end else entry.window(0, length), index)
+            return Load(entry.suffix(length + trailer) if level.at_end else entry.take_window(0, length), index)
         if size < length + trailer:
             raise DamagedIndex(
                 "",
@@ -335,7 +347,7 @@ class ShardView(ArrayView[ArrayInfo]):
         builder = ChunksBuilder(len(column))
         order = np.argsort(column)
         cells = {lengths: _list_cells(layout, lengths) for lengths in levels}
-        for batch in batches(list(sizes), _BATCH):
+        for batch in iterate_batches(list(sizes), _BATCH):
             steps = [self._load_table(array, layout.make_key(array, shard), levels[sizes[shard]][0]) for shard in batch]
             for shard, loaded in zip(batch, (yield from run_together(steps)), strict=True):
                 if loaded is None:
@@ -391,7 +403,7 @@ class ShardView(ArrayView[ArrayInfo]):
                 return None
         directories, shards = layout.expand(leading, names)
         found = [Listed(name, None, True) for name in directories]
-        for of_batch in batches(shards, _BATCH):
+        for of_batch in iterate_batches(shards, _BATCH):
             batch = [(tuple(map(len, layout.find_slot_ranges(shard))), shard, [*chunks]) for shard, chunks in of_batch]
             steps = [
                 self._find_in_shard(
@@ -436,7 +448,7 @@ def _list_ranges(
     layout: ShardLayout, shard: Coords, cells: npt.NDArray[np.int64], table: Table
 ) -> tuple[UInt64s, npt.NDArray[np.uint64]]:
     """Return the numbers of the chunks in the index ``table`` of ``shard``, and offset and length of each."""
-    slots = np.array(table.present(), np.int64)
+    slots = np.array(table.list_present(), np.int64)
     begins = np.array([slot_range.start for slot_range in layout.find_slot_ranges(shard)], np.int64)
     counts = np.array(layout.grid.counts, np.int64)
     coords = cells[:, slots] + begins[:, None]

@@ -30,7 +30,7 @@ from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.keys import ChunkGrid, find_nearest, join
 from refshard_fs.core.model import Entry, Pin, Span
-from refshard_fs.core.stats import bytes_text, count_text
+from refshard_fs.core.stats import format_bytes, format_count
 from refshard_fs.errors import ConflictError, ManifestError, sanitize
 from refshard_fs.formats.icechunk import REPO
 from refshard_fs.formats.icechunk.objects import ORIGINS
@@ -98,10 +98,10 @@ class IcechunkSink(Sink):
             commit(repository, branch, session, settings.get("message"), destination.origins())
         remarks = []
         if count:
-            copies = f"{count_text(count, 'chunk')}, {bytes_text(size)}"
+            copies = f"{format_count(count, 'chunk')}, {format_bytes(size)}"
             remarks.append(f"{copies}, were copied into the repository: {_WHY}")
         if left_out:
-            keys = f"{count_text(len(left_out), 'key is', 'keys are')} left out"
+            keys = f"{format_count(len(left_out), 'key is', 'keys are')} left out"
             remarks.append(f"{keys}, since they are neither metadata nor chunks: {', '.join(left_out[:NAMED])}")
         for prefix in stores.find():
             if protocol_of(prefix) == "s3" and _find_endpoint(destination.find_options(prefix))["region"] is None:
@@ -421,7 +421,7 @@ async def _write(
     logger.log(
         logging.WARNING if size > COPIED else logging.INFO,
         "%s, about %s, are copied into %s: %s",
-        *(count_text(count, "chunk"), bytes_text(size), sanitize(url), _WHY),
+        *(format_count(count, "chunk"), format_bytes(size), sanitize(url), _WHY),
     )
     size = 0
     for array, blocks in left.items():

@@ -201,7 +201,7 @@ class ParquetCommit:
         """
         with self._store.lock():
             made = self._document.made
-            if made is not None and not is_same_version(made, self._store.version(PARQUET)):
+            if made is not None and not is_same_version(made, self._store.find_version(PARQUET)):
                 return  # a later commit does all of this
             unique = self._copy(time.monotonic() + TIDYING)
         if unique is not None:
@@ -213,7 +213,7 @@ class ParquetCommit:
         """Copy partitions to their usual names; return the names that are no longer needed, or None after ``until``."""
         unique: list[str] = []
         rows = self._layout.record_size
-        empty = encode_checked_partition(Chunks((), Ranges.absent(rows), {}), PartitionHistory(self._generation))
+        empty = encode_checked_partition(Chunks((), Ranges.make_absent(rows), {}), PartitionHistory(self._generation))
         for array, names in self._renamed.items():
             for number, name in names.items():
                 if time.monotonic() > until:

@@ -9,9 +9,9 @@ A package defines one subclass of `Sink`, and names an instance of it (not the c
                 ...
             for array, grid in references.grids.items():
                 for numbers, chunks in references.partitions(array, 10_000):
-                    for row in chunks.present():
+                    for row in chunks.list_present():
                         key = join(array, grid.tail(numbers[row]))  # core.keys.join
-                        found = chunks.value(row)  # bytes, or a range of the target chunks.urls[found.target]
+                        found = chunks.get_value(row)  # bytes, or a range of the target chunks.urls[found.target]
 
 `references.stream.ReferenceStream` and `core.chunks.Chunks` describe the arguments in full.
 """

@@ -28,7 +28,7 @@ from refshard_fs.core.model import (
     Span,
     Stat,
     Steps,
-    batches,
+    iterate_batches,
     run_together,
 )
 from refshard_fs.errors import ManifestError, NotListable
@@ -181,7 +181,7 @@ def _collect_all(keyspace: KeySpace, contents: Contents, **options: bool) -> Ste
     with_manifests = {path: array for path, array in contents.arrays.items() if array.pins_chunks}
     if with_manifests:  # the directories of these arrays may hold objects of earlier commits
         others = [key for key in others if find_nearest(key, with_manifests) is None]
-    for keys in batches(sorted(others), KEY_BATCH):
+    for keys in iterate_batches(sorted(others), KEY_BATCH):
         for key, entry in zip(keys, (yield from keyspace.find_entries(keys)), strict=True):
             collection.add(key, entry)
     return collection
@@ -218,7 +218,7 @@ class Collection:
     def add_array(self, path: str) -> Steps[None]:
         """Add the chunks of the array ``path``."""
         array = self._arrays[path]
-        for numbers, sizes in array.batches(ROW_BATCH if self._keyspace.is_reference_set else KEY_BATCH):
+        for numbers, sizes in array.iterate_batches(ROW_BATCH if self._keyspace.is_reference_set else KEY_BATCH):
             chunks = yield from self._keyspace.chunks(path, numbers, array.grid)
             if self._with_lengths and sizes is not None:
                 lengths = chunks.ranges.lengths
@@ -257,7 +257,7 @@ class Collection:
         chunks = ChunksBuilder(1)
         chunks.put_entry(0, entry)
         columns = chunks.finish()
-        value = columns.value(0)
+        value = columns.get_value(0)
         if isinstance(value, Row):
             code = self._add_target(columns.urls[0], columns.pins[0] if columns.pins else None, *columns.origins)
             self._side[key] = Row(code, value.offset, value.length)

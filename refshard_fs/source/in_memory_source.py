@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from fsspec.implementations.reference import LazyReferenceMapper
 
-from refshard_fs.core.stats import bytes_text, count_text
+from refshard_fs.core.stats import format_bytes, format_count
 from refshard_fs.cubes.document import dump_with_marker
 from refshard_fs.errors import ManifestError
 from refshard_fs.reading.read_ranges import ReadRanges
@@ -32,7 +32,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
     content: ReferenceSet | bytes
     digest: str
 
-    def arguments(self) -> Mapping[str, Any]:
+    def get_arguments(self) -> Mapping[str, Any]:
         """Return default arguments for opening the targets; the arguments of the filesystem take precedence."""
         return {}
 
@@ -63,9 +63,9 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
     def __repr__(self) -> str:  # fsspec compares instances by this text: it has to contain the digest
         if isinstance(self.content, bytes):
-            kind = f"a document of {bytes_text(len(self.content))}"
+            kind = f"a document of {format_bytes(len(self.content))}"
         else:
-            kind = f"references to {count_text(len(self.content.urls), 'target')}"
+            kind = f"references to {format_count(len(self.content.urls), 'target')}"
         return f"<{kind}, in memory: {self.digest[:32]}>"
 
     __str__ = __repr__
@@ -128,7 +128,7 @@ def parse_references(document: bytes | Mapping[str, Any], where: str) -> Referen
 
 def find_target_arguments(fo: Any) -> Mapping[str, Any]:
     """Return the default arguments for opening the targets of ``fo``; only sources in memory have any."""
-    return fo.arguments() if isinstance(fo, InMemorySource) else {}
+    return fo.get_arguments() if isinstance(fo, InMemorySource) else {}
 
 
 def get_content(source: str | InMemorySource) -> ReferenceSet | bytes | None:

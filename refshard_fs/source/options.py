@@ -414,7 +414,7 @@ _PLAIN: Final = {"int": int, "float": float, "bool": bool}  # types that are con
 
 
 @cache
-def keywords() -> Mapping[str, inspect.Parameter]:
+def list_keywords() -> Mapping[str, inspect.Parameter]:
     """Return the keywords that a filesystem takes, in the order of its positional arguments."""
     parameters = inspect.signature(Options.parse).parameters
     return {name: known for name, known in parameters.items() if known.kind is not known.VAR_KEYWORD}
@@ -443,7 +443,7 @@ def prepare_keywords(given: Mapping[str, Any], sources: Iterable[str], caller: C
     Raises TypeError, which suggests a similar name, for a keyword that neither a filesystem nor ``caller`` takes.
     """
     options = spread_storage_options(given)
-    unknown = options.keys() - FSSPEC_ARGUMENTS - keywords().keys()
+    unknown = options.keys() - FSSPEC_ARGUMENTS - list_keywords().keys()
     own: dict[str, Any] = {}
     for source in sources if unknown else ():
         own |= select_filesystem_options(source, {name: options[name] for name in unknown})
@@ -460,7 +460,7 @@ def check_names(given: Iterable[str], caller: Callable[..., Any] | None = None) 
         import difflib  # needed only here
 
         own = () if caller is None else inspect.signature(caller).parameters
-        near = difflib.get_close_matches(name, [*own, *keywords(), *FSSPEC_ARGUMENTS], 1)
+        near = difflib.get_close_matches(name, [*own, *list_keywords(), *FSSPEC_ARGUMENTS], 1)
         hint = (
             f": did you mean {near[0]}=?"
             if near
@@ -490,7 +490,7 @@ def parse_configuration(conf: Mapping[str, Any]) -> dict[str, Any]:
 
     The types are numbers, truth values, and objects and lists in JSON. Raises ValueError for other text.
     """
-    known = keywords()
+    known = list_keywords()
     texts = {name: value for name, value in conf.items() if name in known and isinstance(value, str)}
     return {**conf, **{name: _parse_text(name, text, known[name].annotation) for name, text in texts.items()}}
 

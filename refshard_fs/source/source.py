@@ -484,7 +484,7 @@ class Source(Engines):
                     transaction.share(Base(self._keyspace, (), None), transaction.openings, self._take)
         return transaction
 
-    def filesystems(self) -> dict[str | None, AbstractFileSystem]:
+    def list_filesystems(self) -> dict[str | None, AbstractFileSystem]:
         """Return a filesystem for each protocol: the user's, or a new one with the user's options.
 
         Without options for any protocol, return a filesystem for the first protocol in the references. This filesystem

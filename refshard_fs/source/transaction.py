@@ -59,7 +59,7 @@ class OverlayCopy(msgspec.Struct, frozen=True):
             return cls(overlay.id, worker.seen, worker.commits, packed, edits.number)
         return cls(overlay.id, edits.number, overlay.commits, packed)
 
-    def edits(self) -> Edits:
+    def read_edits(self) -> Edits:
         prefixes, changes = msgspec.msgpack.decode(zlib.decompress(self.packed), type=_Packed)
         edits = Edits()
         values = {key: Inline(edit) if isinstance(edit, bytes) else edit or REMOVED for key, edit in changes}
@@ -328,7 +328,7 @@ class Transaction:
         ):
             return
         with self._lock_for_change():
-            edits = given.edits()
+            edits = given.read_edits()
             edits.number = begun = max(given.number, edits.number, given.own)
             if worker is None:
                 worker = self.worker = Worker(given.number, given.commits, self.fork)

@@ -103,7 +103,7 @@ class Objects:
         """Return the size and version of the object ``name``; None if it does not exist."""
         return self.store.get_facts(self.path(name))
 
-    def version(self, name: str) -> Version:
+    def find_version(self, name: str) -> Version:
         """Return the version of the object ``name``, which may be `ABSENT`."""
         return self.get_facts(name) or ABSENT
 

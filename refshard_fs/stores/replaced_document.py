@@ -16,7 +16,7 @@ class ReplacedDocument:
     def __init__(self, objects: Objects, name: str) -> None:
         self._objects = objects
         self._name = name
-        self._version: Version = objects.version(name)
+        self._version: Version = objects.find_version(name)
         self.is_unseen = True  # False as soon as readers may have seen a document that `put` wrote
 
     def put(self, data: bytes) -> None:
@@ -30,4 +30,4 @@ class ReplacedDocument:
                 f"{self._objects.url_of(self._name)} has changed while the set was saved: another writer wrote it. "
                 "Save again to replace that version"
             ) from e
-        self._version = made or self._objects.version(self._name)
+        self._version = made or self._objects.find_version(self._name)

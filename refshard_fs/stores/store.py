@@ -131,7 +131,7 @@ class Store:
 
     def _pause(self, failure: OSError, tried: int) -> float | None:
         """Return the seconds to wait after try number ``tried`` ended in ``failure``; None to give up."""
-        return self._retry.at_most(FsspecTarget.most_retries).pause(failure, tried)
+        return self._retry.limit_to(FsspecTarget.most_retries).pause(failure, tried)
 
     def resolve_links(self, place: Place) -> str:
         """Return the path of ``place`` with its links resolved; PermissionError at a link that is not followed."""

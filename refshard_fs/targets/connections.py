@@ -84,12 +84,12 @@ class LoopConnections:
                 limit=count_permitted_connections(),  # the engine limits the requests
                 keepalive_timeout=KEEPALIVE,
                 resolver=resolver,
-                socket_factory=self._new_socket,
+                socket_factory=self._make_socket,
                 ssl=_make_default_context(),
             )
         return connector
 
-    def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+    def _make_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         self._make_room()
         new = socket.socket(*address[:3])
         with _adding:

@@ -138,7 +138,7 @@ class Retry(msgspec.Struct, frozen=True):
     timeout: float = 300.0
     longest: float = 60.0
 
-    def at_most(self, retries: int) -> Retry:
+    def limit_to(self, retries: int) -> Retry:
         """Return the same rule with at most ``retries`` further tries."""
         return self if self.retries <= retries else Retry(retries, self.timeout, self.longest)
 

@@ -148,7 +148,7 @@ class Pool:
         if found is None:
             return None
         target, path = found
-        retry = self._options.retry.at_most(target.most_retries)
+        retry = self._options.retry.limit_to(target.most_retries)
         hint = _HINT_ANONYMOUS if _is_anonymous(make_portable_options(grant.given)) else ""
         advice = ""
         if grant.access is Access.NONE:
@@ -168,7 +168,7 @@ class Pool:
         if place is None:
             return None
         target = self._targets.setdefault((url, origin), DecompressedTarget(*place, file))
-        retry = self._options.retry.at_most(target.most_retries)
+        retry = self._options.retry.limit_to(target.most_retries)
         return VersionedObject(target, self.versions.of(url), retry, self._stats), url
 
     def _advise_on_endpoint(self, url: str) -> str:
@@ -232,7 +232,7 @@ class Pool:
             if judge is not None:
                 joined = _guard_links(joined, map(_find_protocol, others), judge, access)
                 token = (*token, repr(rules))
-            return self._chain((*token, repr(given_of)), joined, url)
+            return self._open_chain((*token, repr(given_of)), joined, url)
         if protocol in _NEED_NO_LOOP and not options:
             cls = fsspec.get_filesystem_class(protocol)
             immediate = IMMEDIATE.get(cls)
@@ -240,7 +240,7 @@ class Pool:
                 return WITHOUT_LINKS if immediate is LOCAL and rules else immediate, cls._strip_protocol(url)
         return self._find_target_by_options(token, protocol, options, url, judge, access)
 
-    def _chain(self, token: tuple[str, ...], options: dict[str, Any], url: str) -> tuple[Target, str] | None:
+    def _open_chain(self, token: tuple[str, ...], options: dict[str, Any], url: str) -> tuple[Target, str] | None:
         link, path = split_chain(url)
         return self._get_or_make((*token, "::", link), lambda _: FsspecTarget(make_chain_opener(url, options)), path)
 
@@ -258,7 +258,7 @@ class Pool:
         _, *others = policy.split_chain(url)
         outer = "::".join(others)
         if archives.needs_fsspec(options, list(map(_find_protocol, others))):
-            return self._chain(token, joined, url)
+            return self._open_chain(token, joined, url)
 
         def open_archive(_: asyncio.AbstractEventLoop) -> Target:
             own = options if len(others) > 1 else options.get(policy.protocol_of(outer) or "file") or {}

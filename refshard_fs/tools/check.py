@@ -21,8 +21,8 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.compression import is_bounded
 from refshard_fs.core.keys import ChunkGrid, join, make_relative, parent
-from refshard_fs.core.model import Facts, Head, Stat, batches
-from refshard_fs.core.stats import UNASKED, bytes_text, count_text
+from refshard_fs.core.model import Facts, Head, Stat, iterate_batches
+from refshard_fs.core.stats import UNASKED, format_bytes, format_count
 from refshard_fs.core.zarrmeta import find_decoding_problem
 from refshard_fs.errors import (
     DamagedIndex,
@@ -51,7 +51,7 @@ from refshard_fs.tools.survey import (
     survey,
 )
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
-from refshard_fs.tools.views import EscapedStruct, fold, render_paragraph, render_table, render_view
+from refshard_fs.tools.views import EscapedStruct, render_folded, render_paragraph, render_table, render_view
 
 # The results of a check: each finding, the number of findings of each kind, and the numbers of checked items.
 
@@ -100,7 +100,7 @@ class Report(EscapedStruct, frozen=True):
         figures = ("keys", "arrays", "chunks", "missing", "targets", "read", "bytes_read", "decoded")
         checked = [(name.replace("_", " "), f"{getattr(self, name):,}") for name in figures if getattr(self, name)]
         rows = [(found.severity, found.kind, found.key, found.url, found.text) for found in self.findings]
-        total = count_text(sum(self.counts.values()), "finding") if rows else "no faults were found"
+        total = format_count(sum(self.counts.values()), "finding") if rows else "no faults were found"
         return render_view(
             f"check: {total}",
             f"mode {self.mode}",
@@ -108,7 +108,7 @@ class Report(EscapedStruct, frozen=True):
                 ("severity", "kind", "key", "target", "text"), rows, most=100, total=sum(self.counts.values())
             ),
             *map(render_paragraph, self.notes),
-            fold("What was checked", render_table(("what", "count"), checked, right=["count"])),
+            render_folded("What was checked", render_table(("what", "count"), checked, right=["count"])),
         )
 
 
@@ -235,7 +235,7 @@ class Ranges:
         """Return the key of a row."""
         place = int(self._rows[row])
         part = bisect_right(self._ends, place)
-        return self._parts[part].key(place - (self._ends[part - 1] if part else 0))
+        return self._parts[part].make_key(place - (self._ends[part - 1] if part else 0))
 
     def get_url(self, row: int) -> str:
         """Return the target of a row."""
@@ -379,7 +379,7 @@ class _Check:
         urls, found, ranges = self._survey.urls, self._found, Ranges(self._survey)
         sizes = np.full(len(urls), WHOLE, np.uint64)
         first, uses = ranges.count_rows()
-        for batch in batches(range(len(urls)), STAT_TOGETHER):
+        for batch in iterate_batches(range(len(urls)), STAT_TOGETHER):
             answers = await asyncio.gather(*(self._request_facts(i) for i in batch))
             for i, answer in zip(batch, answers, strict=True):
                 key = ranges.get_key(int(first[i])) if first[i] >= 0 else ""
@@ -393,7 +393,7 @@ class _Check:
                     case None if i in self._survey.optional:
                         continue
                     case None:
-                        text = f"there is no such object; {count_text(int(uses[i]), 'reference')} to it"
+                        text = f"there is no such object; {format_count(int(uses[i]), 'reference')} to it"
                         found.add("error", "unreachable", key, urls[i], text)
                     case error:
                         found.add_error(key, error, "unreachable", urls[i])
@@ -434,7 +434,7 @@ class _Check:
             with contextlib.suppress(OSError, RefShardError):  # unreadable objects have been reported already
                 await self._source.engine().need(Head(urls[i], 1, self._survey.origins[i]))
             if self._source.stats.ignores_ranges(server):
-                text = f"{server} {IGNORES_RANGES}. This file has {bytes_text(int(sizes[i]))}"
+                text = f"{server} {IGNORES_RANGES}. This file has {format_bytes(int(sizes[i]))}"
                 self._found.add("warning", "no-ranges", url=urls[i], text=text)
 
     def _check_ranges(self, ranges: Ranges, sizes: UInt64s) -> None:
@@ -466,8 +466,8 @@ class _Check:
     def _check_chunks(self, extents: Extents, positions: Sequence[int], *, decodes: bool) -> None:
         """Read the chunks of an array at ``positions``, and decode them."""
         largest = int(extents.sizes.max()) or MEMORY // 16  # a guess, if only the targets know the sizes
-        for batch in batches(positions, max(1, min(TOGETHER, MEMORY // largest))):
-            keys = extents.keys(batch)
+        for batch in iterate_batches(positions, max(1, min(TOGETHER, MEMORY // largest))):
+            keys = extents.make_keys(batch)
             chunks: list[StoredChunk] = []
             for key, data in zip(keys, read_keys(self._fs, keys, self._callback.relative_update), strict=True):
                 if isinstance(data, Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from refshard_fs.core.stats import bytes_text
+from refshard_fs.core.stats import format_bytes
 from refshard_fs.tools.views import render_paragraph, render_table, render_view
 
 
@@ -38,4 +38,4 @@ def _format_figure(name: str, value: Any) -> str:
     if not isinstance(value, int):
         return str(value)
     is_bytes = "bytes" in name or name == "ahead_wasted"
-    return f"{value:,}  ({bytes_text(value)})" if is_bytes and value > 999 else f"{value:,}"
+    return f"{value:,}  ({format_bytes(value)})" if is_bytes and value > 999 else f"{value:,}"

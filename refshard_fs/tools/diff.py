@@ -16,7 +16,7 @@ from fsspec.callbacks import Callback
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import UInt64s, renumber
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
-from refshard_fs.core.model import batches
+from refshard_fs.core.model import iterate_batches
 from refshard_fs.core.version_3 import convert_array, convert_group
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
@@ -325,7 +325,7 @@ class _Comparison:
         """Return the ``keys`` whose bytes differ; raise the error if one cannot be read."""
         differing = []
         self._shown.set_size((self._shown.size or 0) + len(keys))
-        for batch in batches(keys, BATCH):
+        for batch in iterate_batches(keys, BATCH):
             ours = read_keys(self._first, batch)
             theirs = read_keys(self._second, batch, self._shown.relative_update)
             for key, one, other in zip(batch, ours, theirs, strict=True):

@@ -11,12 +11,12 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
-from refshard_fs.core.stats import count_text, shape_text
+from refshard_fs.core.stats import format_count, format_shape
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.source import Source
 from refshard_fs.tools.counters import Counters
-from refshard_fs.tools.views import fold, render_paragraph, render_table, render_view
+from refshard_fs.tools.views import render_folded, render_paragraph, render_table, render_view
 
 ARRAYS: Final = 30  # the most arrays in the table
 TARGETS: Final = 10  # the most targets in the table
@@ -30,14 +30,18 @@ def render_filesystem(source: Source) -> str:
     if keyspace is None:
         return render_view(title, "refshard", render_paragraph("not opened yet: the first use opens the source"))
     counts = source.stats.snapshot()
-    read = fold("What was read", Counters(counts).table()) if any(counts.values()) else ""
+    read = render_folded("What was read", Counters(counts).table()) if any(counts.values()) else ""
     targets = _render_targets(keyspace.urls)
     return render_view(title, f"refshard, {keyspace.format}", render_arrays(keyspace), targets, read)
 
 
 def _render_targets(urls: Sequence[str | None]) -> str:
     shown = ((url,) for url in islice(urls, TARGETS) if url is not None)
-    return fold(count_text(len(urls), "target"), render_table(("target",), shown, total=len(urls))) if urls else ""
+    return (
+        render_folded(format_count(len(urls), "target"), render_table(("target",), shown, total=len(urls)))
+        if urls
+        else ""
+    )
 
 
 def render_arrays(keyspace: KeySpace) -> str:
@@ -66,6 +70,6 @@ def _make_row(keyspace: KeySpace, path: str, grid: ChunkGrid) -> tuple[str, ...]
                     meta = meta or zarrmeta.array_meta(zarrmeta.loads(entry.data), name)
     shape = dtype = chunk = ""
     if meta is not None:
-        shape, dtype = shape_text(meta.shape, zarrmeta.dimension_names(meta, texts.get(".zattrs"))), meta.dtype
-        chunk = "" if meta.chunks is None else shape_text(meta.chunks)
-    return path or "/", shape, dtype, chunk, f"{grid.size:,}", shape_text(grid.shards) if grid.shards else ""
+        shape, dtype = format_shape(meta.shape, zarrmeta.dimension_names(meta, texts.get(".zattrs"))), meta.dtype
+        chunk = "" if meta.chunks is None else format_shape(meta.chunks)
+    return path or "/", shape, dtype, chunk, f"{grid.size:,}", format_shape(grid.shards) if grid.shards else ""

@@ -13,7 +13,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import join, normalise, parent
-from refshard_fs.core.stats import count_text
+from refshard_fs.core.stats import format_count
 from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, codecs_of, find_decoding_problem
 from refshard_fs.errors import redact
 from refshard_fs.security.policy import protocol_of
@@ -168,7 +168,7 @@ def _find_oddities(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str
         if problem is not None:
             yield f"{path or '/'}: {problem}"
         if extents.stray:
-            stray = count_text(extents.stray, "key below it is", "keys below it are")
+            stray = format_count(extents.stray, "key below it is", "keys below it are")
             yield f"{path or '/'}: {stray} outside of its chunk grid, and never read"
         if extents.possible is None:
             yield f"{path or '/'}: its chunk grid or key encoding is not known here, so missing chunks are not counted"
@@ -177,9 +177,9 @@ def _find_oddities(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str
     unlisted = [path or "/" for path, extents in found.arrays.items() if not extents.listed]
     if unlisted:
         yield (
-            f"chunks of {count_text(len(unlisted), 'array')} cannot be listed, as over plain HTTP, or are too many to "
-            "list. They can be read, but it is not known how many exist; 'refshard snapshot SOURCE refs.json' requests "
-            "each of them"
+            f"chunks of {format_count(len(unlisted), 'array')} cannot be listed, as over plain HTTP, or are too many "
+            "to list. They can be read, but it is not known how many exist; 'refshard snapshot SOURCE refs.json' "
+            "requests each of them"
         )
     if "" in found.urls:
         yield "some references have no URL: pass target=, the URL for such references"

@@ -95,7 +95,7 @@ def _make_selection(fs: SurveyedFileSystem, extents: Extents, select: Any, text:
         )
     numbers = select_chunk_numbers(select, meta.shape, meta.chunks)
     rows = np.flatnonzero(np.isin(extents.chunks.numbers, numbers.astype(np.uint64)))
-    keys = extents.keys(rows.tolist())
+    keys = extents.make_keys(rows.tolist())
     size_of = dict(zip(keys, extents.sizes[rows].tolist(), strict=True))
     requests = fs.plan(keys)
     fetched = sum(sum(map(size_of.__getitem__, r.keys)) if r.stop is None else r.stop - r.start for r in requests)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.columns import WHOLE
-from refshard_fs.core.stats import bytes_text, count_text, shape_text
+from refshard_fs.core.stats import format_bytes, format_count, format_shape
 from refshard_fs.errors import escape_controls
 from refshard_fs.reading.plan import PlannedRequest
 from refshard_fs.tools.chunk_files import Files, Floats, Strip, have_own_colours, lighten, pick_hue
@@ -58,9 +58,9 @@ class Map(msgspec.Struct, frozen=True, eq=False):
 
 def draw_map(content: Map) -> Picture:
     """Draw ``content``."""
-    page, files = Page(), count_text(len(content.files.names), "file")
+    page, files = Page(), format_count(len(content.files.names), "file")
     if content.plane is None:
-        name, summary = content.source, f"{count_text(len(content.arrays), 'array')} in {files}"
+        name, summary = content.source, f"{format_count(len(content.arrays), 'array')} in {files}"
         _draw_arrays(page, content, files)
     else:
         name, summary = _draw_array(page, content, content.plane, files)
@@ -73,15 +73,15 @@ def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str
     (extents,), selection, meta = content.arrays, content.selection, content.arrays[0].meta
     title = extents.path or content.source.rstrip("/").rpartition("/")[2]
     page.add_heading(title or "root array", "" if title == content.source else content.source)
-    what = [f"{shape_text(meta.shape, extents.dimensions)} {meta.dtype}"]
+    what = [f"{format_shape(meta.shape, extents.dimensions)} {meta.dtype}"]
     if meta.chunks is not None:
-        what.append(f"chunks of {shape_text(meta.chunks)}")
+        what.append(f"chunks of {format_shape(meta.chunks)}")
         if extents.shard_shape is not None:
-            what.append(f"shards of {shape_text(extents.shard_shape)}")
+            what.append(f"shards of {format_shape(extents.shard_shape)}")
     page.add_parts(what)
-    present = f"{len(extents):,} of {count_text(extents.possible or 0, 'chunk')}"
+    present = f"{len(extents):,} of {format_count(extents.possible or 0, 'chunk')}"
     size = int(extents.sizes.sum())
-    page.add_parts([present, *([bytes_text(size)] if size or not extents.unsized else []), files])
+    page.add_parts([present, *([format_bytes(size)] if size or not extents.unsized else []), files])
     summary = f"{present} in {files}"
     missing = 0
     if selection is not None:
@@ -98,7 +98,7 @@ def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str
     _draw_grid(page, content, plane)
     page.add_legend(_make_legend(content))
     if missing:
-        page.add_line(f"{count_text(missing, 'selected chunk')} missing: for these, nothing is requested")
+        page.add_line(f"{format_count(missing, 'selected chunk')} missing: for these, nothing is requested")
     return title, summary
 
 
@@ -106,13 +106,15 @@ def _describe_reading(selection: Selection) -> str:
     """Return, in words, the requests and the bytes that reading the selection takes."""
     if not len(selection.numbers):
         return "is empty: nothing is read"
-    summary = f"reads {count_text(len(selection.numbers), 'chunk')} in {count_text(len(selection.requests), 'request')}"
+    summary = (
+        f"reads {format_count(len(selection.numbers), 'chunk')} in {format_count(len(selection.requests), 'request')}"
+    )
     if len(selection.requests) > 1:
-        summary += f" to {count_text(len({request.url for request in selection.requests}), 'file')}"
+        summary += f" to {format_count(len({request.url for request in selection.requests}), 'file')}"
     if selection.requests and selection.fetched:
-        summary += f": {bytes_text(selection.fetched)}"
-        if bytes_text(selection.fetched) != bytes_text(selection.wanted):
-            summary += f", of which {bytes_text(selection.wanted)} wanted"
+        summary += f": {format_bytes(selection.fetched)}"
+        if format_bytes(selection.fetched) != format_bytes(selection.wanted):
+            summary += f", of which {format_bytes(selection.wanted)} wanted"
     return summary
 
 
@@ -120,18 +122,18 @@ def _draw_arrays(page: Page, content: Map, files: str) -> None:
     """Draw the arrays of a set, each with a bar of its bytes."""
     sizes = [int(extents.sizes.sum()) for extents in content.arrays]
     page.add_heading(content.source, "")
-    page.add_parts([count_text(len(sizes), "array"), files, bytes_text(sum(sizes))])
+    page.add_parts([format_count(len(sizes), "array"), files, format_bytes(sum(sizes))])
     page.add_section("Arrays", "bytes of each")
     for i, (extents, size) in enumerate(zip(content.arrays[:ARRAYS], sizes, strict=False)):
         possible = "" if extents.possible is None else f"{extents.possible:,} "
-        figures = [f"{len(extents):,} of {possible}chunks", bytes_text(size)]
+        figures = [f"{len(extents):,} of {possible}chunks", format_bytes(size)]
         page.add_name(pick_hue(i), extents.path or "/", figures if extents.listed else ["chunks cannot be listed"])
-        page.add_line(f"{shape_text(extents.meta.shape, extents.dimensions)} {extents.meta.dtype}")
+        page.add_line(f"{format_shape(extents.meta.shape, extents.dimensions)} {extents.meta.dtype}")
         page.add("faint", [Box(MARGIN, page.y, ROOM, 6)])
         page.add(pick_hue(i), [Box(MARGIN, page.y, max(ROOM * size / (max(sizes) or 1), 1.4), 6)])
         page.y += 14
     if len(sizes) > ARRAYS:
-        page.add_line(f"and {count_text(len(sizes) - ARRAYS, 'more array')}")
+        page.add_line(f"and {format_count(len(sizes) - ARRAYS, 'more array')}")
 
 
 def _draw_grid(page: Page, content: Map, plane: Plane) -> None:
@@ -184,7 +186,7 @@ def _make_tooltip(content: Map, plane: Plane, row: int, column: int) -> str:
         if first == NO_CHUNK:
             return f"{summary}: missing"
     else:
-        summary = f"{plane.present[row, column]:,} of {count_text(int(plane.room[row, column]), 'chunk')}"
+        summary = f"{plane.present[row, column]:,} of {format_count(int(plane.room[row, column]), 'chunk')}"
         if first == NO_CHUNK:
             return summary
         summary += ", the first"
@@ -248,14 +250,14 @@ def _draw_files(page: Page, content: Map) -> None:
         read = 0 if selection is None else len({request.url for request in selection.requests})
         hidden = read - sum(len(strip.requests[0]) > 0 for strip in own)
         more = f", of which {hidden:,} are read from" if hidden else ""
-        page.add_line(f"and {count_text(left, 'more file')}{more}")
+        page.add_line(f"and {format_count(left, 'more file')}{more}")
 
 
 def _draw_strip(page: Page, strip: Strip, name: str, content: Map) -> None:
-    figures = [count_text(strip.chunks, "chunk"), bytes_text(strip.bytes) if strip.bytes else "whole"]
+    figures = [format_count(strip.chunks, "chunk"), format_bytes(strip.bytes) if strip.bytes else "whole"]
     requests = len(strip.requests[0])
     page.y += 4
-    page.add_name("", name, [*figures, count_text(requests, "request")] if requests else figures)
+    page.add_name("", name, [*figures, format_count(requests, "request")] if requests else figures)
     scale = ROOM / strip.end
 
     def boxes(starts: Floats, stops: Floats, height: float) -> list[Box]:
@@ -276,7 +278,7 @@ def _draw_strip(page: Page, strip: Strip, name: str, content: Map) -> None:
         step *= 2
     page.y += 14
     for tick in range(0, int(strip.end) + 1, step):
-        x, text = MARGIN + tick * scale, bytes_text(tick) if tick else "0"
+        x, text = MARGIN + tick * scale, format_bytes(tick) if tick else "0"
         if x + 4 + measure_text(text, 11) <= MARGIN + ROOM:
             page.add("muted", [Box(x, page.y - 13, 1, 11)])
             page.add_text(x + 4, page.y - 3, text, size=11, fill="muted")

@@ -205,7 +205,7 @@ class _Trial:
     @cached_property
     def _zero_store(self) -> Any:
         """The store, with 0 as the fill value of all numbers."""
-        return self._make_store({key: _zero_fills(key, data) for key, data in self._documents.items()})
+        return self._make_store({key: _zero_fill_values(key, data) for key, data in self._documents.items()})
 
     def _make_store(self, documents: Mapping[str, bytes]) -> Any:
         if self._is_zarr_2:
@@ -250,19 +250,21 @@ def _is_long_coordinate(extents: Extents) -> bool:
     return extents.dimensions == (name,) and (extents.meta.shape[0] > LONGEST or (extents.possible or 0) > MANY)
 
 
-def _zero_fills(key: str, data: bytes) -> bytes:
+def _zero_fill_values(key: str, data: bytes) -> bytes:
     """Return a metadata document with 0 as the fill value of numbers."""
     if parent(key)[1] == ".zattrs":
         return data
     with contextlib.suppress(ValueError):
-        return zarrmeta.dumps(_zero(zarrmeta.loads(data)))
+        return zarrmeta.dumps(_replace_fill_values(zarrmeta.loads(data)))
     return data
 
 
-def _zero(document: Any) -> Any:
+def _replace_fill_values(document: Any) -> Any:
     match document:
         case {**members}:
-            shown = {name: value if name == "attributes" else _zero(value) for name, value in members.items()}
+            shown = {
+                name: value if name == "attributes" else _replace_fill_values(value) for name, value in members.items()
+            }
             match shown.get("fill_value", ""):
                 case bool():
                     pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from refshard_fs.core.stats import bytes_text, count_text
+from refshard_fs.core.stats import format_bytes, format_count
 from refshard_fs.errors import sanitize
 from refshard_fs.reading.plan import PlannedRequest
 from refshard_fs.tools.views import render_table, render_view
@@ -50,11 +50,11 @@ class Plan(list[PlannedRequest]):
         keys = {key for request in self for key in request.keys}
         targets = {request.url for request in self}
         known = [request.stop - request.start for request in self if request.stop is not None]
-        sizes = [bytes_text(sum(known))] if known else []
+        sizes = [format_bytes(sum(known))] if known else []
         if len(known) < len(self):
             sizes.append(f"{len(self) - len(known):,} of unknown size")
-        requests, served = count_text(len(self), "request"), count_text(len(keys), "key")
-        return f"{requests} for {served} of {count_text(len(targets), 'target')}: {' and '.join(sizes)}"
+        requests, served = format_count(len(self), "request"), format_count(len(keys), "key")
+        return f"{requests} for {served} of {format_count(len(targets), 'target')}: {' and '.join(sizes)}"
 
 
 def _make_row(request: PlannedRequest) -> tuple[str, str, str, str]:
@@ -64,6 +64,6 @@ def _make_row(request: PlannedRequest) -> tuple[str, str, str, str]:
     return (
         sanitize(url),
         f"{start:,} to the end" if stop is None else f"{start:,} to {stop:,}",
-        "" if stop is None else bytes_text(stop - start),
+        "" if stop is None else format_bytes(stop - start),
         f"{first} and {len(keys) - 1:,} more" if len(keys) > 1 else first,
     )

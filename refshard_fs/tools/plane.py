@@ -61,13 +61,13 @@ def fold_grid(counts: Sequence[int], numbers: UInt64s, selected: Positions | Non
     shape = (-(-rows // step[0]), -(-width // step[1]))
     count = shape[0] * shape[1]
 
-    def cells(of: npt.NDArray[np.integer[Any]]) -> Positions:
+    def find_cells(of: npt.NDArray[np.integer[Any]]) -> Positions:
         row, column = np.divmod(of.astype(np.int64), max(width, 1))
         found: Positions = row // step[0] * shape[1] + column // step[1]
         return found
 
-    at = cells(numbers)
-    chosen = np.zeros(count, np.int64) if selected is None else np.bincount(cells(selected), minlength=count)
+    at = find_cells(numbers)
+    chosen = np.zeros(count, np.int64) if selected is None else np.bincount(find_cells(selected), minlength=count)
     first = np.full(count, NO_CHUNK, np.int64)
     first[at[::-1]] = np.arange(len(at))[::-1]  # in reverse order, so that the first position is kept
     heights = np.minimum(step[0], rows - np.arange(shape[0]) * step[0])

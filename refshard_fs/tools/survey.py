@@ -20,7 +20,7 @@ from refshard_fs.core.columns import NO_TARGET, WHOLE, UInt64s
 from refshard_fs.core.edits import strip_edits
 from refshard_fs.core.keys import ChunkGrid, find_nearest, join, make_relative, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, batches
+from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, iterate_batches
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.reading.failures import name_key
@@ -122,14 +122,14 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.chunks.numbers)
 
-    def key(self, position: int) -> str:
+    def make_key(self, position: int) -> str:
         """Return the key of the chunk at ``position``."""
         number, grid = int(self.chunks.numbers[position]), self.meta.grid
         return join(self.path, self.names[number] if grid is None else grid.tail(number))
 
-    def keys(self, positions: Iterable[int]) -> tuple[str, ...]:
+    def make_keys(self, positions: Iterable[int]) -> tuple[str, ...]:
         """Return the keys of the chunks at ``positions``."""
-        return tuple(map(self.key, positions))
+        return tuple(map(self.make_key, positions))
 
     @property
     def possible(self) -> int | None:
@@ -319,7 +319,7 @@ class _SurveyBuilder:
                 if self._in_blocks and self._keyspace.is_reference_set and not array.grid.shards:
                     self._blocks[path] = Blocks(self._source, self._keyspace, path, array)
                     continue
-                for numbers, sizes in array.batches(COLUMNS):
+                for numbers, sizes in array.iterate_batches(COLUMNS):
                     self._add_chunks(path, array.grid, numbers, sizes)
                     shown.relative_update(len(numbers))
 
@@ -333,7 +333,7 @@ class _SurveyBuilder:
             self._look_up(names, listed=sizes is not None)  # one by one, to find the chunks with errors
             return
         if sizes is not None and self._faults is not None:
-            existing = {*found.present(), *found.packed, *found.checks}
+            existing = {*found.list_present(), *found.packed, *found.checks}
             for row in range(len(found)) if len(existing) < len(found) else ():
                 if row not in existing:
                     self._fail(join(path, grid.tail(int(numbers[row]))), FileNotFoundError(LISTED))
@@ -356,7 +356,7 @@ class _SurveyBuilder:
     def _look_up(self, names: Mapping[str, int | None], *, listed: bool) -> None:
         with show_progress("look up") as shown:
             shown.set_size(len(names))
-            for keys in batches(list(names), BATCH):
+            for keys in iterate_batches(list(names), BATCH):
                 entries = self._fs.source.wait(self._find_all, keys)
                 for key, entry in zip(keys, entries, strict=True):
                     match entry:

@@ -53,16 +53,17 @@ border-bottom:1px solid var(--rs-edge);white-space:nowrap;max-width:40em;overflo
 def make_colour_css() -> str:
     """Return the CSS that defines the colour of each role as a variable, for elements in ``.rs``."""
 
-    def roles(night: int) -> str:
+    def format_roles(night: int) -> str:
         named = ((role, both[night], both[2]) for role, both in ROLES.items())
         return "".join(f"--rs-{role}:{f'var({own},{colour})' if own else colour};" for role, colour, own in named)
 
-    def where(themes: Sequence[str], editor: str) -> str:
+    def select_themes(themes: Sequence[str], editor: str) -> str:
         return ",".join(f"{theme} .rs" for theme in (*themes, editor))
 
     return (
-        f".rs{{{roles(0)}}}\n@media(prefers-color-scheme:dark){{.rs{{{roles(1)}}}}}\n"
-        f"{where(_DAY, '.vscode-light')}{{{roles(0)}}}\n{where(_NIGHT, '.vscode-dark')}{{{roles(1)}}}\n"
+        f".rs{{{format_roles(0)}}}\n@media(prefers-color-scheme:dark){{.rs{{{format_roles(1)}}}}}\n"
+        f"{select_themes(_DAY, '.vscode-light')}{{{format_roles(0)}}}\n"
+        f"{select_themes(_NIGHT, '.vscode-dark')}{{{format_roles(1)}}}\n"
     )
 
 
@@ -83,7 +84,7 @@ def render_paragraph(value: str) -> str:
     return f"<p>{escape_text(value)}</p>" if value else ""
 
 
-def fold(summary: str, *parts: str) -> str:
+def render_folded(summary: str, *parts: str) -> str:
     """Return ``parts`` folded under a ``summary`` to click on; "" if all are empty."""
     body = "".join(parts)
     return f"<details><summary>{escape_text(summary)}</summary>{body}</details>" if body else ""
@@ -100,15 +101,16 @@ def render_table(
     kept = [place for place in range(len(heading)) if any(row[place] for row in shown)]
     kinds = {**dict.fromkeys(right, ' class="rs-right"'), "text": ' class="rs-long"'}
 
-    def line(row: Sequence[str], tag: str) -> str:
+    def make_line(row: Sequence[str], tag: str) -> str:
         cells = (f"<{tag}{kinds.get(heading[place], '')}>{escape_text(row[place])}</{tag}>" for place in kept)
         return f"<tr>{''.join(cells)}</tr>"
 
     if not shown:
         return ""
-    body = "".join(line(row, "td") for row in shown)
+    body = "".join(make_line(row, "td") for row in shown)
     more = render_paragraph(f"and {total - len(shown):,} more") if total > len(shown) else ""
-    return f'<div class="rs-wide"><table><thead>{line(heading, "th")}</thead><tbody>{body}</tbody></table></div>{more}'
+    head = make_line(heading, "th")
+    return f'<div class="rs-wide"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{more}'
 
 
 class EscapedStruct(msgspec.Struct, frozen=True):

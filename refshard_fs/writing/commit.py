@@ -40,7 +40,7 @@ def _commit_all(writer: Writer, message: str | None) -> None:
         merge_forks(writer)
         if not overlay.edits:
             return
-        base = writer.base()
+        base = writer.get_base()
         edits = overlay.make_savepoint()
         if store is not None:
             store.make_durable(overlay.list_objects())
@@ -65,7 +65,7 @@ def merge_forks(writer: Writer, forks: Collection[str] = (IMPLICIT,)) -> None:
     overlay, store = writer.overlay, writer.store
     with overlay.lock:
         if overlay.is_shared and store is not None:
-            reads_all = writer.format_of(writer.base()) in HOLD_VALUES
+            reads_all = writer.format_of(writer.get_base()) in HOLD_VALUES
             merge(overlay, store, writer.options.inline_threshold, reads_all=reads_all, forks=forks)
 
 

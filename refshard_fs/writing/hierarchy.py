@@ -140,11 +140,11 @@ class HierarchyCommit:
             unknown = list(removed)
             for shard in plan.shards:
                 with self._note_conflict(shard.key):
-                    self._compare(shard.key, self._objects.version(shard.key))
+                    self._compare(shard.key, self._objects.find_version(shard.key))
             names += plan.data
         with ThreadPoolExecutor(WORKERS) as pool:
-            versions = dict(zip(names, pool.map(self._objects.version, names), strict=True))
-            removed = {**removed, **dict(zip(unknown, pool.map(self._objects.version, unknown), strict=True))}
+            versions = dict(zip(names, pool.map(self._objects.find_version, names), strict=True))
+            removed = {**removed, **dict(zip(unknown, pool.map(self._objects.find_version, unknown), strict=True))}
         for name, version in removed.items():
             if version is not None and version is not ABSENT:
                 self._compare(name, version)
@@ -207,7 +207,7 @@ class HierarchyCommit:
         seen, own = self._overlay.find_expected_version(url), self._overlay.written.get(url)
         if seen is None or own is None or is_same_version(seen, own):
             return seen
-        found = self._objects.version(name)
+        found = self._objects.find_version(name)
         self._compare(name, found)  # the object may have the version that was read, or the one that was written
         return found
 
@@ -335,7 +335,7 @@ class HierarchyCommit:
             else:
                 names = list(grown.list_names())
                 with ThreadPoolExecutor(WORKERS) as pool:
-                    found |= zip(names, pool.map(self._objects.version, names), strict=True)
+                    found |= zip(names, pool.map(self._objects.find_version, names), strict=True)
         return found
 
     def _list_removed(self, plan: Plan) -> dict[str, Version | None]:

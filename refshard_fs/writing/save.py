@@ -23,7 +23,7 @@ from refshard_fs.core.edits import strip_edits
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
-from refshard_fs.core.stats import bytes_text, count_text
+from refshard_fs.core.stats import format_bytes, format_count
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import ReferenceStream, Respell, keep_url
 from refshard_fs.references.values import make_resolver
@@ -169,14 +169,14 @@ def _gather_with_copies(keyspace: KeySpace, source: Source, copies: CopiesBeside
 
 def _warn_of_copies(collection: Collection, keyspace: KeySpace, url: str) -> None:
     """Log a warning: how many bytes will be copied, and how to avoid that."""
-    size = bytes_text(sum(packed.size for packed in collection.packed))
+    size = format_bytes(sum(packed.size for packed in collection.packed))
     space: KeySpace | None = keyspace
     while space is not None and space.cube is None:
         space = space.base
     advice = (
         "" if space is None else ". A name that ends in .refshard saves the document of the cube, and copies nothing"
     )
-    count = count_text(len(collection.packed), "chunk")
+    count = format_count(len(collection.packed), "chunk")
     text = "%s, %s, are computed when they are read: references cannot describe them, so they are copied to %s%s"
     logger.warning(text, count, size, url, advice)
 
@@ -222,7 +222,7 @@ class CopiesBeside:
         """One line about the copies; None without copies."""
         if self._file is None:
             return None
-        what = f"{count_text(self._count, 'chunk')}, {bytes_text(self._size)}"
+        what = f"{format_count(self._count, 'chunk')}, {format_bytes(self._size)}"
         return (
             f"{what}, were copied to {self.url}, since zarr cannot decode their stored form: keep this object with the "
             "set"

@@ -217,7 +217,7 @@ class Writer:
             left = self.overlay.roll_back(savepoint)
         self.remove_objects(left)
 
-    def base(self) -> Base:
+    def get_base(self) -> Base:
         """Return the opened source, without the edits."""
         self.source.open()
         base = self.overlay.base
@@ -232,7 +232,7 @@ class Writer:
             if base is not None:  # otherwise another thread has just changed the edits: open again
                 return base
 
-    def overlay_copy(self) -> OverlayCopy | None:
+    def copy_overlay(self) -> OverlayCopy | None:
         """Return the value of the option ``overlay`` for copies in other processes; it contains the edits so far."""
         overlay = self.source.transaction
         return None if overlay is None else overlay.copy()

@@ -185,7 +185,7 @@ class Answers:
 
     def value(self, chunks: Chunks, row: int) -> Any:
         """Return the range or the bytes of the chunk in ``row``, with its pin and checks."""
-        value = chunks.packed.get(row, chunks.value(row))
+        value = chunks.packed.get(row, chunks.get_value(row))
         if not chunks.packed.get(row) and value is not None and not isinstance(value, bytes):
             url = self.keyspace.resolve(chunks.urls[value.target])
             pin = chunks.pins[value.target] if chunks.pins else None
@@ -217,7 +217,7 @@ class Answers:
         found = {key: self.member(key, value) for key, value in contents.members.items()}
         found |= {key: self.key(key) for key in contents.others}
         for path, array in contents.arrays.items():
-            for numbers, _ in array.batches(7):
+            for numbers, _ in array.iterate_batches(7):
                 found |= self.chunks(path, array, numbers)
             size = array.grid.size
             some = np.array(rng.sample(range(size), rng.randint(0, size)), np.uint64)

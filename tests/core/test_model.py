@@ -24,9 +24,9 @@ from refshard_fs.core.model import (
     Steps,
     add_origin,
     answer_from_listing,
-    batches,
     clamp,
     drive,
+    iterate_batches,
     run_together,
 )
 
@@ -38,8 +38,8 @@ BOUNDS = st.none() | st.integers(-12, 12)
 def test_windows_of_an_entry_follow_the_rules_of_slices(start: int | None, end: int | None) -> None:
     first, stop = clamp(start, end, len(BYTES))
     assert BYTES[first : max(first, stop)] == BYTES[start:end]
-    assert Inline(BYTES).window(start, end) == Inline(BYTES[start:end])
-    window = Span("memory://x", 100, 110).window(start, end)
+    assert Inline(BYTES).take_window(start, end) == Inline(BYTES[start:end])
+    window = Span("memory://x", 100, 110).take_window(start, end)
     expected = range(100, 110)[start:end]
     if isinstance(window, Span):
         assert (window.start, window.stop) == (expected.start, expected.stop)
@@ -163,5 +163,5 @@ def test_add_origin_marks_every_span() -> None:
 
 
 def test_batches_keep_all_items_in_order() -> None:
-    assert list(batches(range(5), 2)) == [range(2), range(2, 4), range(4, 5)]
-    assert list(batches([], 2)) == []
+    assert list(iterate_batches(range(5), 2)) == [range(2), range(2, 4), range(4, 5)]
+    assert list(iterate_batches([], 2)) == []

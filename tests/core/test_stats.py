@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.stats import Stats, bytes_text
+from refshard_fs.core.stats import Stats, format_bytes
 from tests.support.fs_references import DATA
 
 
@@ -38,4 +38,4 @@ def test_unrequested_bytes_are_reported_once_per_server() -> None:
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 KiB"), (10_240, "10 KiB"), (2**60, "1.0 EiB")]
 )
 def test_bytes_text_has_at_most_three_digits(count: int, text: str) -> None:
-    assert bytes_text(count) == text
+    assert format_bytes(count) == text

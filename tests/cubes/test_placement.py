@@ -31,10 +31,10 @@ def test_placement_of_a_slice_places_only_its_elements() -> None:
 
 
 def test_placement_in_chunks_is_none_if_a_run_divides_a_chunk() -> None:
-    assert Placement(((4, 4),)).in_chunks(2, 12) == Placement(((2, 2),))
-    assert Placement(((3, 4),)).in_chunks(2, 12) is None
-    assert Placement(((4, 3),)).in_chunks(2, 12) is None
-    assert Placement(((4, 3),)).in_chunks(2, 7) == Placement(((2, 2),))
+    assert Placement(((4, 4),)).convert_to_chunks(2, 12) == Placement(((2, 2),))
+    assert Placement(((3, 4),)).convert_to_chunks(2, 12) is None
+    assert Placement(((4, 3),)).convert_to_chunks(2, 12) is None
+    assert Placement(((4, 3),)).convert_to_chunks(2, 7) == Placement(((2, 2),))
 
 
 @pytest.mark.parametrize("runs", [((0, 3), (2, 2)), ((8, 3),), ((0, 0),), ((-1, 2),)])

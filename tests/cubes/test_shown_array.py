@@ -26,11 +26,11 @@ def test_chunks_are_located_in_the_piece_that_has_them() -> None:
     assert array.locate([1, 1]) == (0, [1, 1])
     assert array.locate([1, 2]) == (1, [1, 0])
     assert array.locate([0, 5]) == (2, [0, 0])
-    assert array.grid_of_piece(1, {}).counts == (2, 3)
+    assert array.find_grid_of_piece(1, {}).counts == (2, 3)
 
 
 def test_stacked_arrays_lack_the_first_dimension_in_pieces() -> None:
     array = ConcatArray(ChunkGrid((3, 4), ChunkKeyEncoding("v2", ".")), starts=(0, 1, 2, 3), is_stacked=True)
-    assert array.stored_coords([2, 1]) == [1]
-    assert array.grid_of_piece(2, {}).counts == (4,)
-    assert array.shown_grid_of_piece(2, {}).counts == (1, 4)
+    assert array.find_stored_coords([2, 1]) == [1]
+    assert array.find_grid_of_piece(2, {}).counts == (4,)
+    assert array.find_shown_grid_of_piece(2, {}).counts == (1, 4)

@@ -84,7 +84,7 @@ class Lengths:
         length = self._lengths[slot]
         return (2 + sum(self._lengths[:slot]), length) if length else None
 
-    def present(self) -> list[int]:
+    def list_present(self) -> list[int]:
         return [slot for slot, length in enumerate(self._lengths) if length]
 
 
@@ -132,8 +132,8 @@ class LinesSink(Sink):
         with destination.objects.stream() as file:
             for array, grid in references.grids.items():
                 for numbers, chunks in references.partitions(array, 1000):
-                    for row in chunks.present():
-                        found = chunks.ranges.row(row)
+                    for row in chunks.list_present():
+                        found = chunks.ranges.get_row(row)
                         if found is None:
                             raise ManifestError(f"chunk {row!r} of {array!r} is inline: lines hold only ranges")
                         key = join(array, grid.tail(numbers[row]))

@@ -298,7 +298,7 @@ def test_requests_of_a_closed_loop_are_released(http_server: RangeServer) -> Non
         http_server.fault("silent", "/x")
         begun = [asyncio.ensure_future(fs._cat_file(key)) for key in KEYS[10:12]]
         requests = fs.source.engine().fetcher.requests
-        await settled(lambda: requests.active == 1 and bool(requests.host(refs[KEYS[0]][0]).urgent))
+        await settled(lambda: requests.active == 1 and bool(requests.find_host(refs[KEYS[0]][0]).urgent))
         assert not any(task.done() for task in begun)
 
     def work() -> None:
@@ -320,12 +320,12 @@ def test_waiting_loop_is_woken_by_a_release(monkeypatch: pytest.MonkeyPatch) -> 
         shared = SharedBudget(Budget(requests=2, memory=MEMORY))
         here, there = (Dispatch(None, shared, Stats(), None) for _ in range(2))  # type: ignore[arg-type]  # not used
         for each in (here, there):
-            assert shared.begin(each, each.host("http://host/x").name, 1, MEMORY)
+            assert shared.begin(each, each.find_host("http://host/x").name, 1, MEMORY)
         woken = asyncio.Event()
         ends = threading.Thread(target=end, args=(shared, there), daemon=True)
 
         def count_active(name: str) -> int:
-            active = there.host("http://host/x").active
+            active = there.find_host("http://host/x").active
             if not ends.ident:
                 ends.start()
                 ends.join(0.5)  # long enough if `end` needs no lock
@@ -338,7 +338,7 @@ def test_waiting_loop_is_woken_by_a_release(monkeypatch: pytest.MonkeyPatch) -> 
             await woken.wait()
 
     def end(shared: SharedBudget, dispatch: Dispatch) -> None:
-        dispatch.host("http://host/x").active -= 1
+        dispatch.find_host("http://host/x").active -= 1
         shared.wake(dispatch)
 
     asyncio.run(run())

@@ -38,5 +38,5 @@ def test_replaced_values_become_one_inline_chunk() -> None:
     part = read_set()
     changed = ChangedSet(part)
     changed.put_values(part.variables["time"], np.array([5, 6, 7], "<i4"))
-    np.testing.assert_array_equal(changed.result().values("time"), [5, 6, 7])
-    assert json.loads(json.dumps(changed.result().variables["time"].meta.raw))["chunks"] == [3]
+    np.testing.assert_array_equal(changed.finish().decode_values("time"), [5, 6, 7])
+    assert json.loads(json.dumps(changed.finish().variables["time"].meta.raw))["chunks"] == [3]

@@ -20,9 +20,9 @@ def test_gap_has_a_length_and_the_coordinate_but_no_chunks() -> None:
     part = read_days(1, 2)
     extent = make_extent(part.variables["time"], np.array([3, 4, 5], "<i4"), part, "the extent")
     gap = make_gap(part, "time", "the gap", 3, extent)
-    assert gap.length("time") == 3
+    assert gap.find_length("time") == 3
     assert len(gap.refs.tables["t"]) == 0
-    np.testing.assert_array_equal(gap.values("time"), [3, 4, 5])
+    np.testing.assert_array_equal(gap.decode_values("time"), [3, 4, 5])
 
 
 def test_gap_without_coordinate_values_has_no_chunks() -> None:

@@ -37,7 +37,7 @@ def test_pickle_keeps_content_and_arguments(made: MadeSet) -> None:
     opened = make_set(made.columns, {"remote_options": {"anon": True}})
     copy = pickle.loads(pickle.dumps(opened))
     assert copy == opened == made
-    assert copy.arguments() == {"remote_options": {"anon": True}}
+    assert copy.get_arguments() == {"remote_options": {"anon": True}}
 
 
 def test_earlier_name_of_a_pickled_function_remains(made: MadeSet) -> None:

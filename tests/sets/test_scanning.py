@@ -144,7 +144,7 @@ def test_references_of_similar_files_take_little_memory(tmp_path: Path) -> None:
         tracemalloc.start()
         try:
             sets = read_sets(urls[:count], {}, lambda _: None, unread=UnreadArrays(frozenset(["time"]), frozenset()))
-            times = [one.values("time") for one in sets]
+            times = [one.decode_values("time") for one in sets]
             assert [float(own[0]) for own in times if own is not None] == list(range(1000, 1000 + count))
             gc.collect()
             return tracemalloc.get_traced_memory()[0]

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.source.options import Options, keywords
+from refshard_fs.source.options import Options, list_keywords
 from refshard_fs.source.settings import Settings
 
 TABLE = {option.name: option for options in Options.table().values() for option in options}
 
 
 def test_every_keyword_is_an_option_with_its_default() -> None:
-    assert TABLE.keys() == keywords().keys()
-    defaults = {name: "" if p.default is p.empty else repr(p.default) for name, p in keywords().items()}
+    assert TABLE.keys() == list_keywords().keys()
+    defaults = {name: "" if p.default is p.empty else repr(p.default) for name, p in list_keywords().items()}
     assert {name: option.default for name, option in TABLE.items()} == defaults
 
 
@@ -36,7 +36,7 @@ def test_constructor_has_the_signature_of_parse() -> None:
 
 
 def test_each_keyword_sets_its_field() -> None:
-    for name, parameter in keywords().items():
+    for name, parameter in list_keywords().items():
         value: Any = object()
         if name in ("shards", "mode", "zarr_format", "head", "shard_options", "remote_options"):
             value = {"shards": "whole", "mode": "a", "zarr_format": 3, "head": 5000}.get(name, {})

@@ -89,7 +89,7 @@ REQUESTS: dict[str, Callable[[Objects], object]] = {
     "put on condition": lambda objects: objects.put("a", [b"data"], ABSENT),
     "put a large one": lambda objects: objects.put("a", [bytes(LARGE + 1)]),
     "fetch": lambda objects: objects.fetch("a"),
-    "version": lambda objects: objects.version("a"),
+    "version": lambda objects: objects.find_version("a"),
     "remove": lambda objects: objects.remove("a"),
     "read": lambda objects: objects.read(["a"]),
 }

@@ -14,7 +14,7 @@ ARRAY = {"zarr_format": 2, "shape": [40, 6], "chunks": [1, 2], "dtype": "<f4", "
 
 def read(text: str | bytes, piece: int = 1 << 20) -> ReferenceSet:
     data = text if isinstance(text, bytes) else text.encode()
-    decoder = JsonIndex("refs.json").decoder()
+    decoder = JsonIndex("refs.json").make_decoder()
     for start in range(0, len(data), piece):
         decoder.feed(data[start : start + piece])
     return decoder.finish()

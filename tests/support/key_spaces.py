@@ -53,7 +53,7 @@ def check(fs: RefShardFileSystem) -> None:
 def make_rows(chunks: Chunks) -> Rows:
     rows: Rows = []
     for number in range(len(chunks)):
-        row = chunks.ranges.row(number)
+        row = chunks.ranges.get_row(number)
         target: Any = None
         if row is not None:
             origin = chunks.origins[row.target] if chunks.origins else ()

@@ -20,7 +20,7 @@ def make_rows(data: bytes, chunks: int, record_size: int | None = None) -> list[
     assert len(part) == chunks
     out: list[Any] = []
     for row in range(chunks):
-        match part.value(row):
+        match part.get_value(row):
             case Row(target, offset, None):
                 out.append([part.urls[target]])
             case Row(target, offset, length):
@@ -28,8 +28,8 @@ def make_rows(data: bytes, chunks: int, record_size: int | None = None) -> list[
             case other:
                 out.append(other)
     there = [row for row, value in enumerate(out) if value is not None]
-    assert part.present(0, chunks) == there
-    assert part.present() == there
+    assert part.list_present(0, chunks) == there
+    assert part.list_present() == there
     sizes = [len(v) if isinstance(v, bytes) else v[2] if len(v) == 3 else WHOLE for v in out if v is not None]
     assert part.make_part(100).ranges.lengths.tolist() == sizes
     return out

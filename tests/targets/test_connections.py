@@ -188,7 +188,7 @@ def test_sockets_may_be_added_while_others_are_counted(monkeypatch: pytest.Monke
     def add(loop: asyncio.AbstractEventLoop) -> None:
         own = connections.LoopConnections(loop)
         for _ in range(20):
-            opened = [own._new_socket(address) for _ in range(20)]
+            opened = [own._make_socket(address) for _ in range(20)]
             for one in opened:
                 one.close()
 

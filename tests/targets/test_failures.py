@@ -75,8 +75,8 @@ def test_retry_after_is_respected_within_bounds() -> None:
 
 
 def test_retries_are_reduced_to_the_limit_of_a_layer() -> None:
-    assert Retry(5, 10).at_most(2) == Retry(2, 10)
-    assert Retry(1).at_most(2) == Retry(1)
+    assert Retry(5, 10).limit_to(2) == Retry(2, 10)
+    assert Retry(1).limit_to(2) == Retry(1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.support.tool_sources import SOURCES, make_metadata
 
 
 def list_keys(found: Survey) -> set[str]:
-    chunks = {extents.key(i) for extents in found.arrays.values() for i in range(len(extents))}
+    chunks = {extents.make_key(i) for extents in found.arrays.values() for i in range(len(extents))}
     return chunks | set(found.rest.names) | found.documents.keys()
 
 
@@ -30,7 +30,7 @@ def test_survey_has_each_key_once_with_its_place(shared_data: Path, name: str) -
     for path, extents in found.arrays.items():
         assert (np.diff(extents.chunks.numbers.astype(np.int64)) > 0).all(), path
         for i in range(len(extents)):
-            key = extents.key(i)
+            key = extents.make_key(i)
             assert not is_metadata(key)
             at = (int(extents.chunks.targets[i]), int(extents.chunks.starts[i]), int(extents.chunks.stops[i]))
             match fs.source.wait(fs.source.find, key):
@@ -89,9 +89,9 @@ def test_uncommitted_writes_are_surveyed(tmp_path: Path) -> None:
     fs.pipe_file("a/2", b"cc")
     fs.rm_file("a/1")
     found = survey(fs)
-    assert [found.arrays["a"].key(i) for i in range(2)] == ["a/0", "a/2"]
+    assert [found.arrays["a"].make_key(i) for i in range(2)] == ["a/0", "a/2"]
     fs.discard()
-    assert [survey(fs).arrays["a"].key(i) for i in range(2)] == ["a/0", "a/1"]
+    assert [survey(fs).arrays["a"].make_key(i) for i in range(2)] == ["a/0", "a/1"]
 
 
 def make_nested_set(tmp_path: Path) -> str:
@@ -121,7 +121,7 @@ def test_nested_shards_and_keys_beside_them_are_surveyed(tmp_path: Path) -> None
     assert sorted(found.rest.names) == ["flat/more/x", "flat/notes.txt"]
     for extents in found.arrays.values():
         for i in range(len(extents)):
-            match fs.source.wait(fs.source.find, extents.key(i)):
+            match fs.source.wait(fs.source.find, extents.make_key(i)):
                 case Span(url, start, stop):
                     assert found.urls[int(extents.chunks.targets[i])] == url
                     assert (int(extents.chunks.starts[i]), int(extents.chunks.stops[i])) == (start, stop)

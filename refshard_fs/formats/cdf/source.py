@@ -72,7 +72,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         yield from group.add_all()
         if is_whole:  # the bytes of the indexes are in memory
             yield from group.load_indexes()
-        keyspace = group.keyspace(options.zarr_format, group.read_root_attributes())
+        keyspace = group.make_keyspace(options.zarr_format, group.read_root_attributes())
     records.finish_opening()
     keyspace.unlimited_dimensions = {"": group.unlimited}
     return keyspace

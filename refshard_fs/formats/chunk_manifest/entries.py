@@ -286,7 +286,7 @@ class PathResolver:
         try:
             if length is not None:
                 return entry.part(offset, length)
-            return entry.window(offset) if offset else entry
+            return entry.take_window(offset) if offset else entry
         except ValueError as e:
             raise ReferenceNotReachable(key, repr(name), str(e)) from e
 

@@ -200,7 +200,7 @@ def encode_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: st
     targets, offsets, lengths = partition.ranges
     empty = {row for row, extras in partition.checks.items() if not extras}
     versions = partition.versions
-    for row in sorted(empty.union(partition.present())):
+    for row in sorted(empty.union(partition.list_present())):
         number, target = numbers.start + row, int(targets[row])
         extras: Mapping[str, Any] = {**versions.get(target, {}), **partition.checks.get(row, {})}
         if target != NO_TARGET:

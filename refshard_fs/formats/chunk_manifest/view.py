@@ -256,7 +256,7 @@ class ManifestView(ArrayView[Declaration]):
         others = [child for child in children if not grid.has_name(child.name, is_directory=child.is_directory)]
         keys = {join(array, child.name): child.size for child in others if not child.is_directory}
         directories = [join(array, child.name) for child in others if child.is_directory]
-        key = self.manifest_key(array)
+        key = self.find_manifest_key(array)
         indexes = frozenset(() if key is None else (key,))
         return Listing(ArrayChunks(grid, numbers, pins_chunks=True), keys, directories, indexes)
 
@@ -268,7 +268,7 @@ class ManifestView(ArrayView[Declaration]):
         rows = np.flatnonzero(np.isin(make_column(numbers), manifest.empty)).tolist()
         return msgspec.structs.replace(chunks, checks={**chunks.checks, **{row: {} for row in rows}})
 
-    def manifest_key(self, path: str) -> str | None:
+    def find_manifest_key(self, path: str) -> str | None:
         """Return the key of the manifest of the array ``path``, if it lies in this source."""
         declared = self._documents.arrays.get(path)
         match declared.manifest if declared is not None else None:
@@ -300,7 +300,7 @@ class ManifestView(ArrayView[Declaration]):
             objects = yield from self._list_prefix(resolver, prefix, grid, leading, where)
             rows = [(grid.number_of(coords), size) for coords, size in objects]
             parts.append(Part.from_rows((number, Row(0, 0, size)) for number, size in rows if number is not None))
-        empty = Part(manifest.empty, Ranges.absent(len(manifest.empty)))
+        empty = Part(manifest.empty, Ranges.make_absent(len(manifest.empty)))
         return ChunkTable.from_parts(grid, [*parts, table.make_part(), empty])
 
     def _list_prefix(

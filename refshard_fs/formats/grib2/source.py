@@ -128,7 +128,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         scan = yield Load(Span(probe.url, pin=probe.facts.pin), FileScan(probe.head, size))
     group = FieldGroup(probe.url, source, options.zarr_format)
     group.add_variables(scan)
-    return group.keyspace(options.zarr_format, {"Conventions": "CF-1.7"})
+    return group.make_keyspace(options.zarr_format, {"Conventions": "CF-1.7"})
 
 
 class Scan(NamedTuple):
@@ -198,7 +198,7 @@ class FileScan(msgspec.Struct, frozen=True):
         """Return the fields of a file whose bytes are ``data``."""
         return _scan_in_memory(data, b"", "the file")
 
-    def identity(self) -> bytes:
+    def make_identity(self) -> bytes:
         return repr((VERSION, TEMPLATES, PACKINGS, _get_versions(), sha256(self.head).digest())).encode()
 
     def pack(self, value: Scan) -> list[bytes | memoryview]:

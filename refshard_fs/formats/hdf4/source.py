@@ -62,7 +62,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         for data_set in [*data_sets, *(yield from find_images(tree))]:
             group.add_data_set(data_set)
         yield from group.finish()
-        keyspace = group.keyspace(options.zarr_format, {**attributes.shown, **group.groups.pop("", {})})
+        keyspace = group.make_keyspace(options.zarr_format, {**attributes.shown, **group.groups.pop("", {})})
     keyspace.attribute_dtypes = group.attribute_dtypes
     keyspace.unlimited_dimensions = group.unlimited
     chunked = [chunks for chunks in group.chunks.values() if isinstance(chunks, CodedChunks)]

@@ -153,7 +153,7 @@ def _make_keyspace(
             hdf5_object, sources = resolve_mappings(hdf5_object, find_source)
             dataset = Dataset(resolve_files(hdf5_object, directory), variable)
             array = dataset.describe()
-            list(array.metadata(zarr_format))  # raises if ``zarr_format`` cannot hold the array
+            list(array.make_metadata(zarr_format))  # raises if ``zarr_format`` cannot hold the array
             arguments = file, superblock, dataset, array.grid(zarr_format), url
             chunks[variable.path] = VirtualChunks(*arguments, sources) if sources else DatasetChunks(*arguments, paths)
             arrays[variable.path] = array

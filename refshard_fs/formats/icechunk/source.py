@@ -25,7 +25,7 @@ from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe, Version, check_size, read_documents
 from refshard_fs.core.keys import ChunkGrid, check_key, is_key, is_within, iterate_splits, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, find_chunk
-from refshard_fs.core.model import Entry, Inline, Load, ParsedIndex, Pin, Quota, Span, Stat, Steps, batches
+from refshard_fs.core.model import Entry, Inline, Load, ParsedIndex, Pin, Quota, Span, Stat, Steps, iterate_batches
 from refshard_fs.core.parted_keyspace import PartedKeySpace
 from refshard_fs.errors import ManifestError, RefShardError, SourceNotReachable
 from refshard_fs.formats.icechunk import REPO
@@ -158,7 +158,7 @@ class IcechunkKeySpace(PartedKeySpace):
 
     def parts(self, array: str, start: int, stop: int) -> Steps[list[Part]]:
         parts = []
-        for loads in batches(self._find_loads(array, start, stop), TOGETHER):
+        for loads in iterate_batches(self._find_loads(array, start, stop), TOGETHER):
             manifests: Sequence[Refs] = yield tuple(loads)
             parts += [Part(refs.numbers, refs.chunks.make_part(0).ranges) for refs in manifests]
         return parts
@@ -193,7 +193,7 @@ class IcechunkKeySpace(PartedKeySpace):
         if not isinstance(numbers, range):
             return (yield from super().chunks(array, numbers, grid))
         builder, column = ChunksBuilder(len(numbers)), make_column(numbers)
-        for loads in batches(self._find_loads(array, numbers.start, numbers.stop), TOGETHER):
+        for loads in iterate_batches(self._find_loads(array, numbers.start, numbers.stop), TOGETHER):
             manifests: Sequence[Refs] = yield tuple(loads)
             for refs in manifests:
                 places, rows = refs.find_rows(column)

@@ -63,7 +63,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
             group.reports[file.url] = f"expected the place (CRS and corner) of the images in {folder!r}, found another"
         else:
             image.add_level(group, path, 0, options.zarr_format)
-    return group.keyspace(options.zarr_format)
+    return group.make_keyspace(options.zarr_format)
 
 
 def _read_or_report(probe: Probe, group: RasterGroupBuilder) -> Steps[Image | None]:

@@ -79,7 +79,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     for level, name in enumerate(names):
         image.add_level(group, name, level, options.zarr_format)
     group.add_pyramids("", [("", names)] if image.levels else [], {})
-    return group.keyspace(options.zarr_format, group.groups.pop(""))
+    return group.make_keyspace(options.zarr_format, group.groups.pop(""))
 
 
 def read_image(probe: Probe, group: RasterGroupBuilder) -> Steps[Image]:

@@ -106,7 +106,7 @@ class TilePartScan(msgspec.Struct, frozen=True):
     def decode(self, data: bytes) -> TileParts:
         raise ValueError("tile parts are found by a scan of the file, not decoded from bytes")
 
-    def identity(self) -> bytes:
+    def make_identity(self) -> bytes:
         return repr((VERSION, self.first, self.stop, self.tiles)).encode()
 
     def pack(self, value: TileParts) -> list[bytes | memoryview]:

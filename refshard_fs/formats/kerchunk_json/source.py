@@ -47,17 +47,17 @@ class JsonIndex(msgspec.Struct, frozen=True):
     most: int = MANIFEST_BYTES  # the most bytes of the decompressed set
 
     def decode(self, data: bytes) -> ReferenceSet:
-        decoder = self.decoder()
+        decoder = self.make_decoder()
         view = memoryview(data)
         for start in range(0, len(view), PIECE):
             decoder.feed(view[start : start + PIECE])
         return decoder.finish()
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a decoder that takes the bytes of the set in pieces, as they arrive."""
         return Decoder(self)
 
-    def identity(self) -> bytes:
+    def make_identity(self) -> bytes:
         return repr((compiled.VERSION, self.overrides, self.simple)).encode("utf-8", "surrogatepass")
 
     def pack(self, value: ReferenceSet) -> list[bytes | memoryview]:
@@ -218,7 +218,7 @@ def encode_chunk_members(array: str, grid: ChunkGrid, numbers: range, partition:
     ``partition`` has the references of the chunks ``numbers``.
     """
     check_representable(array, grid, numbers, partition)
-    rows = partition.present()
+    rows = partition.list_present()
     stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
     keys = make_tails(grid, np.array(rows, np.uint64) + np.uint64(numbers.start))
     urls = [_encode_url(url, version) for url in partition.urls]

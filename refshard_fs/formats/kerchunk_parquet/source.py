@@ -27,7 +27,7 @@ from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace, find_chunk
-from refshard_fs.core.model import Entry, Facts, Inline, Load, Names, Quota, Span, Stat, Steps, batches
+from refshard_fs.core.model import Entry, Facts, Inline, Load, Names, Quota, Span, Stat, Steps, iterate_batches
 from refshard_fs.core.parted_keyspace import PartedKeySpace
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import PARQUET, get_extension
@@ -256,7 +256,7 @@ class ParquetKeySpace(PartedKeySpace):
         partition = yield from self._find_partition(at.array, number)
         if partition is None:
             return None
-        match partition.value(row):
+        match partition.get_value(row):
             case Row() as reference:
                 return partition.urls[reference.target], reference
             case data:
@@ -451,7 +451,7 @@ class ParquetKeySpace(PartedKeySpace):
     def parts(self, array: str, start: int, stop: int) -> Steps[list[Part]]:
         parts: list[Part] = []
         numbers = yield from self.list_partitions(array, start, stop)
-        for batch in batches(numbers, BATCH):
+        for batch in iterate_batches(numbers, BATCH):
             partitions = yield from self.load_partitions(array, batch)
             for number, partition in zip(batch, partitions, strict=True):
                 if partition is not None:
@@ -462,7 +462,7 @@ class ParquetKeySpace(PartedKeySpace):
         for number in (yield from self.list_partitions(array, start, stop)):
             partition = yield from self.load_partition(array, number)
             base = number * self.layout.record_size
-            if partition is not None and partition.present(max(start - base, 0), min(stop - base, len(partition))):
+            if partition is not None and partition.list_present(max(start - base, 0), min(stop - base, len(partition))):
                 return True
         return False
 

@@ -237,7 +237,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     root = object_in(document.data, relative_to(probe.url, ATTRIBUTES))
     if "dimensions" in root:
         add_dataset(DATA, probe.url, root)
-        return group.keyspace(options.zarr_format, {})
+        return group.make_keyspace(options.zarr_format, {})
     pending = [("", probe.url, root)]
     for _ in range(MOST_LEVELS):
         members = []
@@ -275,4 +275,4 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         attributes = group.groups[path]
         pyramid = describe_pyramid(parent(path)[1], attributes, group_datasets)
         group.groups[path] = attributes if pyramid is None else {**attributes, "multiscales": pyramid}
-    return group.keyspace(options.zarr_format, group.groups.pop(""))
+    return group.make_keyspace(options.zarr_format, group.groups.pop(""))

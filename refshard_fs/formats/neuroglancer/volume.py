@@ -21,7 +21,7 @@ from refshard_fs.core.array_group import ArrayGroup, Chunks
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps, batches
+from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps, iterate_batches
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.neuroglancer import INFO
 from refshard_fs.formats.neuroglancer.encodings import DecodingRecipe, pad_chunk
@@ -179,7 +179,7 @@ class ShardChunks(_ScaleChunks):
                 block = self._sharding.find_block(number)
                 table = yield self._make_table_load(shard, block)
                 present = [] if table is None else np.flatnonzero(table[:, 0] != table[:, 1]).tolist()
-                for rows in batches(present, _BATCH):
+                for rows in iterate_batches(present, _BATCH):
                     loads = [self._make_index_load(shard, table[row].tolist()) for row in rows]
                     minishards = yield tuple(load for load in loads if load is not None)
                     for row, minishard in zip(rows, minishards, strict=True):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.chain import LAST_BLOCK, UNEVEN
 from refshard_fs.core.format import FileBytes
-from refshard_fs.core.model import Inline, Span, Steps, batches
+from refshard_fs.core.model import Inline, Span, Steps, iterate_batches
 from refshard_fs.errors import ManifestError
 
 HEAD: Final = 1 << 16  # bytes that are read at the first IFD: a COG has all IFDs and their values there
@@ -164,7 +164,7 @@ class Tiff(FileBytes):
         IFD beyond the end of the file, have no tags and a ``problem``.
         """
         ifds: list[Ifd] = []
-        for batch in batches(offsets, AT_ONCE):
+        for batch in iterate_batches(offsets, AT_ONCE):
             inside = [offset for offset in batch if offset + self._count.size <= self.size]
             heads = yield from self.load([(offset, self._count.size) for offset in inside], window, ahead)
             counts = dict(zip(inside, [self._count.unpack(head)[0] for head in heads], strict=True))

@@ -90,7 +90,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     rest = iter(sub_ifds)
     pages = [[ifd, *itertools.islice(rest, len(offsets))] for ifd, offsets in zip(ifds, sub_offsets, strict=True)]
     group = _describe_pages(tiff, pages, options.zarr_format)
-    keyspace = group.keyspace(options.zarr_format, group.groups.pop("", {}))
+    keyspace = group.make_keyspace(options.zarr_format, group.groups.pop("", {}))
     if key is not None and (layout := group.make_layout(keyspace)) is not None:
         _layouts.put(key, layout)
     return keyspace

@@ -13,7 +13,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, find_chunk
-from refshard_fs.core.model import Listed, Load, Names, Pin, Raw, Span, Steps, batches
+from refshard_fs.core.model import Listed, Load, Names, Pin, Raw, Span, Steps, iterate_batches
 from refshard_fs.errors import NotListable
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
@@ -132,7 +132,7 @@ def _read_documents(
     """Read all metadata in the versions of ``pins``. Return the documents by key, and the grids of arrays by path."""
     keys = [key for key in pins if zarrmeta.is_metadata(key)]
     documents: dict[str, bytes] = {}
-    for batch in batches(keys, STAT_BATCH):
+    for batch in iterate_batches(keys, STAT_BATCH):
         answers: Sequence[Any] = yield tuple(Load(Span(hierarchy.url_of(key), pin=pins[key]), Raw()) for key in batch)
         documents.update(zip(batch, answers, strict=True))
     grids: dict[str, ChunkGrid] = {}

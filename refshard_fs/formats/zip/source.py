@@ -202,7 +202,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     size = facts.size
     source = Span(probe.url, 0, size, pin=facts.pin)
     whole = Inline(probe.head) if size is not None and size == len(probe.head) else source
-    tail = whole.window(-TAIL) if size is None or size > TAIL else whole
+    tail = whole.take_window(-TAIL) if size is None or size > TAIL else whole
     parsed: Members | End = yield Load(tail, ParsedIndex(parse_tail, (probe.url, size)))
     match parsed:
         case End(start=start, size=length) as end:

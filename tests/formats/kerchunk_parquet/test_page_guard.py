@@ -117,7 +117,7 @@ def test_data_that_many_rows_share_is_decoded_once() -> None:
     finally:
         tracemalloc.stop()
     assert len({id(value) for value in decoded.inline.values()}) == 1
-    assert decoded.value(1999) == bytes(MIB)
+    assert decoded.get_value(1999) == bytes(MIB)
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip"])
@@ -147,7 +147,7 @@ def test_numbers_are_read_in_any_encoding(encoding: str) -> None:
         data = write_table(8, path=["u"] * 8, column_encoding={"offset": encoding})
     except OSError:
         pytest.skip("this version of pyarrow does not write it")
-    assert INDEX.decode(data).value(7) == Row(0, 0, 1)
+    assert INDEX.decode(data).get_value(7) == Row(0, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_pages_of_several_row_groups_are_decoded() -> None:
     columns = {"path": [f"s3://b/{i}" for i in range(5000)], "offset": range(5000), "size": [1] * 5000}
     pq.write_table(pa.table(columns), out, row_group_size=700, data_page_size=256, use_dictionary=False)
     decoded = PartitionIndex(5000, 5000).decode(out.getvalue())
-    assert decoded.value(4999) == Row(int(decoded.ranges.targets[4999]), 4999, 1)
+    assert decoded.get_value(4999) == Row(int(decoded.ranges.targets[4999]), 4999, 1)
 
 
 def test_total_size_of_a_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

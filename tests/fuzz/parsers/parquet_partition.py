@@ -63,11 +63,11 @@ def check_input(data: bytes) -> None:
     except ValueError:
         return
     assert len(partition) == 8
-    rows = partition.present(0, 8)
+    rows = partition.list_present(0, 8)
     sizes = [None if size == WHOLE else size for size in partition.make_part(0).ranges.lengths.tolist()]
     for row, size in zip(rows, sizes, strict=True):
         assert 0 <= row < 8
-        match partition.value(row):
+        match partition.get_value(row):
             case Row(target, offset, length):
                 assert isinstance(partition.urls[target], str)
                 assert offset >= 0
