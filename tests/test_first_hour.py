@@ -274,7 +274,9 @@ def test_anonymous_users_are_advised_neither_login_nor_anon(url: str, status: in
     assert not any(word in text for word in ("target_options", "remote_options", "'anon'", "Credentials")), text
 
 
-def test_daily_set_grows_or_its_error_has_a_remedy(working_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_for_a_daily_set_work_or_propose_an_option(
+    working_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["concat", "air.nc", "-o", "all.json", "--dim", "time"]) == 0
     assert find_missing(capsys.readouterr().out, "all.json", "keys", "written in") == []
     assert main(["append", "all.json", "next.nc", "--dim", "time"]) == 0

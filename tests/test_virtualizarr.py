@@ -265,7 +265,7 @@ def test_whole_shards_are_one_reference_each(tmp_path: Path) -> None:
     xr.testing.assert_equal(xr.open_dataset(refs, engine="refshard").load(), read_expected(url, {}))
 
 
-def test_array_without_a_zarr_3_type_is_left_out(tmp_path: Path) -> None:
+def test_array_without_a_zarr_3_type_is_an_error_unless_skipped(tmp_path: Path) -> None:
     url = write_set(tmp_path, {"pairs/.zarray": json.dumps({**META, "shape": [12], "dtype": [["a", ">i4"]]})})
     with pytest.raises(refshard_fs.ManifestError, match="'pairs/.zarray'") as failed:
         open_fs(url)

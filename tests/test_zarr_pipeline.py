@@ -384,7 +384,7 @@ def test_values_equal_zarrs_pipeline(data: st.DataObject, tmp_path_factory: pyte
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("version", [2, 3])
-def test_texts_structs_and_objects_have_the_values_of_zarr(tmp_path: Path, version: Any) -> None:
+def test_texts_and_structs_have_the_values_of_zarr(tmp_path: Path, version: Any) -> None:
     kinds = {
         "text": np.array(["a", "bc", "", "déf"] * 5, dtype=np.dtypes.StringDType()),
         "struct": np.array([(1, 2.5), (3, 4.5)] * 10, dtype=[("x", "<i4"), ("y", "<f8")]),

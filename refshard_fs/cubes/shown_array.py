@@ -54,7 +54,7 @@ class ConcatArray(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(shown, counts=tuple(self.find_stored_coords(shown.counts)))
 
     def find_shown_grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
-        """Return the grid of `find_grid_of_piece` with the dimension that pieces lack; chunk numbers remain the same."""
+        """Return the grid of `find_grid_of_piece` with the dimension that pieces lack; chunk numbers stay the same."""
         assert self.grid is not None, "an array that is joined has a grid"
         counts = [places[k].length if k in places else count for k, count in enumerate(self.grid.counts)]
         if self.axis not in places:

@@ -47,7 +47,7 @@ def test_report_has_a_plot_of_each_kind(tmp_path: Path) -> None:
     assert "<svg" not in (tmp_path / "report.html").read_text()
 
 
-def test_cases_are_stored_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_are_recorded_if_the_environment_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cases"
     monkeypatch.delenv(record.FILE, raising=False)
     record.record_case(cases()[0])

@@ -15,7 +15,7 @@ zarr = pytest.importorskip("zarr", minversion="3")
 pytest.importorskip("h5netcdf")
 
 
-def test_attributes_name_renamed_variables() -> None:
+def test_rename_changes_names_in_attributes() -> None:
     attributes = {
         "coordinates": "x lat", "bounds": "x_bnds", "grid_mapping": "crs: x lat", "ancillary_variables": "x q",
         "cell_measures": "x: x volume: v", "formula_terms": "lat: x", "comment": "x",

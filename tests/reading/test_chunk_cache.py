@@ -131,7 +131,7 @@ def of_cube(server: RangeServer, folder: Path) -> Made:
 
 
 @pytest.mark.parametrize("make", [of_references, of_hdf5, of_tiff, of_shards, of_cube])
-def test_second_process_requests_no_chunk(
+def test_chunks_on_disk_are_not_requested_by_a_new_filesystem(
     make: Callable[[RangeServer, Path], Made], http_server: RangeServer, tmp_path: Path
 ) -> None:
     source, keys = make(http_server, tmp_path)

@@ -78,7 +78,7 @@ def everything(fs: RefShardFileSystem) -> dict[str, bytes]:
     return {key: fs.cat_file(key) for key in fs.find("")}
 
 
-def test_second_process_uses_the_index_of_the_first(tmp_path: Path, parses: list[str]) -> None:
+def test_new_filesystem_uses_the_index_of_an_earlier_one(tmp_path: Path, parses: list[str]) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     first = everything(opened(path, cache))
     second = opened(path, cache)

@@ -127,7 +127,7 @@ MEANS = [
 
 
 @pytest.mark.parametrize(("numbers", "waits"), [(POINT, 11), (MEANS, 19)], ids=["point", "means"])
-def test_boxes_read_by_two_threads_are_read_ahead(numbers: list[int], waits: int) -> None:
+def test_boxes_read_in_the_order_of_two_threads_are_read_ahead(numbers: list[int], waits: int) -> None:
     got = simulate(47, numbers=numbers, together=1, chunk=10 * CHUNK)
     assert got.waits <= waits
     assert got.overread <= 1.15

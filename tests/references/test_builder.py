@@ -222,7 +222,7 @@ def test_columns_of_small_arrays_are_made_at_first_use() -> None:
         assert sum(map(len, found.tables.values())) + len(found.side) == len(refs) == len(found)
 
 
-def test_columns_of_a_whole_array_are_made_once() -> None:
+def test_columns_of_a_whole_array_are_not_copied_at_the_end() -> None:
     """A reference takes 20 bytes, and its number 4 bytes until the end; joined columns would take 20 more."""
     count = 200_000
     made = builder.ReferenceBuilder("refs")

@@ -200,7 +200,9 @@ def test_named_protocol_does_not_reach_private_addresses(
 
 
 @pytest.mark.case(id="P2")
-def test_ambient_credentials_go_only_to_own_buckets(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_credentials_go_only_to_own_buckets(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If a set on a web server points to S3, the request is not signed, unless the user names s3."""
     with RangeServer() as store:
         store.put("/bucket/x", b"public")
@@ -254,7 +256,7 @@ def test_fsspec_configuration_is_not_used_for_remote_sets(
 )
 @pytest.mark.parametrize("protocol", ["az", "abfs", "abfss"])
 @pytest.mark.case(id="P2")
-def test_ambient_credentials_are_refused_for_a_remote_set(
+def test_environment_credentials_are_refused_for_a_remote_set(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, name: str, protocol: str
 ) -> None:
     monkeypatch.setenv(name, "HUSHHUSH")

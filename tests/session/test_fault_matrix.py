@@ -11,11 +11,11 @@ CELLS: Matrix = {
 }
 
 
-def test_empty_matrix_prints_nothing() -> None:
+def test_empty_fault_matrix_prints_nothing() -> None:
     assert summarize({}, whole=True) == []
 
 
-def test_cells_are_counted_and_shown() -> None:
+def test_fault_matrix_counts_and_prints_results() -> None:
     (line,) = summarize(CELLS, whole=False)
     assert "3 cells" in line
     assert "HTTP, local" in line

@@ -47,7 +47,7 @@ def test_manifest_and_targets_on_s3_are_read(who: str, s3_server: Any, bucket: s
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
-def test_changes_by_other_processes_are_seen_by_new_readers(mode: str, s3_server: Any, bucket: str) -> None:
+def test_changes_by_other_writers_are_seen_by_new_readers(mode: str, s3_server: Any, bucket: str) -> None:
     """`info` and `exists` of a new filesystem, or after `discard()`, returned sizes that this process had asked for
     before another one replaced or removed the objects; reads then raised `TargetChanged`.
     """
@@ -177,7 +177,7 @@ def list_listings(proxy: CountingProxy) -> list[str]:
     return [request.path for request in proxy.requests() if "list-type" in request.query]
 
 
-def test_all_keys_on_s3_are_one_flat_listing(image: RefShardFileSystem, s3_proxy: CountingProxy) -> None:
+def test_find_on_s3_takes_one_flat_listing(image: RefShardFileSystem, s3_proxy: CountingProxy) -> None:
     every = image.find("")
     assert len(list_listings(s3_proxy)) == 1
     assert len(every) == 2 + 24
@@ -198,7 +198,7 @@ def test_all_keys_on_s3_are_one_flat_listing(image: RefShardFileSystem, s3_proxy
         lambda fs: len(collect_references(fs).tables["p/a"]) == 24,
     ],
 )
-def test_recursive_s3_listings_are_flat(
+def test_recursive_listings_on_s3_take_few_requests(
     ask: Callable[[RefShardFileSystem], bool], image: RefShardFileSystem, s3_proxy: CountingProxy
 ) -> None:
     assert ask(image)

@@ -348,7 +348,7 @@ def test_sets_without_elements_are_joined_to_an_empty_set(tmp_path: Path, overla
     assert json.loads(RefShardFileSystem(made).cat_file("time/.zarray"))["shape"] == [0]
 
 
-def test_key_spelling_and_missing_chunks_do_not_matter(tmp_path: Path) -> None:
+def test_concat_accepts_other_key_spelling_and_missing_chunks(tmp_path: Path) -> None:
     """Files are shown with `.` and stores of zarr 3 with `/`; netCDF4 and h5netcdf write other fill values."""
     if 3 not in VERSIONS:
         pytest.skip("zarr 2 writes version 2 alone")
@@ -422,7 +422,9 @@ def test_error_for_arguments_of_xarray_names_those_of_concat() -> None:
         ({"dim": "time", "lazy": True, "chunks": {"tme": 1}}, ManifestError, "chunks= names 'tme', which no set has"),
     ],
 )
-def test_wrong_argument_is_named(tmp_path: Path, arguments: Any, error: type[Exception], words: str) -> None:
+def test_error_of_concat_names_the_wrong_argument(
+    tmp_path: Path, arguments: Any, error: type[Exception], words: str
+) -> None:
     for day in (0, 2):
         RefShardFileSystem(make_day_set(day, 2)).save(str(tmp_path / f"{day}.json"))
     with pytest.raises(error, match=words):

@@ -209,7 +209,7 @@ def test_on_error_decides_about_unreadable_files(tmp_path: Path) -> None:
     assert repr(refshard_fs.open(f"{tmp_path}/cube.refshard")).startswith("<4 sets joined along time, time 4: ")
 
 
-def test_save_logs_copies_in_advance(
+def test_save_logs_how_many_chunks_it_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("refshard_fs.source.collect.MAX_INLINE", 10)
@@ -223,7 +223,7 @@ def test_save_logs_copies_in_advance(
 
 
 @pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4"])
-def test_saved_cube_is_small(tmp_path: Path, engine: Any) -> None:
+def test_netcdf_copy_of_a_cube_is_not_larger_than_its_files(tmp_path: Path, engine: Any) -> None:
     pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
     packing = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -9, "zlib": True, "complevel": 6, "shuffle": True}
     for month in range(2):
@@ -313,7 +313,7 @@ def test_ome_zarr_wells_take_few_requests(
 @pytest.mark.filterwarnings("ignore")  # zarr warns of what version 3 does not specify
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("types", [("S3", "S7"), ("U7", "U3"), ("S2", "U4"), ("U3", "f8")])
-def test_texts_of_other_lengths_are_joined(tmp_path: Path, version: Any, types: tuple[str, str]) -> None:
+def test_texts_of_different_lengths_are_joined(tmp_path: Path, version: Any, types: tuple[str, str]) -> None:
     zarr = pytest.importorskip("zarr", "3")
     urls = []
     for number, dtype in enumerate(types):

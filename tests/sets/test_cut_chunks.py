@@ -44,7 +44,7 @@ def test_compressed_chunks_cannot_be_cut(tmp_path: Path, lazy: bool) -> None:
         refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})
 
 
-def test_inline_and_partial_chunks_are_cut() -> None:
+def test_subchunks_cuts_inline_and_edge_chunks() -> None:
     meta = {"zarr_format": 2, "shape": [2, 7], "chunks": [1, 4], "dtype": "|u1", "order": "C", "fill_value": None}
     refs: dict[str, Any] = {
         "a/.zarray": {**meta, "filters": None, "compressor": None},

@@ -34,14 +34,14 @@ def test_dimension_without_coordinate_is_found_by_its_length(tmp_path: Path) -> 
     xr.testing.assert_equal(open_cube(f"{tmp_path}/*.nc"), xr.concat(parts, "obs"))
 
 
-def test_indistinct_sets_error_lists_choices(tmp_path: Path) -> None:
+def test_error_of_sets_with_equal_coordinates_lists_choices(tmp_path: Path) -> None:
     for number in range(2):
         write(xr.Dataset({"a": ("x", make_values(seed=number))}, {"x": X}), tmp_path / f"{number}.nc")
     with pytest.raises(ManifestError, match=r"same values of all coordinates \(x\).*name it \(dim=\)"):
         refshard_fs.cube(f"{tmp_path}/*.nc")
 
 
-def test_sets_without_a_grid_error_lists_choices(tmp_path: Path) -> None:
+def test_error_of_sets_that_form_no_grid_lists_choices(tmp_path: Path) -> None:
     for x, y in ((0, 0), (0, 1), (1, 1)):
         ds = xr.Dataset({"a": (("y", "x"), np.zeros((1, 1)))}, {"x": [float(x)], "y": [float(y)]})
         write(ds, tmp_path / f"{x}{y}.nc")

@@ -138,6 +138,6 @@ def nothing(source: RefShardFileSystem) -> Any:
         ({"preprocess": nothing}, "nothing returned {}"),
     ],
 )
-def test_invalid_functions_are_errors(folder: Path, arguments: dict[str, Any], error: str) -> None:
+def test_invalid_preprocess_arguments_are_errors(folder: Path, arguments: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
         open_cube(f"{folder}/*.nc", **arguments)

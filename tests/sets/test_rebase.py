@@ -54,7 +54,7 @@ def test_command_writes_the_new_set(tmp_path: Path) -> None:
     assert RefShardFileSystem(str(destination)).references["a"] == ["s3://new/x.nc", 0, 4]
 
 
-def test_command_needs_equal_numbers_of_prefixes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rebase_command_needs_a_to_for_each_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "a.json"
     source.write_text(json.dumps(REFS))
     assert main(["rebase", str(source), str(tmp_path / "b.json"), "--from", "s3://old/"]) == 2

@@ -116,7 +116,7 @@ def test_resume_option_of_the_command_keeps_scans(tmp_path: Path) -> None:
     assert kept.stat().st_size == size > 0
 
 
-def test_kept_scans_are_found_in_any_process(tmp_path: Path) -> None:
+def test_kept_scan_is_found_for_any_order_of_variable_names(tmp_path: Path) -> None:
     """The name of a record does not depend on the order in which a process iterates over sets of texts."""
     facts, refs = Facts(3, "etag"), ReferenceSet(Texts.of(["memory://a"]), {}, {})
     names = [f"name {n}" for n in range(50)]

@@ -103,7 +103,7 @@ def test_broken_ftp_connection_is_reopened(tmp_path: Path) -> None:
             fs.cat_file("gone")
 
 
-def test_ftp_logout_is_reported(tmp_path: Path) -> None:
+def test_error_after_an_ftp_logout_has_the_servers_reply(tmp_path: Path) -> None:
     with KINDS["ftp"](tmp_path) as served:
         served.put("logged-out", DATA)
         served.put("refs.json", json.dumps({"key": ["logged-out"]}).encode())

@@ -113,7 +113,7 @@ def test_full_shard_over_a_replaced_one_is_refused(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("key", ["a/.zarray", "plain/0"])
-def test_object_replaced_by_another_process_is_not_overwritten(opened: Open, key: str) -> None:
+def test_object_replaced_by_another_writer_is_not_overwritten(opened: Open, key: str) -> None:
     first, second = opened(), opened()
     before = json.dumps({**make_version_2((10,), (2,), (2,))}).encode() if key.endswith(".zarray") else chunk(1)
     first.pipe_file(key, before)
@@ -222,7 +222,7 @@ def test_reader_of_a_replaced_shard_gets_an_error(opened: Open) -> None:
     assert reader.cat_file("a/0") == chunk(2)
 
 
-def test_chunk_replaced_by_another_process_is_kept(opened: Open) -> None:
+def test_chunk_replaced_by_another_writer_is_kept(opened: Open) -> None:
     """Before it was mended: If a filesystem on S3 read a chunk or a full shard and replaced it, and another process
     replaced it afterwards, a further commit of the filesystem overwrote the bytes of the other process.
     """

@@ -32,7 +32,7 @@ def test_workers_write_keys_of_any_characters_and_length(tmp_path: Path, name: s
     assert again.cat([f"{name}/{name}", f"{name}/0"]) == {f"{name}/{name}": b"x" * 50, f"{name}/0": b"small"}
 
 
-def test_uncommitted_edits_are_packed_once_for_all_processes(fs: RefShardFileSystem) -> None:
+def test_uncommitted_edits_are_packed_once_for_all_copies(fs: RefShardFileSystem) -> None:
     for number in range(1000):
         fs.refer(f"a/c/{number}", "s3://bucket/of/a/long/name.nc", number * 100, 100)
     overlay = fs.source.ensure_transaction()

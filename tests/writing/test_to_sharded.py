@@ -70,7 +70,7 @@ def test_appended_days_keep_the_sharding(root: Path, consolidated: bool) -> None
     assert xr.open_zarr(fs.get_mapper(), consolidated=False)["air"].encoding["chunks"] == (1, 2, 5)
 
 
-def test_dask_writes_chunks_in_any_order_and_commit_whole_shards(root: Path) -> None:
+def test_dask_writes_of_inner_chunks_are_committed_as_shards(root: Path) -> None:
     fs = opened(root)
     with fs.transaction:
         changed = (days(0, 12) + 1).chunk({"time": 1, "y": 2, "x": 5}).drop_vars(["y", "x", "time"])

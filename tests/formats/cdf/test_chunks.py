@@ -34,7 +34,7 @@ def test_uncompressed_records_are_ranges_of_the_file() -> None:
     assert files.bytes(entry) == make_values(10, 3).astype("<i4").tobytes()
 
 
-def test_large_compressed_blocks_are_decoded_by_zarr() -> None:
+def test_whole_compressed_blocks_are_ranges_the_last_is_padded() -> None:
     values = make_values(250, 200)  # blocks of 80,000 bytes; the last one is shorter
     files, keyspace = open_file(Variable(values, compression=GZIP, runs=[(0, 99), (100, 199), (200, 249)]))
     first, last = files.run(keyspace.lookup("v/0.0")), files.run(keyspace.lookup("v/2.0"))

@@ -190,7 +190,7 @@ def test_groups_of_any_width_and_length_are_decoded(
 
 @pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_ccsds", "grid_jpeg"])
 @pytest.mark.parametrize("points", [496, 400, 0])
-def test_constant_and_empty_fields_equal_eccodes(packing: str, points: int) -> None:
+def test_constant_and_empty_fields_have_their_values(packing: str, points: int) -> None:
     values = np.where(np.arange(496) < points, 4.0, np.nan)
     for keys in ({}, {"decimalScaleFactor": 2}, {"bitsPerValue": 0, "decimalPrecision": 1}):
         data = make_message(values, packingType=packing, **keys)

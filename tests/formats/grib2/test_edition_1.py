@@ -101,7 +101,7 @@ def test_coordinates_of_mercator_equal_eccodes() -> None:
     eccodes.codes_release(handle)
 
 
-def test_unknown_grids_are_reported() -> None:
+def test_message_with_an_unknown_grid_is_refused() -> None:
     with pytest.raises(ManifestError, match="the message at byte 0: its grid is of kind 192: expected one of 0, 1, 3"):
         Files({ROOT: write_grid(192)}).open("grib2")
 
@@ -302,7 +302,7 @@ def test_damaged_messages_are_shown_or_are_errors() -> None:
             assert keyspace.grids
 
 
-def test_section_longer_than_its_message_is_reported() -> None:
+def test_message_with_a_section_beyond_its_end_is_refused() -> None:
     data = bytearray(write_message())
     begin = 8 + int.from_bytes(data[8:11])
     data[begin : begin + 3] = (1 << 20).to_bytes(3)

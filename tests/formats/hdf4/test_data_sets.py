@@ -77,7 +77,7 @@ def test_unwritten_compressed_values_are_the_fill_value() -> None:
     assert files.read(files.open(), "deflated/0.0") == struct.pack(">i", -2147483647) * 120
 
 
-def test_valid_range_of_texts_is_left_out() -> None:
+def test_data_set_of_texts_with_a_valid_range_is_shown() -> None:
     keyspace = Files({ROOT: read_hdf4_file("old").replace(bytes([1, 22, 16, 1]), bytes([1, 4, 8, 1]))}).open()
     assert "Data-Set-2" in keyspace.grids
 

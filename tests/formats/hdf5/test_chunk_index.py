@@ -258,7 +258,7 @@ def test_damaged_block_leaves_chunks_of_its_neighbour(http_server: RangeServer, 
     assert len(http_server.requests("/file.h5")) <= 2  # chunks alone: the damaged block is not requested again
 
 
-def test_unread_index_blocks_are_listed_until_read() -> None:
+def test_one_key_of_each_unread_index_block_is_listed() -> None:
     file = io.BytesIO()
     with h5py.File(file, "w") as file_object:
         file_object.create_dataset("a", data=np.arange(400, dtype="i2"), chunks=(1,))

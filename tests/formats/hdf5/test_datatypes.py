@@ -141,7 +141,7 @@ def test_compounds_with_gaps_are_packed() -> None:
     assert converted.tolist() == values.tolist()
 
 
-def test_attribute_values_equal_h5netcdf() -> None:
+def test_attributes_become_texts_numbers_and_lists() -> None:
     text = parse(np.dtype("S4"))
     assert datatypes.decode_attribute(text, (), b"ab\0\0", {}, {}) == "ab"
     assert datatypes.decode_attribute(text, (2,), b"ab\0\0\xc3\xa9\0\0", {}, {}) == ["ab", "é"]

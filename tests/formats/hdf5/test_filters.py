@@ -149,7 +149,7 @@ def test_filters_that_a_chunk_skips_are_not_decoded(mask: int) -> None:
         assert read_by_codecs(dataset).tolist() == values.tolist()
 
 
-def test_filter_masks_apply_to_chunks_that_a_recipe_decodes() -> None:
+def test_chunk_that_skips_the_filter_lzf_is_read() -> None:
     with open_in_memory() as file:
         dataset = file.create_dataset("a", (50,), "<i4", chunks=(50,), shuffle=True, compression="lzf")
         values = np.arange(50, dtype="<i4")

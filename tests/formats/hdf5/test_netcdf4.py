@@ -73,7 +73,7 @@ def test_enum_names_become_flag_attributes(tmp_path: Path) -> None:
     assert array.attrs["flag_meanings"] == "clear some thick_fog"
 
 
-def test_complex_attributes_equal_h5netcdf(tmp_path: Path) -> None:
+def test_complex_attributes_become_complex_numbers(tmp_path: Path) -> None:
     """Attributes of groups and of variables become complex numbers. Attributes of groups were once pairs of floats."""
     with h5py.File(tmp_path / "complex.h5", "w") as file:
         subgroup = file.create_group("below")

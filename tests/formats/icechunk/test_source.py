@@ -447,7 +447,7 @@ def test_repositories_are_joined(lazy: bool, parts: list[str], tmp_path: Path) -
         assert opened["time"].values.tolist() == [*range(6)]
 
 
-def test_versions_are_joined_as_references_only(parts: list[str]) -> None:
+def test_concat_with_tag_makes_references_and_refuses_lazy(parts: list[str]) -> None:
     joined = refshard_fs.concat(parts, "time", tag="first")
     assert xr.open_dataset(joined, engine="refshard")["air"].values.sum() == 2 * 66 + 12
     with pytest.raises(TypeError, match="without tag='first': leave tag= out, or join without lazy=True"):

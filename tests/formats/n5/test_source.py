@@ -54,7 +54,7 @@ def read_array(fs: RefShardFileSystem, path: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=str)
-def test_values_match_tensorstore(tmp_path: Path, compression: dict[str, Any]) -> None:
+def test_datasets_written_by_tensorstore_have_their_values(tmp_path: Path, compression: dict[str, Any]) -> None:
     expected = {kind: write_dataset(tmp_path, f"a/{kind}", kind, compression) for kind in TYPES}
     fs = RefShardFileSystem(fo=str(tmp_path))
     for kind, values in expected.items():

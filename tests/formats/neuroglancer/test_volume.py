@@ -22,7 +22,7 @@ from tests.support.volumes import KEY
 
 @pytest.mark.parametrize("kind", ["files", "identity", "murmur"])
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_values_match_tensorstore(kind: str, zarr_format: int) -> None:
+def test_volumes_written_by_tensorstore_have_their_values(kind: str, zarr_format: int) -> None:
     zarr = pytest.importorskip("zarr")
     if zarr_format == 3 and zarr.__version__.startswith("2."):
         pytest.skip("zarr 2 reads no version 3")
