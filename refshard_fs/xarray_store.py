@@ -30,7 +30,7 @@ TASK_SIZE = 1 << 20
 # The largest chunk of dask is this many times TASK_SIZE: variables with the same chunks grow by the same factor.
 MOST_TIMES = 16
 
-_DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions in version 2
+_DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions in zarr version 2
 _NETCDF_CODECS: Final = {"shuffle": "shuffle", "fletcher32": "fletcher32", "zlib": "zlib", "gzip": "zlib"}
 
 

@@ -40,7 +40,7 @@ def make_grid(doc: Mapping[str, Any], where: str) -> ChunkGrid:
 
 
 class ChangedSet:
-    """Replace arrays of a set; `result` returns the changed set."""
+    """Replace arrays of a set; `finish` returns the changed set."""
 
     def __init__(self, part: NamedSet) -> None:
         self.part = part

@@ -45,7 +45,7 @@ def collect_keywords(args: Sequence[Any], given: Mapping[str, Any]) -> dict[str,
     named = spread_storage_options(given)
     if args:
         named = {**inspect.signature(Options.parse).bind_partial(None, *args).arguments, **named}
-        del named["fo"]  # it stands for the None
+        del named["fo"]  # the None in `bind_partial`
     conf = fsspec.config.conf.get("refshard")
     # fsspec applies the configuration, too, but leaves values as text.
     return {**parse_configuration(conf), **named} if conf else named

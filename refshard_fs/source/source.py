@@ -330,7 +330,7 @@ class Source(Engines):
     def _end_opening(self, task: asyncio.Task[KeySpace]) -> None:
         loop = asyncio.get_running_loop()
         if self._opening.get(loop) is task:
-            del self._opening[loop]  # a task holds its loop
+            del self._opening[loop]  # a task in the table would keep its loop alive
 
     def open_now(self) -> KeySpace | None:
         """Return the key space if it is open, or can be opened without I/O; otherwise None."""

@@ -225,7 +225,7 @@ class Writer:
         return base
 
     async def _open_async(self) -> Base:
-        """Return the opened source, as `base` does, on an event loop."""
+        """Return the opened source, as `get_base` does, on an event loop."""
         while True:
             await self.source.keyspace()
             base = self.overlay.base
