@@ -49,7 +49,7 @@ def draw(cases: Sequence[Case], packages: Mapping[str, str]) -> str:
     ratios = [bar.ratio for bar in bars]
     low, high = min([0.5, *ratios]) * 0.9, max([2.0, *ratios]) * 1.1
 
-    def at(ratio: float) -> float:
+    def find_x(ratio: float) -> float:
         return LEFT + (RIGHT - LEFT) * math.log(ratio / low) / math.log(high / low)
 
     bottom = TOP + ROW * len(bars)
@@ -63,12 +63,12 @@ def draw(cases: Sequence[Case], packages: Mapping[str, str]) -> str:
     shown = [tick for tick in TICKS if low <= tick <= high]
     every = [tick for tick in shown if len(shown) <= 8 or math.isclose(math.log10(tick) % 1, 0)]
     for tick in every:
-        x, kind = at(tick), "one" if tick == 1 else "g"
+        x, kind = find_x(tick), "one" if tick == 1 else "g"
         parts.append(f'<line class="{kind}" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}"/>')
         parts.append(make_text(x, TOP - 10, f"{tick:g}×", "n", "middle"))
     for number, bar in enumerate(bars):
         y = TOP + ROW * number
-        start, end = sorted((at(1.0), at(bar.ratio)))
+        start, end = sorted((find_x(1.0), find_x(bar.ratio)))
         parts.append(make_text(MARGIN, y + 14, bar.title))
         parts.append(make_text(PEER, y + 14, bar.peer, "n"))
         colour, width = FASTER if bar.ratio >= 1 else SLOWER, max(end - start, 1.5)
@@ -76,7 +76,7 @@ def draw(cases: Sequence[Case], packages: Mapping[str, str]) -> str:
         label = (
             f"{bar.ratio:.0f}×" if bar.ratio >= 10 else f"{bar.ratio:.1f}×" if bar.ratio >= 1 else f"{bar.ratio:.2f}×"
         )
-        beside = (end + 4, "start") if bar.ratio >= 1 else (at(1.0) + 4, "start")
+        beside = (end + 4, "start") if bar.ratio >= 1 else (find_x(1.0) + 4, "start")
         parts.append(make_text(beside[0], y + 14, label, anchor=beside[1]))
     names = ("xarray", "h5netcdf", "dask", "zarr", "fsspec", "rasterio", "cfgrib", "kerchunk")
     versions = ", ".join(f"{name} {packages[name]}" for name in names if name in packages)

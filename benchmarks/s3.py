@@ -86,17 +86,17 @@ async def run(server: SeaweedServer, expected: bytes, count: int, rounds: int) -
 def _make_readers(
     theirs: Any, target: Any, path: str, session: aiohttp.ClientSession, url: URL, size: int
 ) -> dict[str, Read]:
-    async def by_s3fs(offset: int) -> bytes:
+    async def read_by_s3fs(offset: int) -> bytes:
         return bytes(await theirs._cat_file("bench/object", start=offset, end=offset + size))
 
-    async def by_refshard(offset: int) -> bytes:
+    async def read_by_refshard(offset: int) -> bytes:
         return bytes((await target.read(path, offset, offset + size)).data)
 
-    async def by_aiohttp(offset: int) -> bytes:
+    async def read_by_aiohttp(offset: int) -> bytes:
         async with session.get(url, headers={"Range": f"bytes={offset}-{offset + size - 1}"}) as response:
             return await response.read()
 
-    return {"s3fs": by_s3fs, "refshard": by_refshard, "aiohttp": by_aiohttp}
+    return {"s3fs": read_by_s3fs, "refshard": read_by_refshard, "aiohttp": read_by_aiohttp}
 
 
 def main() -> None:

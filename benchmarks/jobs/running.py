@@ -50,7 +50,7 @@ class Side(NamedTuple):
     bytes: float
 
     @classmethod
-    def median(cls, sides: list[Side]) -> Side:
+    def compute_median(cls, sides: list[Side]) -> Side:
         """Return the medians of ``sides``, figure by figure."""
         return cls(*map(statistics.median, zip(*sides, strict=True)))
 
@@ -96,7 +96,7 @@ class Runner:
             compare(values["ours"], values["theirs"])
         except AssertionError as e:
             raise Failed(str(e)) from None
-        return Side.median(taken["theirs"]), Side.median(taken["ours"])
+        return Side.compute_median(taken["theirs"]), Side.compute_median(taken["ours"])
 
     def _site(self, job: Job) -> tuple[Site, Server]:
         """Return the site of a job's data, and its server; write the data unless another job has equal data."""
