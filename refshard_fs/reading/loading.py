@@ -94,7 +94,7 @@ class Scanned(Protocol):
 
 def is_streamed(index: Any) -> bool:
     """Return whether ``index`` is `StreamedIndex`."""
-    return hasattr(index, "decoder")
+    return hasattr(index, "make_decoder")
 
 
 def is_scanned(index: Any) -> bool:

@@ -81,7 +81,7 @@ def _find_and_join_group(
     dim = found.dims[0]
     coordinates = [part.find_coordinate(dim) or part.variables.get(dim) for part in read]  # perhaps of a group
     has_values = all(
-        v is not None and part.values(v.path) is not None for v, part in zip(coordinates, read, strict=True)
+        v is not None and part.decode_values(v.path) is not None for v, part in zip(coordinates, read, strict=True)
     )
     rules = msgspec.structs.replace(rules, sort=len(found.dims) == 1 and has_values)
     if rules.sort and rules.overlap == "error":

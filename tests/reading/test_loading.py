@@ -61,7 +61,7 @@ def test_manifest_is_parsed_once_by_all_filesystems_of_process(tmp_path: Path, m
     fs = RefShardFileSystem(str(path), index_cache=False)
     assert fs.cat("c") == b"text"
     monkeypatch.delattr(JsonIndex, "decode")
-    monkeypatch.delattr(JsonIndex, "decoder")
+    monkeypatch.delattr(JsonIndex, "make_decoder")
     again = RefShardFileSystem(str(path), index_cache=False)
     assert again.cat("c") == b"text"
 
