@@ -15,7 +15,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
@@ -224,7 +224,7 @@ def _find_host(url: str) -> str | None:
         return host
 
 
-class Admission(msgspec.Struct, frozen=True):
+class Admission(msgspec.Struct, frozen=True, dict=True):
     """The rule for the targets of one source.
 
     ``source`` is the URL of a manifest from elsewhere (None: the manifest is the user's own, or may point anywhere).
@@ -246,7 +246,7 @@ class Admission(msgspec.Struct, frozen=True):
             return cls()
         if isinstance(allow, str):
             raise TypeError(f"invalid allow={allow!r}: expected 'any' or a list of URL prefixes")
-        listed = None if allow is None else tuple(map(_parse_prefix, allow))
+        listed = None if allow is None else _parse_prefixes(tuple(allow))
         if listed is None and (source is None or is_trusted(source)):
             return cls()
         return cls(source, listed, frozenset(p.lower() for p in protocols), tuple(map(_parse_prefix, prefixes)))
@@ -269,7 +269,7 @@ class Admission(msgspec.Struct, frozen=True):
         except ValueError:
             return False
 
-    @property
+    @cached_property  # each source of a cube is a prefix, and there may be 100,000
     def named_prefixes(self) -> dict[str, bool]:
         """The URL prefixes that the user named; all values are True."""
         return dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
@@ -302,7 +302,9 @@ class Admission(msgspec.Struct, frozen=True):
         if self._is_named(url, by_protocol=True):
             return url, self._admit_by_protocol(url, redirected_by)
         if self.allow is not None:
-            raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", describe_remedy(url))
+            more = f" and {len(self.allow) - _NAMED} more" if len(self.allow) > _NAMED else ""
+            reason = f"it lies outside allow={list(self.allow[:_NAMED])}{more}"
+            raise TargetNotAllowed(url, reason, describe_remedy(url))
         return url, self._admit_by_default(url, redirected_by)
 
     def check_adoption(self, url: str) -> None:
@@ -326,7 +328,10 @@ class Admission(msgspec.Struct, frozen=True):
             return
         own = split_chain(self.source)[-1:] if self.source is not None and is_trusted(self.source) else []
         named = [prefix.partition("://")[2] or prefix for prefix in (*(self.allow or ()), *self.prefixes, *own)]
-        roots = {real(prefix): True for prefix in named if prefix.startswith("/")}
+        local = dict.fromkeys((prefix for prefix in named if prefix.startswith("/")), True)
+        if find_longest_prefix(local, path) is not None:  # a directory above ``path`` has no links, either
+            return
+        roots = {real(prefix): True for prefix in local}
         if find_longest_prefix(roots, path) is None:
             rule = "a symbolic link leads there from a permitted directory"
             raise TargetNotAllowed(path, rule, describe_remedy(path))
@@ -379,7 +384,9 @@ class Admission(msgspec.Struct, frozen=True):
         *firsts, last = split_chain(url)
         protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
         return all(
-            (by_protocol and protocol in self.protocols) or find_longest_prefix(named, link) is not None
+            (by_protocol and protocol in self.protocols)
+            or (link in named and not leads_out(link))
+            or find_longest_prefix(named, link) is not None
             for link, protocol in zip([*firsts, last], protocols, strict=True)
         )
 
@@ -424,6 +431,11 @@ class Admission(msgspec.Struct, frozen=True):
         raise TargetNotAllowed(url, f"{self._stranger} may not point into private networks", describe_remedy(url))
 
 
+@lru_cache(64)  # each source of a cube has a rule with the same prefixes
+def _parse_prefixes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(_parse_prefix, prefixes))
+
+
 def _parse_prefix(prefix: str) -> str:
     """Return the canonical spelling of a prefix in ``allow=`` or ``options=``; ValueError if it has none."""
     if "://" not in prefix and not prefix.startswith("/"):
@@ -435,6 +447,7 @@ def _parse_prefix(prefix: str) -> str:
         raise ValueError(sanitize(f"invalid URL prefix {prefix!r} in allow= or options=: {e}{advice}")) from None
 
 
+_NAMED = 5  # the most prefixes that an error names
 INSIDE = "a manifest from elsewhere may not point into private networks"
 
 

@@ -29,7 +29,7 @@ from refshard_fs.sets.opened_set import is_open
 from refshard_fs.sets.preprocess import Preprocess, get_import_path, read_selected
 from refshard_fs.sets.remark import explain_document
 from refshard_fs.sets.rounding import equalize_coordinates
-from refshard_fs.sets.scanning import REMEMBERED, choose_opening_options
+from refshard_fs.sets.scanning import REMEMBERED, add_sources, choose_opening_options
 from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.sources import OnError, read_sets, report_skipped
 from refshard_fs.sets.variables import NamedSet
@@ -279,6 +279,8 @@ def concat(
         logger.info("%s", rounded)
     joined = find_and_join(inputs, read, rules) if finds_dims else join_sets(inputs, read, rules)
     opened_with = choose_opening_options(inputs.sources, options)
+    if options.get("allow") is not None:
+        opened_with["allow"] = add_sources(options["allow"], inputs.sources)
     document = joined.document
     if not isinstance(document, ConcatDocument):
         return make_set(joined.whole.refs, opened_with)

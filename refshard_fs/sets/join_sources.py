@@ -40,7 +40,8 @@ def join_sources(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]
     for_cube = {name: given[name] for name in given if name in _OF_SOURCES or name in others}
     joined = cube(fo, **for_cube, **(given.get("concat") or {}))
     left = others | {"concat", "target_options", "ref_storage_args"}
-    return joined, {name: value for name, value in given.items() if name not in left}
+    named = {name: value for name, value in given.items() if name not in left}
+    return joined, named | {name: value for name, value in joined.opened_with.items() if name == "allow"}
 
 
 def join_if_many(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -27,13 +27,13 @@ from refshard_fs.reading.failures import make_source_error, name_key
 from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.admission import WEB, Admission, is_trusted
-from refshard_fs.security.policy import place_of, protocol_of, server_of
+from refshard_fs.security.policy import place_of, protocol_of, server_of, split_chain
 from refshard_fs.sets.document_template import DocumentParser, is_document
 from refshard_fs.sets.file_template import FileTemplates, FirstBytes
 from refshard_fs.sets.stored_coordinates import add_coordinates, split_coordinate_chunks
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import UnreadArrays, collect_steps, respell_urls
-from refshard_fs.source.in_memory_source import find_target_arguments
+from refshard_fs.source.in_memory_source import find_target_arguments, make_portable_source
 from refshard_fs.source.normalizing import parse_options
 from refshard_fs.source.recognition import may_be_root, open_source
 from refshard_fs.source.settings import Settings
@@ -139,6 +139,15 @@ def choose_opening_options(sources: Collection[Any], options: Mapping[str, Any])
         by_prefix |= find_target_arguments(fo).get("options") or {}
     by_prefix |= options.get("options") or {}
     return found | ({"options": by_prefix} if by_prefix else {})
+
+
+def add_sources(allow: Iterable[str] | str, sources: Iterable[Any]) -> list[str] | str:
+    """Return ``allow`` for the set that is made of ``sources``: the user chose these, so the set may point to them."""
+    if isinstance(allow, str):
+        return allow
+    urls = [str(make_portable_source(fo, None, None, True)) for fo in sources if isinstance(fo, str | os.PathLike)]
+    links = (link for url in urls for link in split_chain(url) if "://" in link or link.startswith("/"))
+    return list(dict.fromkeys([*allow, *links]))
 
 
 def scan(

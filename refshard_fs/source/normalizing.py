@@ -167,10 +167,10 @@ _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])  # keywo
 def add_default_arguments(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Add the ``defaults`` of a source in memory to the keywords ``given``.
 
-    Adds nothing if these say how targets are opened.
+    Adds only ``allow`` if these say how targets are opened.
     """
     if not defaults or not _ACCESS.isdisjoint(given):
-        return dict(given)
+        return {**{name: defaults[name] for name in ("allow",) if name in defaults}, **given}
     merged = {**(defaults.get("options") or {}), **(given.get("options") or {})}
     return {**defaults, **given, **({"options": merged} if merged else {})}
 

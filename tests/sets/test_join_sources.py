@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import refshard_fs
-from refshard_fs import LazySet, RefShardFileSystem
+from refshard_fs import LazySet, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.sets.join_sources import join_if_many, join_sources
 from tests.support.joined_sets import make_day_set
+
+ZGROUP = '{"zarr_format": 2}'
+META = json.dumps(
+    {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": None}
+    | {"filters": None, "compressor": None}
+)
 
 
 @pytest.fixture
@@ -32,6 +40,47 @@ def test_join_sources_leaves_only_options_of_the_filesystem(pattern: str) -> Non
 def test_one_source_is_not_joined(pattern: str) -> None:
     assert join_if_many("a.json", {"max_gap": 3}) == ("a.json", {"max_gap": 3})
     assert isinstance(join_if_many(pattern, {})[0], LazySet)
+
+
+def write_sets_beside(folder: Path) -> list[str]:
+    """Write two sets to a directory, with their targets in another one; return the URLs of the sets."""
+    (folder / "sets").mkdir()
+    (folder / "data").mkdir()
+    for day in range(2):
+        (folder / f"data/{day}").write_bytes(bytes([day]))
+        refs = {
+            "a/.zarray": META,
+            "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"]}',
+            "a/0": [f"{folder}/data/{day}", 0, 1],
+        }
+        (folder / f"sets/{day}.json").write_text(json.dumps({"version": 1, "refs": {".zgroup": ZGROUP, **refs}}))
+    return [f"{folder}/sets/{day}.json" for day in range(2)]
+
+
+@pytest.mark.parametrize("more", [{}, {"fs": {"memory": {}}}])
+@pytest.mark.parametrize("way", ["open", "pickled", "part", "filesystem"])
+def test_allow_limits_the_targets_of_the_sources_of_a_cube(way: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """The user lists the sources themselves, so ``allow`` need not name them, but it holds as long as the cube does."""
+    urls, allow = write_sets_beside(tmp_path), [f"{tmp_path}/data/"]
+    if way == "filesystem":
+        fs = RefShardFileSystem(urls, allow=allow, concat={"dim": "time"}, **more)
+    else:
+        cube: Any = refshard_fs.open(urls, "time", allow=allow)
+        cube = pickle.loads(pickle.dumps(cube)) if way == "pickled" else cube.select() if way == "part" else cube
+        fs = RefShardFileSystem(cube, **more)
+    assert fs.cat_file("a/1") == b"\1"
+    (tmp_path / "secret").write_bytes(b"\7")
+    Path(urls[1]).write_text(Path(urls[1]).read_text().replace("/data/1", "/secret"))
+    with pytest.raises(TargetNotAllowed, match="secret"):
+        RefShardFileSystem(fs.fo, **{**fs.storage_options, "session": "other"}).cat_file("a/1")
+
+
+def test_allow_limits_the_members_of_a_saved_cube(tmp_path: Path) -> None:
+    urls, saved = write_sets_beside(tmp_path), str(tmp_path / "cube.refshard")
+    refshard_fs.open(urls, "time").save(saved)
+    with pytest.raises(TargetNotAllowed, match="sets"):
+        RefShardFileSystem(saved, allow=[f"{tmp_path}/data/"]).cat_file("a/1")
+    assert RefShardFileSystem(saved, allow=[f"{tmp_path}/data/", f"{tmp_path}/sets/"]).cat_file("a/1") == b"\1"
 
 
 @pytest.mark.parametrize("function", [refshard_fs.snapshot, lambda fo: refshard_fs.rebase(fo, {}, missing="ignore")])
