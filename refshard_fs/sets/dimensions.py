@@ -54,8 +54,8 @@ def find_dimensions(
     coordinates = _identify_values(parts, _list_coordinates(parts))
     scalars = _identify_values(parts, _list_scalars(parts))
     if len(parts) == 1:
-        dim = _choose_dimension(parts[0], [*coordinates, *scalars], find_unlimited)
-        return Arrangement((dim,), in_a_row, "there is one set")
+        only = _choose_dimension(parts[0], [*coordinates, *scalars], find_unlimited)
+        return Arrangement((only,), in_a_row, "there is one set")
     for kind, known in (("coordinate", coordinates), ("scalar", scalars)):
         differing = {dim: of for dim, of in known.items() if len(set(of)) > 1}
         if kind == "scalar" and len(differing) > 1:
@@ -228,21 +228,17 @@ def _find_record_dimension(parts: Sequence[NamedSet]) -> str | None:
 def _choose_dimension(part: NamedSet, known: Iterable[str], find_unlimited: FindUnlimited) -> str:
     """Return the dimension along which a single set would be joined with further sets.
 
-    ``known`` are its coordinates and scalars. ManifestError, with the choices, if several dimensions fit.
+    ``known`` are its coordinates and scalars. If several dimensions fit, the first is taken: a single set is shown as
+    it is along any dimension. ManifestError if it has none.
     """
     names = [name for name in known if name not in DERIVED]
     times = [name for name in names if _is_of_times(part, name)]
     if times:
         return times[0]
     dims = list(dict.fromkeys(dim for v in part.variables.values() for dim in v.dims if dim is not None))
-    for choices in (
-        [dim for dim in find_unlimited(part) if dim in dims],
-        [dim for dim in dims if dim in RECORDS],
-        list(dict.fromkeys([*names, *dims])),
-    ):
-        if len(choices) == 1:
-            return choices[0]
-    raise ManifestError(
-        f"{part.name} is the only set, so that the dimension along which to join it with further sets is not known. "
-        f"Its dimensions are {', '.join(dims) or '(none)'}: {ADVICE}"
-    )
+    unlimited = [dim for dim in find_unlimited(part) if dim in dims]
+    records = [dim for dim in dims if dim in RECORDS]
+    fitting: list[str] = [*(unlimited if len(unlimited) == 1 else ()), *records, *names, *dims]
+    if not fitting:
+        raise ManifestError(f"{part.name} has no dimension along which it could be joined with others: {ADVICE}")
+    return fitting[0]

@@ -52,7 +52,8 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
         if rules.on_duplicate == "error":
             raise ManifestError(
                 f"{old.name} has {dim} = {format_value(new_values[known][0], old, dim)} already: on_duplicate='skip' "
-                "appends only other values, on_duplicate='replace' replaces the old elements"
+                "appends only other values, on_duplicate='replace' replaces the old elements. To join along a "
+                f"dimension other than {dim!r}, make the set anew by concat with dim="
             )
         overlap: Overlap = "first" if rules.on_duplicate == "skip" else "last"
         arranged = arrange([old, new], dim, overlap=overlap) or []

@@ -106,11 +106,12 @@ def _parse_containers(config: bytes) -> dict[str, str]:
     """Return the URLs of virtual chunk containers by name, from a configuration in FlexBuffers."""
     match parse_flex(config) if config else None:
         case {"virtual_chunk_containers": dict(containers)}:
-            found = [
-                (each.get("name"), each.get("url_prefix")) for each in containers.values() if isinstance(each, dict)
-            ]
-            texts = [pair for pair in found if all(isinstance(text, str) and text for text in pair)]
-            return {name: prefix.removesuffix("/") + "/" for name, prefix in texts}
+            urls: dict[str, str] = {}
+            for each in containers.values():
+                match each:
+                    case {"name": str(name), "url_prefix": str(prefix)} if name and prefix:
+                        urls[name] = prefix.removesuffix("/") + "/"
+            return urls
     return {}
 
 
