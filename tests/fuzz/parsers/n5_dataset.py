@@ -12,6 +12,7 @@ import zlib
 from contextlib import nullcontext as set_up
 
 import numcodecs
+import numpy as np
 
 from refshard_fs.core.format import Document, OpenOptions, Probe
 from refshard_fs.core.model import Facts, Packed
@@ -67,7 +68,7 @@ def check_input(data: bytes) -> None:
             entry = files.run(keys.lookup(f"{path}/{grid.tail(0)}"))
             assert isinstance(entry, Packed)
             assert isinstance(entry.recipe, BlockRecipe)
-            size = math.prod(entry.recipe.chunks) * entry.recipe.itemsize
+            size = math.prod(entry.recipe.chunks) * np.dtype(entry.recipe.dtype).itemsize
             if size <= _LARGEST and entry.spans[0].url in files.files:
                 assert len(files.bytes(entry)) == size
         except (RefShardError, ValueError):
