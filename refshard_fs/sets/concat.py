@@ -210,7 +210,7 @@ def concat(
     """
     sets = list_sources(sets)
     _check_choices(join=join, overlap=overlap, on_error=on_error, grid=grid)
-    _check_types(dim, tolerance, executor)
+    _check_types(dim, coords, tolerance, executor)
     finds_dims = lazy and dim is None and dims is None
     if dims is not None and dim is not None:
         raise TypeError("expected dim= or dims=, got both: dims= is for nested lists")
@@ -299,10 +299,12 @@ def _check_choices(**arguments: Any) -> None:
             raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, CHOICES[name]))}{more}")
 
 
-def _check_types(dim: Any, tolerance: Any, executor: Any) -> None:
+def _check_types(dim: Any, coords: Any, tolerance: Any, executor: Any) -> None:
     """Raise TypeError if an argument has another type than its description says."""
     if dim is not None and not isinstance(dim, str):
         raise TypeError(f"dim={dim!r:.200}: expected the name of one dimension; dims= takes several")
+    if coords is not None and not isinstance(coords, Mapping):
+        raise TypeError(f"coords={coords!r:.200}: expected values by dimension, such as {{'member': ['r1', 'r2']}}")
     if not isinstance(tolerance, Real):
         raise TypeError(
             f"tolerance={tolerance!r:.200}: expected a number, the largest difference that counts as rounding"

@@ -413,6 +413,7 @@ def test_error_for_arguments_of_xarray_names_those_of_concat() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
+        ({"dim": "time", "coords": [1]}, TypeError, r"coords=\[1\]: expected values by dimension, such as {'member'"),
         ({"dim": ["time"]}, TypeError, r"dim=\['time'\]: expected the name of one dimension; dims= takes several"),
         ({"dim": "time", "tolerance": "0.1"}, TypeError, "tolerance='0.1': expected a number"),
         ({"dim": "time", "executor": 4}, TypeError, r"executor=4: expected an executor .* ThreadPoolExecutor\(4\)"),
