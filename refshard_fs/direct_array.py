@@ -335,7 +335,7 @@ class DirectArray(BackendArray):
         for at in range(0, values.size, step):  # swap the bytes of values while they are in the processor's cache
             some = values[at : at + step]
             part = ChunkPart([(first + at) * itemsize], some.nbytes, self._chunk_size)
-            if not self._fs.source.read_into(part, entry, memoryview(some.view(np.uint8))):
+            if not self._fs.source.read_into(part, entry, some.view(np.uint8).data):
                 return False
             if swaps:
                 some.byteswap(inplace=True)
