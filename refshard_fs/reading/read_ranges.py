@@ -16,7 +16,7 @@ MOST: Final = 1 << 20  # bytes: longer ranges are not kept
 
 
 class _Object(NamedTuple):
-    """The ranges of one version of an object: starts and bytes, in order, neither touching nor overlapping."""
+    """The ranges of one version of an object: starts and bytes, in order, without overlaps."""
 
     facts: Facts
     parts: tuple[tuple[int, bytes], ...]
@@ -44,16 +44,14 @@ class ReadRanges:
             known = self._objects.peek((url, origin))
             parts = list(known.parts) if known is not None and known.facts == facts else []
             parts = sorted([*parts, (start, data)], key=lambda part: part[0])
-            joined = [parts[0]]
-            for at, part in parts[1:]:
-                last_at, last = joined[-1]
-                stop = last_at + len(last)
-                if at > stop:
-                    joined.append((at, part))
-                elif at + len(part) > stop:
-                    joined[-1] = last_at, last + part[stop - at :]
-            weight = sum(len(part) for _, part in joined)
-            self._objects.put((url, origin), _Object(facts, tuple(joined)), weight)
+            kept: list[tuple[int, bytes]] = []
+            stop = 0
+            for at, part in parts:
+                known_bytes = max(stop - at, 0)
+                if known_bytes < len(part):
+                    kept.append((at + known_bytes, part[known_bytes:]))
+                    stop = at + len(part)
+            self._objects.put((url, origin), _Object(facts, tuple(kept)), sum(len(part) for _, part in kept))
 
     def find(self, url: str, origin: Origin, start: int, stop: int) -> tuple[Facts, bytes] | None:
         """Return the version of an object, and its bytes from ``start`` to ``stop``; None if not all are kept.
@@ -67,9 +65,13 @@ class ReadRanges:
         if start < 0:
             return None
         stop = stop if facts.size is None else min(stop, facts.size)
+        found: list[bytes] = []
         for at, data in parts:
-            if at <= start < stop <= at + len(data):
-                return facts, data[start - at : stop - at]
+            if at <= start < at + len(data):
+                found.append(data[start - at : max(stop - at, 0)])
+                start = at + len(data)
+                if start >= stop:
+                    return (facts, b"".join(found)) if found[0] else None
         return None
 
     def clear(self) -> None:
