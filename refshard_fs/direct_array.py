@@ -504,7 +504,7 @@ class _Selection:
         self.keys = [join(path, encode([along.chunk for along in chunk])) for chunk in self._chunks]
 
     def find_room(self, number: int) -> npt.NDArray[Any] | None:
-        """Return the part of the result that a chunk's elements fill in their order; None if it is no slice."""
+        """Return the part of the result that a chunk fills in its own order; None if that part is not a slice."""
         if self._has_arrays:
             return None
         return self.out[tuple([at.target for at in self._chunks[number] if at.target is not None])]

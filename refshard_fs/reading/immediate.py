@@ -47,7 +47,7 @@ Job = tuple[Request, Entry]
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """What was read of a plan's ranges."""
+    """The result of reading the ranges of a plan."""
 
     parts: list[bytes | BaseException]  # the bytes or the error of each range
     size: int | None  # the sum of the bytes; None if a range has an error

@@ -48,7 +48,7 @@ GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
 LEAST_RUN: Final = 4  # chunks: if runs of one version are shorter, single references take less time
 MOST_CHUNKS: Final = 1 << 32  # along a dimension: indexes have 32 bits
-MOST_DIRECTORIES: Final = 16  # prefixes of local stores, each of which a reader has to authorise
+MOST_DIRECTORIES: Final = 16  # the most prefixes of local stores: a reader has to authorise each
 NAMED: Final = 5  # the most keys that a message names
 MAIN_BRANCH: Final = "main"
 OTHER_CREDENTIALS: Final = ("profile", "session", "sas_token", "connection_string", "credential")  # fsspec's options
@@ -260,7 +260,7 @@ class VirtualStores:
             directory, _, name = (url or "").rpartition("/")
             if url is None or directory not in self._beginnings or not _is_plain(name):
                 location = self._locate_first(url, directory)
-                if _is_plain(name) and not directory.endswith("/"):  # "s3:/" is no directory
+                if _is_plain(name) and not directory.endswith("/"):  # "s3:/" is not a directory
                     self._beginnings[directory] = location and location.removesuffix(name)
             else:
                 beginning = self._beginnings[directory]

@@ -197,9 +197,9 @@ def _decode_run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     base = (1 << bits) - 1 - highest  # base of the digits; the least significant digit comes first
     if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
         raise ValueError(
-            f"its runs are numbers of {bits} bits, of which 1 to {highest} mean levels, and its section 5 of "
-            f"{len(packing)} bytes has {levels} levels: expected 1 to 16 bits, numbers left for lengths of runs, and "
-            f"a section of {17 + 2 * levels} bytes or more"
+            f"its runs are numbers of {bits} bits, the numbers 1 to {highest} stand for levels, and its section 5 "
+            f"has {levels} levels in {len(packing)} bytes: expected 1 to 16 bits, further numbers for the lengths of "
+            f"runs, and a section of {17 + 2 * levels} bytes or more"
         )
     numbers = unpack_bits(data, bits, len(data) * 8 // bits).astype("i8")
     begins = np.flatnonzero(numbers <= highest)
