@@ -31,7 +31,7 @@ from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray ma
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_pattern_of_members_and_days_is_a_cube_with_both(tmp_path: Path, version: int) -> None:
+def test_pattern_of_members_and_days_joins_both_dimensions(tmp_path: Path, version: int) -> None:
     expected = open_members(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
     made = refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, zarr_format=version)
     found = load_dataset(made)

@@ -71,7 +71,7 @@ def test_error_names_a_document_outside_any_node(tmp_path: Path, key: str) -> No
     assert not (tmp_path / "new.zarr").exists()
 
 
-def test_only_chunk_manifests_keep_checks_and_empty_chunks(tmp_path: Path) -> None:
+def test_checks_of_ranges_and_missing_marks_are_kept(tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     manifest = {
         "0": {"path": "../raw", "offset": 2, "length": 2, "etag": "e", "checksum": "md5:" + "0" * 32},
@@ -80,8 +80,7 @@ def test_only_chunk_manifests_keep_checks_and_empty_chunks(tmp_path: Path) -> No
         "3": {"path": "../raw", "offset": 4},
         "4": {"path": "../raw"},
     }
-    source = str(write(tmp_path / "a", manifest, (20,)))
-    open_source(source).save(str(tmp_path / "b"), "chunk-manifest")
+    open_source(str(write(tmp_path / "a", manifest, (20,)))).save(str(tmp_path / "b"), "chunk-manifest")
     assert json.loads((tmp_path / "b/manifest.json").read_text()) == {
         "0": {
             "path": str(tmp_path / "raw"), "offset": 2, "length": 2, "checksum": "md5:" + "0" * 32, "etag": "e",
@@ -91,13 +90,27 @@ def test_only_chunk_manifests_keep_checks_and_empty_chunks(tmp_path: Path) -> No
         "3": {"path": str(tmp_path / "raw"), "offset": 4},
         "4": {"path": str(tmp_path / "raw")},
     }  # fmt: skip
-    for name in ("c.json", "c.parq"):
-        with pytest.raises(ManifestError, match=r"'c/0' has checksum and etag"):
-            open_source(source).save(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (
+            {"0": {"path": "../raw", "offset": 2, "length": 2, "etag": "e", "checksum": "md5:" + "0" * 32}},
+            "'c/0' has checksum and etag",
+        ),
+        ({"1": {}}, "'c/1' is marked as missing"),
+    ],
+)
+def test_json_and_parquet_refuse_checks_and_missing_marks(
+    tmp_path: Path, manifest: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "raw").write_bytes(b"0123456789")
+    source = open_source(str(write(tmp_path / "a", manifest, (20,))))
+    for name in ("b.json", "b.parq"):
+        with pytest.raises(ManifestError, match=message):
+            source.save(str(tmp_path / name))
         assert not (tmp_path / name).exists()
-    (tmp_path / "a/manifest.json").write_text('{"1": {}}')
-    with pytest.raises(ManifestError, match=r"'c/1' is marked as missing"):
-        open_source(source).save(str(tmp_path / "d.json"))
 
 
 @pytest.mark.parametrize("name", ["set.json", "set.parq"])
