@@ -222,7 +222,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self.fo: str | InMemorySource = options.source.fo
         writes = WriteSettings.of(options)
         self.mode = options.writing.mode or ("r" if writes is None else "a")
-        self.source: Source = Source.of(options).share(self._session_name, (type(self), self._shared_options))
+        self.source: Source = Source.share(options, self._session_name, (type(self), self._shared_options))
         if mapper is not None:
             self.source.mapper = mapper
         self._writer = None if writes is None else Writer(self.source, writes)  # None: all writes are refused

@@ -98,7 +98,8 @@ def make_portable(fo: Any, given: Mapping[str, Any]) -> tuple[str | InMemorySour
         named["overlay"] = uuid.uuid4().hex
     if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to this mapping through the filesystem
         named[MAPPER] = fo
-    named.setdefault(SESSION, uuid.uuid4().hex)
+    if named.get(SESSION) is None:
+        named[SESSION] = uuid.uuid4().hex
     return source, named
 
 

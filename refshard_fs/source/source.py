@@ -303,18 +303,21 @@ class Source(Engines):
         """Return the source of a filesystem with these ``options``; it is not open yet."""
         return cls(Settings.of(options), begin_transaction(options))
 
-    def share(self, name: str, arguments: object) -> Source:
-        """Return the source that is registered as ``name`` if it was made with equal ``arguments``, else this source.
+    @classmethod
+    def share(cls, options: Options, name: str, arguments: object) -> Source:
+        """Return the source of all filesystems with this ``name`` and equal ``arguments``.
 
-        If no source has that name yet, register this one.
+        Filesystems with other arguments, or with other uncommitted writes, get a source of their own.
         """
-        with _naming:
-            known = _named.get(name)
-            if known is None:
-                known = _named[name] = self
-                self._arguments = arguments
-        is_same = known._arguments == arguments and known.transaction is self.transaction
-        return known if is_same else self
+        transaction = begin_transaction(options)
+        known = _named.get(name)
+        if known is None:
+            made = cls(Settings.of(options), transaction)
+            made._arguments = arguments
+            with _naming:
+                known = _named.setdefault(name, made)
+        is_same = known._arguments == arguments and known.transaction is transaction
+        return known if is_same else cls(Settings.of(options), transaction)
 
     async def keyspace(self) -> KeySpace:
         """Return the opened source; concurrent callers open it once."""

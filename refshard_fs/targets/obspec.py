@@ -40,9 +40,9 @@ class Registry(Protocol):
 
 def is_store(value: Any) -> bool:
     """Return whether ``value`` has the methods of an obspec store."""
-    if not any(callable(getattr(value, name, None)) for name in ("get_async", "get_range")):
-        return False
-    return not isinstance(value, Mapping | AbstractFileSystem | type)  # last: the first check takes milliseconds
+    has_methods = callable(getattr(value, "get_async", None)) or callable(getattr(value, "get_range", None))
+    # The first check of a type takes milliseconds.
+    return has_methods and not isinstance(value, Mapping | AbstractFileSystem | type)
 
 
 def find_stores(registry: Any) -> dict[str, Any] | None:

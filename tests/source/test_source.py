@@ -16,6 +16,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem, TargetNotAllowed
 from refshard_fs.reading.fetch import Fetcher
+from refshard_fs.source.settings import Settings
 from refshard_fs.source.source import Source
 from tests.servers.http import RangeServer
 
@@ -78,6 +79,14 @@ def test_copies_of_a_filesystem_open_its_source_once(source: str, http_server: R
     assert gets(http_server, REFS) <= 2  # its first bytes, and all of it
     assert copies[0].stats()["keys"] == 20
     assert len({copy.source for copy in copies}) == 1
+
+
+def test_copy_derives_no_settings(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = opened(source)
+    data = pickle.dumps(fs)
+    monkeypatch.setattr(Settings, "of", lambda options: pytest.fail(f"derived settings from {options}"))
+    assert pickle.loads(data).source is fs.source
+    assert RefShardFileSystem(*fs.storage_args, **{**fs.storage_options, "asynchronous": True}).source is fs.source
 
 
 def test_asynchronous_copy_shares_statistics(source: str) -> None:
