@@ -46,7 +46,7 @@ def test_tree_as_json_has_nested_children(refs: Refs, capsys: pytest.CaptureFixt
     }
 
 
-def test_tree_reads_no_chunk_and_no_shard_index(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tree_shows_the_arrays_of_a_zip_file(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tree", str(shared_data / "zips" / "ome-zarr-simple-0.5.zip")]) == 0
     assert " uint" in capsys.readouterr().out
 

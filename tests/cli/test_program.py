@@ -190,7 +190,7 @@ def test_unknown_option_suggests_a_similar_one(refs: Refs, capsys: pytest.Captur
     )
 
 
-def test_errors_of_any_kind_are_one_line(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_wrong_arguments_are_one_line(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (
         ["ls", refs(), "--option", "allow=3"],
         ["map", refs(), "nothing", "-o", "x.svg"],
@@ -278,7 +278,7 @@ def test_tables_fit_80_columns_without_loss(
 
 
 @pytest.mark.parametrize("name", ["out.zarr", "out.json", "out.parquet"])
-def test_info_accepts_each_output_of_convert(
+def test_info_reads_outputs_of_convert_without_warnings(
     name: str, refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("pyarrow")
@@ -293,7 +293,7 @@ def test_info_accepts_each_output_of_convert(
     assert (told["targets"]["count"], told["targets"]["references"]) == (1, 1)
 
 
-def test_option_defaults_equal_python_defaults() -> None:
+def test_record_size_and_inline_default_as_in_python() -> None:
     convert, snapshot = (make_parser().parse_args([name, "a", "b"]) for name in ("convert", "snapshot"))
     defaults = [inspect.signature(made).parameters for made in (RefShardFileSystem.save, refshard_fs.snapshot)]
     assert convert.record_size == defaults[0]["record_size"].default

@@ -83,7 +83,7 @@ def test_link_out_of_the_destination_is_not_followed(refs: Refs, tmp_path: Path)
 
 
 @pytest.mark.parametrize("key", ["../evil", "a/../../evil", "/../evil", "a/\0", "..\\evil"])
-def test_hostile_keys_are_printed_in_one_line(
+def test_get_of_a_hostile_key_fails_and_writes_no_file(
     key: str, refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = refs({key: "evil"})

@@ -86,7 +86,7 @@ def test_rule_check_names_differences_from_the_archive(tmp_path: Path, capsys: p
         assert json.loads(capsys.readouterr().out)["unfound"] == ["gh"]
 
 
-def test_rule_without_names_or_files_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_rule_without_a_url_or_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rule", "new", str(tmp_path / "a.json")]) == 2
     assert "needs --url and --start" in capsys.readouterr().err
     with RangeServer() as server:

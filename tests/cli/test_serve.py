@@ -55,7 +55,7 @@ def test_used_port_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_small_answers_are_sent_at_once(host: str) -> None:
+def test_listening_sockets_state_the_protocol_tcp(host: str) -> None:
     """asyncio sets TCP_NODELAY only on sockets with the protocol TCP: without it, answers wait 40 ms for the client."""
     if host == "::1" and not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")

@@ -69,6 +69,16 @@ def test_info_shows_arrays_and_says_that_chunks_are_not_known(
     assert (array["name"], array["present"], array["possible"]) == ("a", None, 3)
 
 
+def test_tree_reads_only_metadata(
+    consolidated: str, http_server: RangeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tree", consolidated]) == 0
+    assert "s (8 × 4) uint8" in capsys.readouterr().out
+    read = {request.path for request in http_server.requests() if request.status != 404}
+    assert read
+    assert all(path.endswith("/zarr.json") for path in read)
+
+
 @pytest.mark.parametrize("document", ["zarr.json", ".zarray"])
 def test_array_at_the_root_needs_no_consolidated_metadata(
     document: str, http_server: RangeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -52,7 +52,7 @@ def test_rows_of_a_whole_grid_in_order_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize("texts", [["a", "bc", ""], ["ä", None, "\udc80", "b"], [None, None], ["x" * 200, *"abc"] * 9])
-def test_texts_at_places_are_those_at_the_indexes(texts: list[str | None]) -> None:
+def test_take_returns_the_texts_at_the_places(texts: list[str | None]) -> None:
     made = Texts.of(texts)
     for places in (range(len(texts)), [len(texts) - 1, 0], [1], []):
         assert made.take(np.array(places, np.int64)) == [texts[place] for place in places]

@@ -116,7 +116,7 @@ def test_damaged_metadata_is_shown_unchanged(tmp_path: Path) -> None:
     assert open_source(tmp_path).cat_file("zarr.json") == b'{"sharding_indexed": '
 
 
-def test_listing_metadata_reads_no_index(tmp_path: Path) -> None:
+def test_listings_of_groups_and_arrays_read_no_index(tmp_path: Path) -> None:
     for n in range(3):
         write_prototype(tmp_path / f"g/a{n}", DATA, CHUNKS, SHARDS, separator="/")
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')

@@ -20,7 +20,7 @@ from tests.support.shard_writers import make_sparse, write_prototype
 from tests.support.shards_in_memory import Files
 
 
-def test_edited_and_unedited_keys_are_looked_up_together(tmp_path: Path) -> None:
+def test_many_lookups_return_edits_beside_stored_entries(tmp_path: Path) -> None:
     write_prototype(tmp_path, make_sparse((20, 3)), (3, 2), (2, 2))
     files, edits = Files.of(tmp_path), Edits()
     keyspace = EditedKeySpace(files.open(), edits)

@@ -41,7 +41,7 @@ def test_array_without_dimensions_has_one_chunk() -> None:
         assert ChunkGrid((), encoding).contains(())
 
 
-def test_merge_listings_keeps_members_of_the_last_listing() -> None:
+def test_merge_listings_prefers_members_of_the_last_listing() -> None:
     some = Listing("a/", [f"a/{i:03}" for i in range(0, 200, 2)], [1] * 100)
     others = Listing("a/", [f"a/{i:03}" for i in range(0, 300, 3)], [2] * 100)
     found = merge_listings(some, others)

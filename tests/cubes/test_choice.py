@@ -25,7 +25,7 @@ def test_choice_read_from_its_json_form_is_equal() -> None:
     assert Choice.of().to_json() == {}
 
 
-def test_integers_drop_dimensions_in_json() -> None:
+def test_integer_is_a_slice_of_one_and_a_squeezed_dimension() -> None:
     choice = Choice.of(isel={"x": -1, "y": 3}, squeeze="z", assign={"t": np.array(["2024-01-01"], "M8[ns]")})
     assert choice.isel == {"x": (-1, None), "y": (3, 4)}
     assert choice.squeeze == ("x", "y", "z")
@@ -40,7 +40,7 @@ def test_integers_drop_dimensions_in_json() -> None:
     "given",
     [{"dtype": "|O"}, {"dtype": "nope"}, {"shape": [2]}, {"shape": [-1]}, {"data": "?"}, {"dims": []}],
 )
-def test_contradictory_assigned_arrays_are_errors(given: Any) -> None:
+def test_invalid_assigned_arrays_are_errors(given: Any) -> None:
     whole = {"dims": ["x"], "dtype": "|u1", "shape": [1], "data": "AA==", **given}
     with pytest.raises(ManifestError, match="assign="):
         Choice.read({"assign": {"a": whole}}).make_source(2)

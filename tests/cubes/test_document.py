@@ -89,7 +89,7 @@ def test_gap_within_a_set_is_filled_with_missing_values(tmp_path: Path, chunk: i
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_append_takes_only_new_elements_of_a_set(tmp_path: Path, chunk: int) -> None:
+def test_append_skips_or_replaces_elements_that_exist(tmp_path: Path, chunk: int) -> None:
     names = write_parts(
         tmp_path,
         [make_days([0, 1], chunk=chunk), make_days([1, 2, 3], chunk=chunk, add=1), make_days([2, 3, 4], add=2)],

@@ -63,7 +63,7 @@ def test_columns_agree_with_lookups(tmp_path: Path, http_server: RangeServer, ki
     check(RefShardFileSystem(lazy, skip_instance_cache=True))
 
 
-def test_saving_and_surveying_a_cube_take_few_lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collecting_and_surveying_a_cube_take_few_lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = []
     for number in range(3):
         part = make_array("a", np.zeros((40, 50), "|u1"), (1, 1), ["t", "x"])
@@ -78,7 +78,7 @@ def test_saving_and_surveying_a_cube_take_few_lookups(tmp_path: Path, monkeypatc
     assert len(asked) < 200
 
 
-def test_check_accepts_a_cube_of_parquet_sets_without_a_chunk(tmp_path: Path) -> None:
+def test_survey_of_parquet_sets_without_a_chunk_has_no_fault(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     paths = []
     for number in range(2):

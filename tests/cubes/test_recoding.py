@@ -288,7 +288,9 @@ def write_months(folder: Path, chunk: int, packed: bool) -> list[str]:
 
 
 @pytest.mark.parametrize(("chunk", "packed"), [(1, True), (3, False), (3, True)])
-def test_recoded_chunks_are_fetched_ahead(http_server: RangeServer, tmp_path: Path, chunk: int, packed: bool) -> None:
+def test_recoded_and_recut_chunks_are_fetched_ahead(
+    http_server: RangeServer, tmp_path: Path, chunk: int, packed: bool
+) -> None:
     paths = write_months(tmp_path, chunk, packed)
     urls = [http_server.put(f"{n}.nc", Path(path).read_bytes()) for n, path in enumerate(paths)]
     cube = pickle.loads(pickle.dumps(refshard_fs.concat(urls, "time", lazy=True)))  # without the first bytes of files

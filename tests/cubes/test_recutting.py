@@ -275,7 +275,9 @@ def test_missing_target_is_not_a_missing_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-def test_error_names_the_missing_file_only(tmp_path: Path, compression: str | None, s3_server: SeaweedServer) -> None:
+def test_error_of_a_joined_chunk_names_the_missing_file(
+    tmp_path: Path, compression: str | None, s3_server: SeaweedServer
+) -> None:
     files = write_year(tmp_path, CUTS["a chunk a month"][:2], compression=compression)
     s3_server.create_bucket("neighbours")
     for i, file in enumerate(files):

@@ -89,7 +89,7 @@ def test_forged_header_error_names_the_field(position: int, new: bytes, field: s
 
 
 @given(st.integers(32, len(PLAIN) * 8 - 1), st.booleans())
-def test_flipped_bit_is_noticed_if_checksums_are_verified(bit: int, has_no_offsets: bool) -> None:
+def test_flipped_bit_gives_an_error_or_the_values_if_verified(bit: int, has_no_offsets: bool) -> None:
     data = (
         pack_values(VALUES, 8000, checksum=4, offsets=False, metadata=make_numpy_metadata(VALUES))
         if has_no_offsets

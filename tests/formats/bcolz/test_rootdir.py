@@ -173,7 +173,7 @@ def test_written_dimension_names_are_kept() -> None:
             assert document["dimension_names"] == ["time"]
 
 
-def test_fill_value_masks_no_element() -> None:
+def test_fill_value_is_null_in_version_2_and_0_in_version_3() -> None:
     files = Files(make_carray(np.arange(10), 4))
     assert json.loads(files.read(files.open(), "data/.zarray") or b"")["fill_value"] is None
     assert json.loads(files.read(files.open(zarr_format=3), "data/zarr.json") or b"")["fill_value"] == 0
@@ -320,7 +320,7 @@ def test_missing_shape_is_an_error() -> None:
 
 
 @pytest.mark.case(id="P26")
-def test_large_header_numbers_allocate_nothing() -> None:
+def test_large_numbers_in_headers_are_refused() -> None:
     rows = 2**27  # a padded chunk would take a gigabyte
     files = make_carray(np.arange(25), 10, chunklen=rows, shape=[rows + 25], nbytes=(rows + 25) * 8)
     frame = bytearray(files[f"{ROOT}/data/__0.blp"])

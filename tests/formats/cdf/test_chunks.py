@@ -98,7 +98,7 @@ def test_missing_records_repeat_the_last_written_record() -> None:
     assert gzip.decompress(files.read(keyspace, "v/1.0") or b"") == values[1].tobytes() * 2
 
 
-def test_unwritten_records_are_the_fill_value() -> None:
+def test_unwritten_chunk_exists_unless_its_pad_is_the_fill_value() -> None:
     for fill, kind in ((-1, type(None)), (5, Inline)):
         variable = Variable(
             make_values(8), {"FILLVAL": np.int32(fill)}, runs=[], sparse=1, pad=np.array(-1, "<i4").tobytes()

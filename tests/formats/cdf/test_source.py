@@ -1,4 +1,4 @@
-"""CDF files have the values that cdflib and the CDF library read; damage never gives wrong values."""
+"""CDF files have the values that cdflib and the CDF library read; a file that is cut short never gives wrong values."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_large_file_is_opened_in_few_rounds_and_requests() -> None:
         assert len(server.requests()) - opening == 2
 
 
-def test_damage_gives_errors_but_never_wrong_values() -> None:
+def test_damaged_files_raise_only_refshard_errors() -> None:
     check_damage(make_file(), 0, times=60)
     check_damage(read_real_file(3), 1, times=60)
 

@@ -82,7 +82,7 @@ def test_decompression_to_another_size_is_an_error(compression: int, encode: obj
             DecompressionRecipe(compression, size).make(packed)
 
 
-def test_large_runs_are_refused_before_decoding() -> None:
+def test_runs_that_decode_to_too_many_bytes_are_refused() -> None:
     with pytest.raises(ValueError, match="expected 100"):
         DecompressionRecipe(RLE, 100).make(b"\0\xff" * 1_000_000)
 

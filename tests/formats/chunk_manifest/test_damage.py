@@ -85,7 +85,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("field", ["offset", "length"])
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_range_beyond_the_target_is_an_error(field: str, number: Any, tmp_path: Path) -> None:
+def test_offsets_and_lengths_give_the_right_bytes_or_an_error(field: str, number: Any, tmp_path: Path) -> None:
     entry = {"path": "target", "offset": 8, "length": 2, field: number}
     got = read(make_source(tmp_path / "a", json.dumps({"0": entry}).encode()), "0")
     is_valid = type(number) is int and number >= 0

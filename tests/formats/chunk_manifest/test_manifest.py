@@ -207,7 +207,7 @@ def test_filesystem_with_manifests_can_be_pickled(tmp_path: Path) -> None:
     "codecs", [None, [], [{"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 4}], "gzip"]
 )
 @pytest.mark.parametrize("data_type", ["int16", "float64", "bool", "complex64"])
-def test_array_without_codecs_is_read_by_key_and_not_by_zarr(codecs: Any, data_type: str, tmp_path: Path) -> None:
+def test_array_without_valid_codecs_is_read_by_key_not_by_zarr(codecs: Any, data_type: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "a.zarr" / "temp", {"0": {"data": "abcd"}})
     doc = make_metadata((4,), (2,), codecs=codecs, data_type=data_type, fill_value=None)
     (folder / "zarr.json").write_text(json.dumps(doc))

@@ -475,7 +475,7 @@ def test_texts_that_may_be_references_are_reported() -> None:
     assert "references to texts" in keyspace.reports["t"]
 
 
-def test_damaged_document_is_a_manifest_error(tmp_path: Path) -> None:
+def test_damaged_document_opens_or_is_a_refshard_error(tmp_path: Path) -> None:
     data = write_file(tmp_path / "air.nc").read_bytes()
     rng = np.random.default_rng(0)
     for length in rng.integers(600, len(data) - 12, 40).tolist():

@@ -87,7 +87,7 @@ def test_opening_takes_few_rounds_and_a_chunk_one_request(
     assert len(http_server.requests()) == 1
 
 
-def test_errors_of_damaged_files_name_the_file(tmp_path: Path) -> None:
+def test_damaged_files_raise_only_refshard_errors(tmp_path: Path) -> None:
     check_damage(write(tmp_path / "a.fits", *make_images()).read_bytes(), seed=1, times=50)
     check_damage(write(tmp_path / "b.fits", make_compressed("RICE_1", "i2", None)).read_bytes(), seed=2, times=8)
     check_damage(write(tmp_path / "c.fits", make_compressed("GZIP_2", "i4", (32, 32))).read_bytes(), seed=3, times=8)
@@ -139,7 +139,7 @@ def test_chain_of_many_hdus_takes_few_rounds(edges: list[int], rounds: int, requ
     assert sum(stop - start for _, start, stop in files.wanted) <= share * len(file.getvalue())
 
 
-def test_chain_of_various_hdus_takes_few_requests() -> None:
+def test_chain_of_various_hdus_takes_about_one_request_each() -> None:
     """Positions of headers are not predicted if sizes do not repeat, except for the first headers."""
     edges = np.random.default_rng(0).permutation(np.arange(400, 460))
     file = io.BytesIO()

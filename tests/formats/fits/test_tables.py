@@ -152,7 +152,7 @@ def test_commands_accept_tables(tmp_path: Path, capsys: pytest.CaptureFixture[st
     xr.testing.assert_identical(*found)
 
 
-def test_errors_of_damaged_tables_name_the_file(tmp_path: Path) -> None:
+def test_damaged_tables_raise_only_refshard_errors(tmp_path: Path) -> None:
     for seed, table in enumerate((fits.BinTableHDU.from_columns, fits.TableHDU.from_columns)):
         columns = make_columns()[:10] if not seed else make_text_columns()
         data = write(tmp_path / f"{seed}.fits", table(columns, nrows=30)).read_bytes()

@@ -30,7 +30,7 @@ xr = pytest.importorskip("xarray")
     ],
 )
 @pytest.mark.parametrize("bits", [8, 11, 16, 24])
-def test_values_of_every_packing_equal_eccodes(packing: str, bits: int) -> None:
+def test_values_of_several_bit_widths_equal_eccodes(packing: str, bits: int) -> None:
     try:
         data = make_message(packingType=packing, bitsPerValue=bits)
     except eccodes.CodesInternalError as e:
@@ -99,7 +99,7 @@ def test_extreme_spectral_power_is_an_error(power: int) -> None:
 
 
 @pytest.mark.parametrize("precision", [1, 2])
-def test_ieee_numbers_are_read_unchanged(precision: int) -> None:
+def test_ieee_numbers_equal_eccodes(precision: int) -> None:
     data = make_message(packingType="grid_ieee", precision=precision)
     handle = eccodes.codes_new_from_message(data)
     want = eccodes.codes_get_values(handle).astype("f4")

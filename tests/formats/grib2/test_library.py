@@ -40,7 +40,7 @@ def test_names_depend_on_the_relation_to_a_reference_dataset() -> None:
     assert {"mx2t", "t2a"} <= opened.grids.keys()
 
 
-def test_unknown_disciplines_and_centres_do_not_reach_eccodes() -> None:
+def test_unknown_discipline_gives_numbers_unknown_centre_a_name() -> None:
     data = make_message_on_level(500, shortName="t")
     unknown = data[:6] + b"\xb3" + data[7:]  # no discipline has this number; eccodes takes minutes for some of these
     assert set(Files({ROOT: unknown}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {

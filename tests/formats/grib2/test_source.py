@@ -107,7 +107,7 @@ def test_missing_fields_of_members_are_nan(tmp_path: Path) -> None:
         "polar_stereographic_pl_grib2",
     ],
 )
-def test_datasets_of_all_grids_equal_cfgrib(tmp_path: Path, sample: str) -> None:
+def test_datasets_of_sample_grids_equal_cfgrib(tmp_path: Path, sample: str) -> None:
     path = tmp_path / "a.grib2"
     path.write_bytes(make_message(sample=sample))
     check_same_as_cfgrib(path)
@@ -246,7 +246,7 @@ def test_grids_of_unsupported_fields_do_not_number_the_others() -> None:
     assert not {name for name in grids if name.endswith("_1")}
 
 
-def test_small_file_takes_two_requests() -> None:
+def test_small_file_is_opened_in_two_rounds() -> None:
     files = Files({ROOT: make_many_messages()})
     assert files.open().grids
     assert files.rounds == 2, "the head of the file, and the rest"

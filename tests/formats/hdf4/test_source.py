@@ -1,4 +1,4 @@
-"""HDF4 files: values, dimensions and attributes equal those of pyhdf; damage never gives wrong data."""
+"""HDF4 files: values, dimensions and attributes equal those of pyhdf; a file that is cut short never gives wrong data."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_chunks_far_from_their_headers_are_found() -> None:
         assert moved.read(moved.open(), key) == files.read(files.open(), key) is not None
 
 
-def test_damage_errors_name_the_file() -> None:
+def test_damaged_files_raise_only_refshard_errors() -> None:
     check_damage(read_hdf4_file("layouts"), seed=1, header=34_000, times=60)
     check_damage(read_hdf4_file("old"), seed=2, times=60)
     check_damage(read_hdf4_file("swath"), seed=3, times=20)

@@ -103,8 +103,8 @@ def test_fill_value_of_size_minus_one_is_undefined(version: int, tmp_path: Path)
     assert RefShardFileSystem(str(path)).cat_file("a/0") == expected.tobytes()
 
 
-def test_huge_unwritten_chunk_is_not_allocated(tmp_path: Path) -> None:
-    """A few bytes of the file may announce an unwritten chunk of any size: it must not be allocated."""
+def test_huge_unwritten_chunk_is_refused(tmp_path: Path) -> None:
+    """A few bytes of the file may announce an unwritten chunk of any size: it is refused."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, size in (("huge", (64 << 20) + 1), ("large", 1 << 20)):
             dataset = file.create_dataset(name, (size,), "u1", chunks=(size,), compression="gzip")

@@ -83,7 +83,7 @@ def test_sources_beside_an_http_file_are_read(http_server: RangeServer, tmp_path
     assert compare_arrays(RefShardFileSystem(str(tmp_path / "refs.json")), path) == 7
 
 
-def test_sources_that_are_unaligned_or_outside_are_reported(tmp_path: Path) -> None:
+def test_unsupported_virtual_datasets_are_reported(tmp_path: Path) -> None:
     write_files(tmp_path, "latest", "chunked")
     outside = tmp_path.parent / f"{tmp_path.name}.h5"
     with h5py.File(outside, "w") as file:
@@ -121,7 +121,7 @@ def test_sources_that_are_unaligned_or_outside_are_reported(tmp_path: Path) -> N
     assert fs.cat("seen/0") == np.arange(5).tobytes()
 
 
-def test_damaged_mappings_raise_refshard_errors(tmp_path: Path) -> None:
+def test_damaged_mappings_raise_only_refshard_errors(tmp_path: Path) -> None:
     path = write_files(tmp_path, "latest", "chunked")
     data = bytearray(path.read_bytes())
     rng = np.random.default_rng(3)

@@ -75,7 +75,7 @@ def test_page_with_a_false_size_is_refused() -> None:
 
 
 @pytest.mark.case(id="P27")
-def test_stated_page_size_allocates_no_memory() -> None:
+def test_stated_page_size_takes_little_memory() -> None:
     """The files are decoded in another process, because Arrow and Python report the peak memory of a whole process."""
     code = "from tests.formats.kerchunk_parquet import test_page_guard as t; t.print_peak_memory()"
     ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, check=True)
