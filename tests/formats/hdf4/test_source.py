@@ -1,4 +1,4 @@
-"""HDF4 files: values, dimensions and attributes equal those of pyhdf; a file that is cut short never gives wrong data."""
+"""HDF4 files: values, dimensions and attributes equal those of pyhdf; cut files never give wrong data."""
 
 from __future__ import annotations
 
