@@ -51,7 +51,7 @@ def test_chunk_manifest_example_is_read(folder: Path) -> None:
     assert fs.resolve("c/0/0") == (f"{folder}/raw/day1.bin", 100, 104)
 
 
-def test_checksum_and_etag_examples_are_checked(folder: Path) -> None:
+def test_checksum_of_the_example_is_checked(folder: Path) -> None:
     assert open_source(str(folder / "array.zarr/temp")).cat_file("c/0/1") == b"1234"
     (folder / "raw/day2.bin").write_bytes(b"0000")
     with pytest.raises(ReferenceNotReachable, match="crc32c"):

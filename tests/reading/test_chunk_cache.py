@@ -404,7 +404,7 @@ def test_damaged_file_is_read_again(harm: Callable[[Path], None], chunked: Chunk
     assert path.read_bytes() == good
 
 
-def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_flipped_bit_in_a_cache_file_is_noticed(tmp_path: Path) -> None:
     cache = ChunkCache(tmp_path / "kept", 1 << 20)
     cache.put(SPAN, FACTS, BYTES)
     (path,) = kept(tmp_path)
@@ -524,7 +524,7 @@ def test_cache_files_have_no_secrets(count: int, http_server: RangeServer, tmp_p
 @pytest.mark.skipif(not HAS_OWNERS or os.name == "nt", reason="links take rights there that few have")
 @pytest.mark.parametrize("what", ["link to a file", "link to a directory", "directory of others", "pipe"])
 @pytest.mark.case(id="P25")
-def test_directory_of_another_user_is_not_used(what: str, chunked: Chunked, tmp_path: Path) -> None:
+def test_links_pipes_and_shared_directories_are_not_used(what: str, chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)
     (path,) = kept(tmp_path)

@@ -57,7 +57,7 @@ def test_requests_have_at_most_max_block_bytes(chunked: Chunked) -> None:
     assert chunked.ranges == [(i, i + 20) for i in range(0, 100, 20)]
 
 
-def test_two_readers_of_one_key_share_a_request(chunked: Chunked, fs: RefShardFileSystem) -> None:
+def test_readers_of_one_key_share_a_request(chunked: Chunked, fs: RefShardFileSystem) -> None:
     async def read() -> list[bytes]:
         own = RefShardFileSystem(fo=fs.fo, asynchronous=True, skip_instance_cache=True)
         return await asyncio.gather(*[own._cat_file("a/7.0") for _ in range(5)])
@@ -102,7 +102,7 @@ def test_far_ranges_stay_apart_and_near_ones_are_merged(chunked: Chunked) -> Non
     assert chunked.ranges == [(0, 3), (9, 10)]
 
 
-def test_large_range_is_fetched_in_parts_at_once(http_server: RangeServer) -> None:
+def test_large_range_is_fetched_in_parts(http_server: RangeServer) -> None:
     data = random.Random(1).randbytes(10 * MIB + 5)
     url = http_server.put("/large", data)
     fs = RefShardFileSystem(fo={"k": [url, 3, len(data) - 3]})
@@ -147,7 +147,7 @@ def test_missing_and_failing_keys_have_different_errors(chunked: Chunked) -> Non
     assert isinstance(out["a/999.0"], FileNotFoundError)
 
 
-def test_large_keys_are_copied_in_pieces(http_server: RangeServer, tmp_path: Any) -> None:
+def test_key_larger_than_max_memory_is_copied_to_a_file(http_server: RangeServer, tmp_path: Any) -> None:
     data = random.Random(2).randbytes(20 * MIB)
     fs = RefShardFileSystem(fo={"k": [http_server.put("/large", data), 0, len(data)]}, max_memory=4 * MIB)
     fs.get_file("k", str(tmp_path / "out"))
@@ -181,7 +181,9 @@ def zarr_reads(fs: RefShardFileSystem, keys: list[str], together: int = 10) -> l
         pytest.param([16, 16], morton(4), id="Morton"),
     ],
 )
-def test_whole_array_takes_few_requests(http_server: RangeServer, counts: list[int], order: list[int] | None) -> None:
+def test_whole_array_takes_fewer_requests_than_chunks(
+    http_server: RangeServer, counts: list[int], order: list[int] | None
+) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.005
     fs = RefShardFileSystem(fo=chunked.refs(counts, order))

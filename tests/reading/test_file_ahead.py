@@ -102,7 +102,7 @@ def test_load_fetches_bytes_between_metadata_once(http_server: RangeServer, many
     assert http_server.bytes_sent < 1.1 * size
 
 
-def test_bytes_between_metadata_are_kept_for_a_while(
+def test_bytes_between_metadata_are_dropped_after_a_while(
     http_server: RangeServer, many: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "SPARE_SECONDS", 0.1)

@@ -204,7 +204,7 @@ def test_recently_written_file_is_not_cached(
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 20, 100])
-def test_index_of_another_source_is_refused(length: int) -> None:
+def test_damaged_index_is_refused_when_it_is_unpacked(length: int) -> None:
     index = kerchunk_json.JsonIndex("x")
     parts = index.pack(index.decode(b'{"a":"b"}'))
     whole = b"".join(parts)
@@ -214,7 +214,7 @@ def test_index_of_another_source_is_refused(length: int) -> None:
             index.unpack(memoryview(wrong))
 
 
-def test_every_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
     path, cache = source(tmp_path, 3), tmp_path / "cache"
     fs = RefShardFileSystem(str(path), index_cache=cache)
     fs.ls("")
@@ -368,7 +368,7 @@ def test_special_files_are_not_opened(kind: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has rights and links of another kind")
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
 @pytest.mark.case(id="P24")
-def test_world_writable_directory_is_not_used(mode: int, tmp_path: Path) -> None:
+def test_directory_that_others_may_write_is_not_used(mode: int, tmp_path: Path) -> None:
     cache = IndexCache(tmp_path / "cache")
     cache.put("a", [b"kept"])
     assert cache.get("a") is not None

@@ -281,7 +281,7 @@ def test_refused_chunk_does_not_end_the_prefetch_of_others(http_server: RangeSer
 
 
 @pytest.mark.usefixtures("large_files")
-def test_chunks_fetched_ahead_are_looked_up_once(
+def test_chunks_fetched_ahead_are_rarely_looked_up_again(
     http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = np.random.default_rng(1).random((128, 64, 64), "f4")

@@ -66,7 +66,7 @@ def test_new_filesystem_does_not_mix_old_index_and_new_bytes(
     assert values(RefShardFileSystem(url)) == b"ABCD"
 
 
-def test_index_is_read_once_for_all_filesystems(http_server: RangeServer) -> None:
+def test_index_in_memory_saves_requests_of_later_filesystems(http_server: RangeServer) -> None:
     http_server.put("/a/zarr.json", METADATA)
     http_server.put("/a/c/0", OLD)
     assert values(RefShardFileSystem(http_server.url + "/a")) == b"abcd"

@@ -1,4 +1,4 @@
-"""All formats and copies of a set keep its pins, and malformed pins raise an error."""
+"""Copies of a set and its JSON keep its pins, and malformed pins raise an error."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_other_readers_ignore_pins(tmp_path: Path) -> None:
         ({"url": [], "colour": []}, "malformed"),
     ],
 )
-def test_error_for_malformed_pins_names_the_set(pins: Any, words: str) -> None:
+def test_malformed_pins_are_refused(pins: Any, words: str) -> None:
     with pytest.raises(ManifestError, match=words):
         open_source({"version": 1, "refs": {}, "refshard": {"pins": pins}}).ls("")
 

@@ -35,7 +35,7 @@ def target(tmp_path: Path) -> str:
         ("a/1", ["u", 2**62, 2**62], "'a/1' has the offset 4611686018427387904"),
     ],
 )
-def test_unsupported_parquet_value_names_the_key(
+def test_error_of_an_unsupported_parquet_value_names_its_key(
     key: str, value: Any, reason: str, tmp_path: Path, target: str
 ) -> None:
     fs = RefShardFileSystem({"a/.zarray": make_v2_array([3], [1]), "a/0": [target], key: value})
@@ -50,7 +50,7 @@ def test_unsupported_parquet_value_names_the_key(
 
 
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
-def test_lone_surrogate_in_a_url_names_the_key(tmp_path: Path, format: Any) -> None:
+def test_error_of_a_lone_surrogate_in_a_url_names_the_key(tmp_path: Path, format: Any) -> None:
     fs = RefShardFileSystem({"a/.zarray": make_v2_array([2], [1]), "a/1": ["memory://\ud800", 0, 1]})
     with pytest.raises(ManifestError, match=r"'a/1' has the URL .* UTF-8"):
         fs.save(str(tmp_path / "set.parq"), format=format)

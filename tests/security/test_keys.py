@@ -1,4 +1,4 @@
-"""All formats refuse the same invalid keys; the work of a read is bounded by existing data, not by claimed sizes."""
+"""Formats refuse the same invalid keys; the work of a read is bounded by existing data, not by claimed sizes."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def test_get_writes_nothing_outside_its_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P17")
-def test_pickle_imports_only_the_package() -> None:
+def test_pickle_imports_only_fsspec_and_the_package() -> None:
     """A pickle names no code outside of fsspec and this package."""
     options = {"remote_protocol": "s3", "remote_options": {"anon": True}, "options": {"s3://c/": {"anon": True}}}
     fs = RefShardFileSystem(fo={"a/0": ["s3://b/x", 0, 5], "t": "text"}, **options)
@@ -476,7 +476,7 @@ def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
 @pytest.mark.parametrize("how", ["{path}", "file://{path}", "memory://x", "simplecache::file://{path}"])
 @pytest.mark.parametrize("kind", [*sources("x/y"), "parquet"])
 @pytest.mark.case(id="P3")
-def test_no_format_reaches_local_files_from_a_remote_set(
+def test_remote_manifests_of_no_kind_reach_local_files(
     kind: str, how: str, secret: str, http_server: RangeServer
 ) -> None:
     url = how.format(path=secret)

@@ -418,7 +418,7 @@ def test_window_of_a_chunk_of_unknown_size_is_right(http_server: RangeServer, wi
     assert fs.cat_file("a/0", *window) == DATA[:SIZE][slice(*window)]
 
 
-def test_new_filesystem_reads_the_replaced_file(http_server: RangeServer, url: str) -> None:
+def test_replaced_file_is_read_after_invalidate_cache(http_server: RangeServer, url: str) -> None:
     fs = open_fs(url)
     _cat(fs)
     http_server.put("/x.bin", DATA[::-1])

@@ -142,7 +142,9 @@ def test_interrupted_opening_can_be_repeated(refs: dict[str, Any], http_server: 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("readers", [1, 4])
-def test_fork_during_reads_is_safe(readers: int, refs: dict[str, Any], http_server: RangeServer) -> None:
+def test_parent_and_child_read_after_a_fork_during_reads(
+    readers: int, refs: dict[str, Any], http_server: RangeServer
+) -> None:
     http_server.latency = 0.2
     fs = RefShardFileSystem(fo=refs, max_gap=-1, max_block=1, concurrency=8)
     results: list[Any] = [None] * readers

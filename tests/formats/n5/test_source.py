@@ -1,4 +1,4 @@
-"""N5 hierarchies have the values that tensorstore wrote; damage never gives wrong values."""
+"""N5 hierarchies have the values that tensorstore wrote; damaged headers of chunks are errors."""
 
 from __future__ import annotations
 

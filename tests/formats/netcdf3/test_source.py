@@ -1,4 +1,4 @@
-"""NetCDF-3 files have the values that netCDF4, scipy and xarray read; damage never gives wrong values."""
+"""NetCDF-3 files have the values that netCDF4, scipy and xarray read; cut files never give wrong values."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def write_records(path: Path, shape: tuple[int, ...], records: int) -> Path:
 
 
 @pytest.mark.usefixtures("large_files")
-def test_opening_reads_only_the_header(http_server: RangeServer, tmp_path: Path) -> None:
+def test_opening_takes_few_rounds_and_records_one_request(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.nc", (40, 50), 30)
     url = http_server.put("/a.nc", path.read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
@@ -256,7 +256,7 @@ def test_times_of_large_records_are_read_without_the_records(http_server: RangeS
 
 @pytest.mark.usefixtures("large_files")
 @pytest.mark.parametrize(("records", "requests"), [(28, 4), (600, 600)])
-def test_times_of_a_small_file_take_few_requests(
+def test_all_bytes_are_read_for_times_if_the_file_is_small(
     http_server: RangeServer, tmp_path: Path, records: int, requests: int
 ) -> None:
     """Records of 60 KB: reading all bytes of a small file costs less than a request for each record."""
@@ -281,7 +281,7 @@ def test_long_headers_are_read_in_few_rounds(http_server: RangeServer, tmp_path:
     assert len(http_server.requests()) <= 4
 
 
-def test_errors_of_damaged_files_name_the_file(tmp_path: Path) -> None:
+def test_damaged_files_raise_only_refshard_errors(tmp_path: Path) -> None:
     for version in VERSIONS:
         check_damage(write_file(tmp_path / f"{version}.nc", version).read_bytes(), seed=VERSIONS[version], header=1800)
 

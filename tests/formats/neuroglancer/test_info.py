@@ -38,7 +38,7 @@ def test_scales_of_unsupported_encodings_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest"])
-def test_volume_is_saved_in_every_format(format: str, tmp_path: Path) -> None:
+def test_volume_is_saved_as_json_parquet_and_chunk_manifest(format: str, tmp_path: Path) -> None:
     write_volume(tmp_path / "volume", VALUES, (4, 4, 4))
     fs = open_source(str(tmp_path / "volume"))
     fs.save(str(tmp_path / "saved"), format)

@@ -266,7 +266,7 @@ def test_error_of_an_invalid_range_names_entry_and_values(fields: dict[str, Any]
         {name: {"stop": 2**62} for name in "abcdefgh"},
     ],
 )
-def test_billions_of_keys_are_refused_before_expansion(dimensions: dict[str, Any]) -> None:
+def test_too_many_keys_are_refused_before_expansion(dimensions: dict[str, Any]) -> None:
     entry = {"key": "k", "url": "u", "dimensions": dimensions}
     with pytest.raises(ManifestError, match="expected at most 2000000"):
         expand_gen([entry], Templates({}))

@@ -32,7 +32,7 @@ def write_samples(tmp_path: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(tmp_path.glob("*.tif"))]
 
 
-def test_errors_of_damaged_files_name_the_file(tmp_path: Path) -> None:
+def test_damaged_files_raise_only_refshard_errors(tmp_path: Path) -> None:
     for seed, data in enumerate(write_samples(tmp_path)):
         check_damage(data, seed, times=120)
 

@@ -29,7 +29,7 @@ def server(http_server: RangeServer) -> RangeServer:
     return http_server
 
 
-def test_hierarchy_in_any_fsspec_filesystem_is_read() -> None:
+def test_hierarchy_in_the_memory_filesystem_is_read() -> None:
     memory = fsspec.filesystem("memory")
     for name, data in FILES.items():
         memory.pipe_file(f"/hierarchy/{name}", data)
