@@ -272,7 +272,7 @@ def test_no_module_asks_for_classes_of_key_spaces() -> None:
     assert found == ASK_FOR_CLASSES.keys()
 
 
-def test_every_format_has_a_recognition_function() -> None:
+def test_every_format_is_in_the_table_of_formats() -> None:
     folders = {path.parent.name for path in (ROOT / "formats").glob("*/__init__.py")}
     of_formats = {known.module.split(".")[2] for known in BUILT_IN if known.module.startswith("refshard_fs.formats.")}
     assert folders - LIBRARIES == of_formats

@@ -1,4 +1,4 @@
-"""Random reference sets, read by this package and by fsspec, in every form of a set.
+"""Random reference sets, read by this package and by fsspec, and saved as JSON, parquet and chunk manifests.
 
 Both have the same keys and the same bytes. Each error of fsspec has a predicate here, which says what is right.
 """

@@ -122,7 +122,7 @@ def cube(tmp_path_factory: pytest.TempPathFactory) -> tuple[xr.Variable, np.ndar
 
 
 @pytest.mark.parametrize("layout", [{"chunks": (4, 5, 3)}, {"chunks": (4, 5, 3), "compression": "gzip"}, {}])
-def test_part_of_an_uncompressed_chunk_has_the_right_values(
+def test_part_of_a_chunk_has_the_right_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(direct_array, "SPARED_HERE", 1)

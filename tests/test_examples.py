@@ -93,7 +93,7 @@ def test_netcdf_archive_is_one_cube(writer: str, warnings: str, run: Callable[..
 
 
 @pytest.mark.skipif(ZARR_2, reason="sharded arrays are written by zarr 3")
-def test_ome_zarr_zip_reads_only_the_view(run: Callable[..., str]) -> None:
+def test_ome_zarr_zip_view_reads_a_small_part_of_the_file(run: Callable[..., str]) -> None:
     printed = run("ome_zarr_zip.py")
     assert "full resolution (256, 256), chunks (16, 16)\n" in printed
     size = find_number(r"the file has ([\d,]+) bytes", printed)
@@ -132,7 +132,7 @@ def test_folder_cube_grows_and_a_rerun_changes_nothing(run: Callable[..., str]) 
     assert "every value of the point equals" in printed
 
 
-def test_first_hour_is_five_lines_and_few_requests(run: Callable[..., str]) -> None:
+def test_first_hour_takes_one_request_a_file_and_one_more(run: Callable[..., str]) -> None:
     printed = run("first_hour.py")
     assert find_number(r"refshard: .* requests (\d+)", printed) <= 31 + 1  # one for each file, and the page of links
     assert "every mean equals" in printed

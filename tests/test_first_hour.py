@@ -111,7 +111,7 @@ class Saying(RangeServer):
     ],
     ids=str,
 )
-def test_open_dataset_accepts_every_spelling_of_a_source(what: Any, options: Any, working_copy: Path) -> None:
+def test_open_dataset_accepts_several_spellings_of_a_source(what: Any, options: Any, working_copy: Path) -> None:
     with open_fs(what, **options) as ds:
         assert dict(ds.sizes) == {"time": 4, "x": 6}
         assert ds["air"].sel(time="2024-01-01T01:00").values.tolist() == [6, 7, 8, 9, 10, 11]
@@ -141,7 +141,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_wrong_path_error_has_a_line_to_type(mistake: str, working_copy: Path) -> None:
+def test_error_of_a_wrong_path_has_the_facts(mistake: str, working_copy: Path) -> None:
     Path("login.json").write_text("<html><title>Log in")
     Path("notes.txt").write_text("some notes")
     Path("empty.json").touch()

@@ -132,7 +132,7 @@ def test_du_uses_the_sizes_of_listings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fs.du("") == 11
 
 
-def test_files_are_read_through_the_engine(fs: RefShardFileSystem) -> None:
+def test_open_files_read_seek_and_refuse_writes(fs: RefShardFileSystem) -> None:
     with fs.open("whole", "rb") as f:
         assert f.size == 200
         assert f.read(3) == DATA[:3]

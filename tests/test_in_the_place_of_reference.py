@@ -1,4 +1,4 @@
-"""Every interface of zarr and xarray to ``reference://`` reads the same values with our class."""
+"""Interfaces of zarr, xarray and kerchunk to ``reference://`` read the same values with our class."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ WAYS: list[Callable[[dict[str, Any]], Any]] = [_read_store, _read_url, _read_map
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.strip("_"))
-def test_all_interfaces_read_the_same_values(way: Callable[[dict[str, Any]], Any], asynchronous: bool, fo: Any) -> None:
+def test_interfaces_of_zarr_and_xarray_read_the_same_values(
+    way: Callable[[dict[str, Any]], Any], asynchronous: bool, fo: Any
+) -> None:
     given = {"fo": fo, "remote_protocol": "file", "asynchronous": asynchronous}
     assert way(given).tolist() == VALUES.tolist()
 

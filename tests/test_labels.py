@@ -1,4 +1,4 @@
-"""Labels select the elements that xarray selects, in every group."""
+"""Labels become positions, also of coordinates in a group; labels that no coordinate has are errors."""
 
 from __future__ import annotations
 

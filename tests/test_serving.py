@@ -124,7 +124,7 @@ def test_every_key_is_served_unchanged(server: Server, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_served_metadata_are_json_for_every_reader(zarr_format: int, tmp_path: Path) -> None:
+def test_served_metadata_are_strict_json(zarr_format: int, tmp_path: Path) -> None:
     """tensorstore and JavaScript refuse a document with NaN, which NetCDF attributes may be."""
     values = ("x", np.array([1, np.nan], "f4"), {"missing_value": np.nan, "valid_min": -np.inf})
     xr.Dataset({"t": values}, attrs={"a": np.nan}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
@@ -142,7 +142,7 @@ def test_served_metadata_are_json_for_every_reader(zarr_format: int, tmp_path: P
 
 
 @pytest.mark.evidence(id="R8")
-def test_zarr_reads_a_served_source_with_one_metadata_request(server: Server, folder: Path) -> None:
+def test_zarr_reads_a_served_source_by_consolidated_metadata(server: Server, folder: Path) -> None:
     served = xr.open_dataset(server.url, engine="zarr", consolidated=True)
     xr.testing.assert_identical(served.load(), xr.open_dataset(make_source(server, folder), engine="refshard").load())
 
@@ -252,8 +252,8 @@ def test_pages_may_read_from_another_origin(server: Server) -> None:
 
 def test_page_shows_arrays_pictures_and_lines_to_paste(server: Server, folder: Path) -> None:
     answer = HTTP.get(f"{server.url}/")
-    for text in ("open_dataset", "FetchStore", "gdalinfo", "terra::rast", "|zarr", '<a href="?map=t">', "2000"):
-        assert text in answer.text or text == "2000"
+    for text in ("open_dataset", "FetchStore", "gdalinfo", "terra::rast", "|zarr", '<a href="?map=t">'):
+        assert text in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert HTTP.get(f"{server.url}/?map=t").text.startswith("<svg")
     picture = HTTP.get(f"{server.url}/?slice=t")
@@ -375,7 +375,7 @@ def test_writes_are_served_under_a_new_etag() -> None:
     assert (first.content, again.status_code, again.content) == (b"abc", 200, b"other")
 
 
-def test_concurrent_requests_make_a_chunk_once(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_requests_make_a_chunk_once(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     read = RefShardFileSystem._cat_file
 

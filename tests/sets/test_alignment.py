@@ -108,7 +108,7 @@ def test_outer_join_of_different_levels_keeps_references(tmp_path: Path, version
     assert [one.resolve(key) for key in keys] == [other.resolve(key) for key in keys]
 
 
-def test_variables_levels_and_files_may_be_missing_together(tmp_path: Path) -> None:
+def test_variables_and_levels_may_be_missing_together(tmp_path: Path) -> None:
     names = ((("v",), ("w", "v")), (("v", "w"), ("w",)))
     xs = (((0, 1), (0, 1, 2, 3)), ((2, 3), (4, 5)))
     files = [
@@ -139,7 +139,7 @@ def test_outer_join_refuses_arrays_without_the_joined_dimension(tmp_path: Path) 
         refshard_fs.concat(files, "time", lazy=True, join="outer")
 
 
-def test_cube_of_an_outer_join_refuses_append(tmp_path: Path) -> None:
+def test_append_is_refused_if_coordinates_need_a_union(tmp_path: Path) -> None:
     url = str(tmp_path / "cube.refshard")
     days = [
         write_member_day(tmp_path / f"{d}.nc", make_member_day(d, 0, xs))

@@ -20,7 +20,7 @@ from tests.support.set_values import read_values
 zarr = pytest.importorskip("zarr")
 
 
-def test_netcdf_files_are_joined_without_a_set(tmp_path: Path) -> None:
+def test_netcdf_files_of_a_pattern_are_joined(tmp_path: Path) -> None:
     pytest.importorskip("h5netcdf")
     for number in (2, 10, 1):
         time = xr.DataArray([number], dims="time", attrs={"units": UNITS})

@@ -281,7 +281,7 @@ def test_filesystem_of_many_sources_is_read_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "joined", "saved"), [(2, 13, 5), (3, 7, 2)])
-def test_ome_zarr_wells_take_few_requests(
+def test_requests_for_ome_zarr_wells_are_bounded(
     tmp_path: Path, http_server: RangeServer, version: Any, joined: int, saved: int
 ) -> None:
     zarr = pytest.importorskip("zarr", "3")
@@ -313,7 +313,9 @@ def test_ome_zarr_wells_take_few_requests(
 @pytest.mark.filterwarnings("ignore")  # zarr warns of what version 3 does not specify
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("types", [("S3", "S7"), ("U7", "U3"), ("S2", "U4"), ("U3", "f8")])
-def test_texts_of_different_lengths_are_joined(tmp_path: Path, version: Any, types: tuple[str, str]) -> None:
+def test_texts_of_different_lengths_and_one_kind_are_joined(
+    tmp_path: Path, version: Any, types: tuple[str, str]
+) -> None:
     zarr = pytest.importorskip("zarr", "3")
     urls = []
     for number, dtype in enumerate(types):

@@ -43,7 +43,7 @@ def test_few_of_many_similar_files_are_opened(tmp_path: Path, writer: str, opene
     assert refshard_fs.concat(files[5:], "time").references["t/0.0"][0] == files[5]
 
 
-def test_similar_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened_urls: list[str]) -> None:
+def test_few_of_many_files_with_chunk_indexes_are_opened(tmp_path: Path, opened_urls: list[str]) -> None:
     for day in range(20):
         with h5py.File(tmp_path / f"{day}.h5", "w", track_order=True) as file:
             time = file.create_dataset("time", data=np.array([day], "<i4"), maxshape=(None,), chunks=(1,))

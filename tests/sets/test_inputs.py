@@ -99,6 +99,6 @@ def test_existing_file_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
         ([io.BytesIO(b"a"), io.BytesIO(b"b")], "each of several sources needs a URL or a path, got <_io.BytesIO"),
     ],
 )
-def test_source_without_a_url_is_refused_in_a_list(members: Any, words: str) -> None:
+def test_invalid_members_of_a_list_of_sources_are_refused(members: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         refshard_fs.open(members)

@@ -94,7 +94,7 @@ def test_listings_equal_the_eager_concatenation(tmp_path: Path, version: int) ->
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("separator", [".", "/"])
-def test_sets_are_joined_along_any_axis_in_any_key_spelling(tmp_path: Path, axis: int, separator: str) -> None:
+def test_sets_of_both_separators_are_joined_along_either_axis(tmp_path: Path, axis: int, separator: str) -> None:
     rng = np.random.default_rng(0)
     data = rng.integers(0, 99, (8, 8)).astype("<i2")
     dims = ["t", "x"]
@@ -315,7 +315,7 @@ def test_refused_file_gives_no_first_bytes_from_memory(http_server: RangeServer)
         fs.cat_file("v/2.0.0")
 
 
-def test_at_most_cache_size_pieces_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_cache_size_sets_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     urls = write_sets(tmp_path, [make_day_set(2 * i, 2) for i in range(5)])
     fs = open_fs(refshard_fs.concat(urls, "time", lazy=True), cache_size=2)
     fs.cat_file("air/0.0")

@@ -71,7 +71,7 @@ def test_append_keeps_order_unless_any_order_is_set(tmp_path: Path, lazy: bool) 
 
 
 @pytest.mark.parametrize(("start", "count"), [(2, 1), (2, 4), (4, 1)])
-def test_file_of_another_length_is_not_replaced(start: int, count: int, tmp_path: Path) -> None:
+def test_lazy_cube_replaces_only_whole_files(start: int, count: int, tmp_path: Path) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(2 * i, 2)) for i in range(3)]
     url = str(tmp_path / "all.refshard")
     refshard_fs.concat(names, "time", lazy=True).save(url)

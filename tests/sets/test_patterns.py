@@ -113,7 +113,7 @@ def test_lazy_cube_of_members_and_days_has_both(tmp_path: Path, dims: tuple[str,
     assert not report.has_errors, report.findings
 
 
-def test_lazy_cube_opens_only_the_files_of_a_chunk(tmp_path: Path) -> None:
+def test_chunk_of_a_lazy_cube_resolves_to_its_file(tmp_path: Path) -> None:
     open_members(tmp_path)
     fs = RefShardFileSystem(refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, lazy=True))
     assert fs.resolve("v/2.1.0.0") == RefShardFileSystem(str(tmp_path / "r10/20240102.nc")).resolve("v/0.0.0")
@@ -140,7 +140,7 @@ def test_nested_list_of_tiles_equals_open_mfdataset(tmp_path: Path, lazy: bool) 
     xr.testing.assert_equal(load_dataset(cube), expected.load())
 
 
-def test_lazy_tiles_and_days_of_other_encodings_are_recoded(tmp_path: Path) -> None:
+def test_lazy_members_and_days_of_other_encodings_are_recoded(tmp_path: Path) -> None:
     rows = []
     for day in (1, 2):
         storage = {"zlib": True} if day == 2 else {"dtype": "f8"}

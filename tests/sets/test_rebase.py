@@ -70,7 +70,7 @@ def test_unused_prefix_is_an_error_that_names_it() -> None:
         assert new["c"] == REFS["c"]
 
 
-def test_prefixes_are_a_mapping() -> None:
+def test_prefixes_that_are_no_mapping_are_refused() -> None:
     with pytest.raises(TypeError, match="prefixes='s3://old/'"):
         refshard_fs.rebase(REFS, "s3://old/")  # type: ignore[arg-type]  # what is tested
 

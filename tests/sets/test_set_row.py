@@ -18,7 +18,7 @@ from tests.support.gapped_files import load_all, write_days  # noqa: E402  # xar
 from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
 
 
-def test_files_that_are_recut_have_gaps_too(tmp_path: Path) -> None:
+def test_gaps_between_recut_files_are_filled(tmp_path: Path) -> None:
     files = [write_days(tmp_path / f"{i}.nc", days) for i, days in enumerate(([0, 1, 2], [4], [8, 9]))]
     cube = refshard_fs.concat(files, "time", lazy=True, freq="1D", chunks={"time": 4})
     xr.testing.assert_equal(load_dataset(cube), xr.concat(load_all(files), "time").resample(time="1D").asfreq())

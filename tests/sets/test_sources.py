@@ -1,4 +1,4 @@
-"""Sources of every kind are read for a join: each once, all together."""
+"""Sources of several kinds are joined, within the limits that `allow=` sets; each document is read once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_sets_with_templates_and_other_keys_are_joined(tmp_path: Any) -> None:
             np.testing.assert_array_equal(values, expected[name])
 
 
-def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
+def test_documents_are_read_once_each(http_server: Any) -> None:
     parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2)]
     urls = []
     for i, part in enumerate(parts):

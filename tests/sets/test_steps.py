@@ -63,7 +63,7 @@ def test_missing_days_of_members_with_other_days_are_filled(tmp_path: Path) -> N
         ("2D", UNITS, ([3], [9]), [3, 5, 7, 9]),
     ],
 )
-def test_steps_of_any_length_are_filled_in(
+def test_steps_of_hours_days_and_months_are_filled_in(
     tmp_path: Path, freq: str, units: str, days: Any, expected: list[float]
 ) -> None:
     files = [write_days(tmp_path / f"{i}.nc", some, units=units) for i, some in enumerate(days)]
@@ -88,7 +88,7 @@ def test_calendar_of_360_days_takes_freq_in_days_not_months(tmp_path: Path) -> N
         ("fortnight", "expected a number of s, S, min"),
     ],
 )
-def test_irregular_coordinate_is_refused(tmp_path: Path, freq: str, said: str) -> None:
+def test_irregular_times_and_invalid_freq_are_refused(tmp_path: Path, freq: str, said: str) -> None:
     files = [write_days(tmp_path / f"{i}.nc", some) for i, some in enumerate(([0], [3]))]
     with pytest.raises(ManifestError, match=said):
         refshard_fs.concat(files, "time", freq=freq)

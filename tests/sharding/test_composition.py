@@ -105,7 +105,7 @@ def test_nested_shards_in_a_zip_are_read(folder: Path, http_server: RangeServer,
     assert np.array_equal(seen[...], DATA)
 
 
-def test_listing_has_chunks_of_shards_in_any_archive(folder: Path) -> None:
+def test_shards_are_listed_alike_in_folder_references_and_zip(folder: Path) -> None:
     content = archive(folder, zipfile.ZIP_STORED)
     (folder / "a.zip").write_bytes(content)
     plain = open_source(folder, format="zarr-hierarchy").find("a", detail=True)

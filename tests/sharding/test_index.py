@@ -200,7 +200,7 @@ def chunk(content: dict[str, bytes], place: int) -> str:
         if place in ("local", "http", "references to ranges") or wrong in ONE_EACH
     ],
 )
-def test_chunk_reaching_into_the_index_is_an_error(place: str, wrong: str, places: dict[str, Source]) -> None:
+def test_chunk_in_the_index_or_past_the_shard_is_an_error(place: str, wrong: str, places: dict[str, Source]) -> None:
     content = files(*WRONG[wrong])
     fs = places[place](content)
     shard = chunk(content, 0)

@@ -95,7 +95,7 @@ def test_fixed_slots_and_mask_are_read(tmp_path: Path, shards: Any, order: list[
     assert not fs.exists("0.0")  # the bit of this chunk is not set
 
 
-def test_fixed_slots_refuse_compressed_chunks(tmp_path: Path) -> None:
+def test_fixed_slots_of_compressed_chunks_stay_whole(tmp_path: Path) -> None:
     write_prototype(tmp_path, make_sparse((20, 3)), (3, 2), (2, 2), compressor=ZLIB, shard_format="morton_order")
     fs = open_source(tmp_path)
     assert fs.cat_file("1.0") == (tmp_path / "1.0").read_bytes()

@@ -1,4 +1,4 @@
-"""Chunk manifests written from every kind of source, and every kind of set from chunk manifests."""
+"""Chunk manifests written from other sources, and references written from chunk manifests."""
 
 from __future__ import annotations
 

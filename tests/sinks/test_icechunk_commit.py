@@ -148,7 +148,7 @@ def test_message_for_other_formats_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:sets that are not yours")
-def test_remote_set_keeps_its_limits(tmp_path: Path, http_server: RangeServer) -> None:
+def test_repository_keeps_the_origins_of_a_remote_set(tmp_path: Path, http_server: RangeServer) -> None:
     """A repository on this machine is the user's own, but targets that a stranger's set names are not."""
     meta = '{"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0, '
     meta += '"filters": null, "compressor": null}'

@@ -167,7 +167,7 @@ def test_replaced_partitions_are_removed_later(open_fs: Open, monkeypatch: pytes
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
 def test_readers_beside_killed_writers_see_whole_states(open_fs: Open, request: pytest.FixtureRequest) -> None:
-    """At any step of the writer, new readers find one state, and so do other readers of references."""
+    """At any step of the writer, new readers find one state."""
     if "memory" in request.node.name:
         pytest.skip("processes share no memory")
     fs = open_fs("a")

@@ -153,7 +153,7 @@ def test_killed_save_keeps_the_old_set(file: Path) -> None:
     np.testing.assert_array_equal(open_array(refs, "0")[...], VALUES)
 
 
-def test_copies_take_memory_of_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_take_memory_of_few_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "MAX_INLINE", 1 << 20)
     monkeypatch.setattr(collect, "COPY_BATCH", 1 << 20)
     values = np.tile(np.arange(1024, dtype="u2"), (16384, 1))
@@ -163,7 +163,7 @@ def test_copies_take_memory_of_one_batch(tmp_path: Path, monkeypatch: pytest.Mon
     assert open_array(tmp_path / "refs.json", "0")[16000].tolist() == list(range(1024))
 
 
-def test_progress_counts_copied_and_written_bytes(file: Path) -> None:
+def test_progress_counts_the_copied_chunks(file: Path) -> None:
     calls: list[Any] = []
 
     class Recording(Callback):  # type: ignore[misc, unused-ignore]

@@ -1,4 +1,4 @@
-"""Each form of a source, and each keyword, becomes a value that means the same in every process."""
+"""Sources of several forms, and keywords, become values that mean the same in every process."""
 
 from __future__ import annotations
 

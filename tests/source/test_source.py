@@ -163,7 +163,7 @@ def test_indexes_of_rewritten_shards_are_invalidated(mode: str, tmp_path: Path) 
     assert fs.cat_file("c/7") == b"\x05" * 5
 
 
-def test_local_chunks_are_read_together_without_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_chunks_are_read_without_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk used to be a request of its own on the event loop, if the array was not known yet."""
     meta = {"zarr_format": 2, "shape": [40], "chunks": [4], "dtype": "|u1", "order": "C", "fill_value": 0}
     (tmp_path / "a").mkdir()

@@ -42,7 +42,7 @@ def link_of_another(link: Path, target: Path) -> None:
 WRITES: dict[str, Callable[[str], object]] = {
     "save": lambda out: RefShardFileSystem(REFS).save(out, overwrite=True),
     "parquet": lambda out: RefShardFileSystem(REFS).save(out, format="parquet", overwrite=True),
-    "lazy concat": lambda out: refshard_fs.concat([RefShardFileSystem(REFS)], dim="time").save(out),
+    "concat": lambda out: refshard_fs.concat([RefShardFileSystem(REFS)], dim="time").save(out),
     "commit": lambda out: RefShardFileSystem(out, mode="w").commit(),
     "get": lambda out: RefShardFileSystem(REFS).get("x/0", out),
     "picture": lambda out: RefShardFileSystem(REFS).visualize("x").save(out),

@@ -146,7 +146,7 @@ def test_last_removal_removes_empty_directories(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.rglob("*")] == ["a", "z"]
 
 
-def test_large_object_is_copied_in_pieces(s3_server: SeaweedServer, tmp_path: Path) -> None:
+def test_large_object_is_put_and_read_in_little_memory(s3_server: SeaweedServer, tmp_path: Path) -> None:
     s3_server.create_bucket("objects")
     for objects in (
         Objects(f"s3://objects/{uuid.uuid4().hex}", s3_server.storage_options),

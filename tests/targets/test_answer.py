@@ -93,7 +93,7 @@ def test_answer_in_single_bytes_is_parsed() -> None:
         CHUNKED,
     ],
 )
-def test_answer_is_parsed_for_any_fragmentation(answer: bytes) -> None:
+def test_answer_with_other_headers_or_framing_is_parsed(answer: bytes) -> None:
     found = one(answer)
     assert (found.data, found.size) == (b"01234", 9)
 
@@ -174,7 +174,7 @@ def test_damaged_answer_is_an_error(answer: bytes, error: Any) -> None:
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("status", ["101 Switching Protocols", "204 No Content", "304 Not Modified"])
-def test_error_statuses_without_a_body_are_raised(status: str) -> None:
+def test_statuses_without_a_body_are_errors(status: str) -> None:
     """aiohttp shares one empty body among these answers, which reports its end only once."""
 
     async def thrice(ask: Ask) -> list[BaseException]:

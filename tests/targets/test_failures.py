@@ -34,7 +34,7 @@ FIRST = failures._FIRST  # in tests it is replaced by nearly 0, so that they nee
         TimeoutError(),
     ],
 )
-def test_temporary_failures_are_retried(failure: OSError) -> None:
+def test_temporary_failures_are_transient(failure: OSError) -> None:
     assert is_transient(failure)
 
 
@@ -51,7 +51,7 @@ def test_temporary_failures_are_retried(failure: OSError) -> None:
         OSError("anything"),
     ],
 )
-def test_permanent_failures_are_not_retried(failure: OSError) -> None:
+def test_permanent_failures_are_not_transient(failure: OSError) -> None:
     assert not is_transient(failure)
 
 
@@ -90,7 +90,7 @@ def test_retries_are_reduced_to_the_limit_of_a_layer() -> None:
         (OSError(22, "The requested range is not satisfiable"), Unreadable),
     ],
 )
-def test_errors_are_never_a_missing_object(error: Exception, kind: type[OSError]) -> None:
+def test_errors_of_clients_are_not_a_missing_object(error: Exception, kind: type[OSError]) -> None:
     failure = convert_error(error)
     assert type(failure) is kind
     assert failure.__cause__ is error

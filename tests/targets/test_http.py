@@ -176,7 +176,7 @@ def test_whole_object_sent_compressed_is_inflated(http_server: RangeServer) -> N
     assert Reader().read(url) == DATA
 
 
-def test_only_missing_objects_are_file_not_found(http_server: RangeServer) -> None:
+def test_missing_object_is_file_not_found(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(404)
     for read in (lambda: Reader().read(url, 0, 5), lambda: Reader().read(url), lambda: Reader().get_facts(url)):

@@ -116,7 +116,7 @@ def test_missing_file_and_directory_are_file_not_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this platform has no named pipes")
-def test_pipe_or_device_is_refused_at_once(tmp_path: Path) -> None:
+def test_pipe_or_device_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), os.devnull, "/dev/zero"):
         with pytest.raises(Unreadable, match="a pipe or a device"):

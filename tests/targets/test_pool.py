@@ -61,7 +61,7 @@ def test_prefixes_of_one_pool_do_not_share_sessions(http_server: RangeServer) ->
 
 
 @pytest.mark.parametrize("how", ["prefix", "protocol", "instance"])
-def test_each_link_of_a_chain_is_opened_with_its_own_options(http_server: RangeServer, how: str) -> None:
+def test_link_of_a_chain_is_opened_with_its_own_options(http_server: RangeServer, how: str) -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("m", DATA)

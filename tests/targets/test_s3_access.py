@@ -1,4 +1,4 @@
-"""S3 is read with roles, tokens and credential processes, and with every form of bucket address (from moto)."""
+"""S3 is read with roles, tokens and credential processes, and with buckets in paths or host names (from moto)."""
 
 from __future__ import annotations
 

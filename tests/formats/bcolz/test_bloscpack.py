@@ -206,7 +206,7 @@ def test_requests_are_for_offsets_headers_and_frames(http_server: Any) -> None:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("frame_size", [8, 40, 80, 200, 333, 400, 1000, 2**12])
-def test_chunks_have_whole_rows_for_any_frame_size(order: str, frame_size: int) -> None:
+def test_values_are_right_for_frames_of_many_sizes(order: str, frame_size: int) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     values = np.arange(13 * 10).reshape(13, 10)
     flat = values.T if order == "F" else values
