@@ -1,4 +1,4 @@
-"""Datasets of VirtualiZarr, made by our parser, have the values of the source, in every format that it writes."""
+"""Datasets of VirtualiZarr, made by our parser, have the values of the source, also as references and in Icechunk."""
 
 from __future__ import annotations
 

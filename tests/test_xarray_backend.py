@@ -293,7 +293,7 @@ def test_remote_coordinate_bomb_is_refused(name: str, http_server: Any, decoded_
 
 @pytest.mark.parametrize("how", ["options", "tree", "times", "shape"])
 @pytest.mark.case(id="P28")
-def test_coordinate_bomb_is_refused_by_each_interface(how: str, http_server: Any, decoded_sizes: list[int]) -> None:
+def test_coordinate_bombs_of_several_forms_are_refused(how: str, http_server: Any, decoded_sizes: list[int]) -> None:
     refs = make_bomb("zlib", "days since 2000-01-01" if how == "times" else None, "n" if how == "times" else "t")
     if how == "shape":  # no chunk is there: the fill value would be made 10^11 times
         refs = {**refs, "t/.zarray": array([10**11], [10], "<i8"), "t/0": ""}

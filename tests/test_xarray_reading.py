@@ -75,7 +75,7 @@ def test_points_fetch_their_chunks_once(chunked: Chunked) -> None:
     assert chunked.ranges == [(r * 16 + c, r * 16 + c + 1) for r, c in zip(rows, columns, strict=True)]
 
 
-def test_each_dask_task_fetches_its_part_at_once(chunked: Chunked) -> None:
+def test_dask_tasks_fetch_their_parts_in_few_requests(chunked: Chunked) -> None:
     pytest.importorskip("dask.array")
     array = open_grid(chunked, chunks={"y": 4, "x": 16})
     values = array.isel(byte=0).compute(scheduler="threads", num_workers=4).values
@@ -110,7 +110,7 @@ def test_arrays_of_groups_are_read_together(chunked: Chunked) -> None:
     assert chunked.ranges == [(48, 64)]
 
 
-def test_loop_over_slabs_takes_one_request_for_each(chunked: Chunked) -> None:
+def test_loop_over_slabs_takes_at_most_one_request_for_each(chunked: Chunked) -> None:
     array = open_grid(chunked)
     for row in range(0, 16, 2):
         np.testing.assert_array_equal(array.isel(y=slice(row, row + 2), byte=0).values, VALUES[row : row + 2])

@@ -112,7 +112,7 @@ class TestZarr3:
             np.testing.assert_array_equal(array[...], VALUES)
 
     @pytest.mark.parametrize("target", ["sync", "async", "protocol"])
-    def test_targets_of_any_kind_work_under_zarrs_own_loop(self, target: str, http_server: Any) -> None:
+    def test_targets_by_instance_or_protocol_work_under_zarrs_loop(self, target: str, http_server: Any) -> None:
         refs, data = make_reference_set(http_server.put("/x.bin", b""))
         http_server.put("/x.bin", data)
         more: dict[str, Any] = {"remote_protocol": "http"}

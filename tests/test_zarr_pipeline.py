@@ -123,7 +123,7 @@ def test_whole_shards_are_fetched_in_parallel(http_server: RangeServer, tmp_path
             assert http_server.log.peak >= 4
 
 
-def test_shards_are_looked_up_together(http_server: RangeServer, tmp_path: Path) -> None:
+def test_chunks_of_four_shards_take_at_most_eight_requests(http_server: RangeServer, tmp_path: Path) -> None:
     values = np.arange(64 * 64, dtype="<u4").reshape(64, 64)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)
     for file in (p for p in tmp_path.rglob("*") if p.is_file()):
@@ -135,7 +135,7 @@ def test_shards_are_looked_up_together(http_server: RangeServer, tmp_path: Path)
 
 
 @pytest.mark.parametrize("wrap", ["path", "dirfs", "consolidated"])
-def test_pipeline_is_used_for_each_kind_of_store(wrap: str, http_server: RangeServer) -> None:
+def test_pipeline_is_used_for_wrapped_and_consolidated_stores(wrap: str, http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     refs = {f"g/{k}": v for k, v in make_references(url).items()} | {"g/.zgroup": '{"zarr_format": 2}'}
     if wrap == "consolidated":
@@ -553,7 +553,7 @@ def test_cancelled_read_stops_its_requests(http_server: RangeServer) -> None:
     assert asyncio.run(run()) == 0
 
 
-def test_threads_read_at_the_same_time(http_server: RangeServer) -> None:
+def test_concurrent_threads_read_right_values(http_server: RangeServer) -> None:
     array = open_fs(make_references(http_server.put("/x", PAYLOAD)))
     wrong: list[int] = []
 

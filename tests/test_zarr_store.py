@@ -50,7 +50,7 @@ MEMBERS = ["sub", "sub/a", "sub/deep", "sub/deep/a", "top"]
 
 @pytest.mark.skipif(FsspecStore is None, reason="zarr 2 has no FsspecStore")
 @pytest.mark.parametrize("path", ["", "/"])
-def test_nested_groups_are_listed_with_any_slashes(path: str) -> None:
+def test_nested_groups_are_listed_with_or_without_a_slash(path: str) -> None:
     store = FsspecStore(RefShardFileSystem(REFS, asynchronous=True), read_only=True, path=path)
     group = zarr.open_group(store, mode="r")
     assert sorted(name for name, _ in group.members(max_depth=None)) == MEMBERS

@@ -44,7 +44,7 @@ def test_view_reads_nothing(http_server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["shards/zarrs-rust-8x8", "values/air.parq", "zips/ome-zarr-simple-0.5.zip"])
-def test_every_source_can_be_shown(shared_data: Path, name: str) -> None:
+def test_sources_of_three_formats_can_be_shown(shared_data: Path, name: str) -> None:
     fs = RefShardFileSystem(str(shared_data / name))
     check_html(fs._repr_html_())
     fs.find("")

@@ -1,4 +1,4 @@
-"""A PNG shows the same picture as SVG, and no text covers another."""
+"""A PNG has the size of its scene, and no text of it covers another."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_nested_shards_and_keys_beside_them_are_surveyed(tmp_path: Path) -> None
                     raise AssertionError(f"{other} is no span")
 
 
-def test_million_inner_chunks_take_one_read_a_shard(tmp_path: Path) -> None:
+def test_survey_of_a_million_inner_chunks_takes_few_requests(tmp_path: Path) -> None:
     side, shard = 1024, 256
     document = {
         "zarr_format": 3,

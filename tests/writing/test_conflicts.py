@@ -211,7 +211,7 @@ def test_writers_of_one_process_merge_their_chunks(opened: Open) -> None:
     assert open_array(opened("r"), mode="r")[:].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_reader_of_a_replaced_shard_gets_an_error(opened: Open) -> None:
+def test_reader_sees_a_replaced_shard_after_invalidation(opened: Open) -> None:
     writer, reader = opened(), opened("r")
     writer.pipe_file("a/0", chunk(1))
     writer.commit()

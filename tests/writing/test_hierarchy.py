@@ -420,10 +420,10 @@ def test_partial_shard_write_warns_once(tmp_path: Path, kind: str, data: Any) ->
     fs = open_writable(tmp_path)
     seen = open_array(fs)
     seen[0, 0] = 1
-    with pytest.warns(CostlyPattern, match="the rest had to be read") as told:
+    with pytest.warns(CostlyPattern, match="had to be read") as told:  # noqa: PT031  # only the first commit warns
         fs.commit()
-    seen[20, 20] = 1
-    fs.commit()
+        seen[20, 20] = 1
+        fs.commit()
     assert len(told) == 1
 
 

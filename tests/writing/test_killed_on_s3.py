@@ -212,7 +212,7 @@ def test_overwriting_commits_killed_often_are_finished_later(
 
 
 @pytest.mark.parametrize("format", ALL)
-def test_commit_killed_at_any_request_leaves_old_state_or_new(
+def test_commit_killed_at_a_request_leaves_old_state_or_new(
     commits: Callable[..., int | None], s3_server: SeaweedServer, format: str
 ) -> None:
     rounds(commits, s3_server, format, 4, 1)

@@ -1,4 +1,4 @@
-"""`save` writes whole sets or nothing, and this package and fsspec read the saved sets."""
+"""`save` writes whole sets or nothing, and saved sets have the keys and bytes of their source."""
 
 from __future__ import annotations
 

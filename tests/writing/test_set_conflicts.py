@@ -133,7 +133,7 @@ def test_edits_of_a_source_changed_before_reopening_conflict(tmp_path: Path) -> 
     other.discard()
 
 
-def test_concurrent_commits_of_threads_queue_or_conflict(tmp_path: Path) -> None:
+def test_only_one_of_six_concurrent_commits_of_threads_succeeds(tmp_path: Path) -> None:
     url = str(tmp_path / "refs.json")
     begin(lambda: open_at(url, "json"))
     writers = [open_at(url, "json") for _ in range(6)]

@@ -20,7 +20,7 @@ def fs(tmp_path: Path) -> RefShardFileSystem:
 
 
 @pytest.mark.parametrize("name", ["日本" * 30, "x" * 218, "é" * 34, "a" * 200, "50% #1", "q?x", "T [K]", "..x"])
-def test_workers_write_keys_of_any_characters_and_length(tmp_path: Path, name: str) -> None:
+def test_workers_write_keys_of_odd_characters_and_lengths(tmp_path: Path, name: str) -> None:
     fs = open_for_writes(tmp_path / "refs.json", "json")
     fs.pipe_file("before", b"x")
     run_in_process(

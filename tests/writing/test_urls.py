@@ -65,7 +65,7 @@ def test_transaction_commits_all_writes_by_url_or_none(tmp_path: Path, name: str
     assert open_dataset(tmp_path / name).identical(make_dataset(0, 8).load())
 
 
-def test_zarr_opens_a_url_in_every_write_mode(tmp_path: Path) -> None:
+def test_zarr_opens_a_url_in_modes_w_a_and_r_plus(tmp_path: Path) -> None:
     fs, options = held(tmp_path / "refs.json")
     given = {"storage_options": options}
     with fs.transaction:

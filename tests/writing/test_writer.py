@@ -391,7 +391,7 @@ def test_commit_keeps_the_spelling_of_other_references(path: Path) -> None:
     assert json.loads(path.read_bytes())["refs"] == {"text": "inline", "range": ["data", 10, 20], "a": "text"}
 
 
-def test_dimension_that_grows_in_the_middle_moves_all_chunks(tmp_path: Path) -> None:
+def test_dimension_that_grows_in_the_middle_keeps_all_chunks(tmp_path: Path) -> None:
     fs = open_for_writes(tmp_path / "refs.parq", "parquet")
     fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((3, 2))})
     fs.pipe({f"a/c/{i}/{j}": bytes([i, j]) * 20 for i in range(3) for j in range(2)})
