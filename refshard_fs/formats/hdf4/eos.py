@@ -80,9 +80,10 @@ def parse_odl(text: str) -> Block:
             path[-1].blocks.append(block)
             path.append(block)
         elif name in ("END_GROUP", "END_OBJECT"):
-            if path[-1].name != value.strip():
-                raise ValueError(f"its StructMetadata end {value.strip()!r}: expected the end of {path[-1].name!r}")
-            path.pop()
+            open_block = path.pop().name if len(path) > 1 else None
+            if open_block != value.strip():
+                expected = "no end" if open_block is None else f"the end of {open_block!r}"
+                raise ValueError(f"its StructMetadata have the end of {value.strip()!r}: expected {expected} there")
         else:
             path[-1].values[name] = value.strip(' \t\r"')
     if len(path) > 1:

@@ -38,9 +38,17 @@ def test_odl_text_is_parsed_into_nested_blocks() -> None:
     assert parse_odl("OBJECT=a\nEND_OBJECT=a\nx = 1").values == {"x": "1"}
 
 
-@pytest.mark.parametrize("text", ["END_GROUP=a", "GROUP=a\nEND_GROUP=b\n", "GROUP=a\nGROUP=b\nEND_GROUP=b\n"])
-def test_block_without_its_end_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r"StructMetadata end ('[ab]': expected the end of|within 'a')"):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("END_GROUP=a", "have the end of 'a': expected no end there"),
+        ("END_GROUP=\nx=1", "have the end of '': expected no end there"),
+        ("GROUP=a\nEND_GROUP=b\n", "have the end of 'b': expected the end of 'a' there"),
+        ("GROUP=a\nGROUP=b\nEND_GROUP=b\n", "end within 'a'"),
+    ],
+)
+def test_block_without_its_end_is_an_error(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"StructMetadata {reason}"):
         parse_odl(text)
 
 
