@@ -73,7 +73,7 @@ def choose_layout(variable: Variable, kind: Kind, block: int, *, is_row_major: b
 class VariableChunks(FilledChunks):
     """The chunks of a variable. ``pad`` are the bytes of a missing value.
 
-    The index is read when the first chunk is looked up.
+    The index is read when the first chunk is looked up, or, in a small file, on opening.
     """
 
     are_found_together = True
@@ -142,7 +142,7 @@ class VariableChunks(FilledChunks):
         yield from self._load_headers([(0, self._record_size * self._variable.records)])
 
     def _check_runs(self, runs: list[Run], first: int, last: int) -> list[Run]:
-        """Return the runs that begin before record ``last``, sorted; DamagedIndex if they overlap."""
+        """Return the runs that begin at most at record ``last``, sorted; DamagedIndex if they overlap."""
         runs = sorted(run for run in runs if run.first <= last)
         for previous, run in zip([Run(0, first - 1, 0), *runs], runs, strict=False):
             if run.last < run.first or run.first <= previous.last:
@@ -171,7 +171,7 @@ class VariableChunks(FilledChunks):
 
         If missing records repeat the record before, also yield the run before the range.
         """
-        if level > MOST_LEVELS:
+        if level >= MOST_LEVELS:
             raise self._records.make_error(
                 f"{self.where}: its index is too deep: expected at most {MOST_LEVELS} levels"
             )
@@ -224,7 +224,8 @@ class VariableChunks(FilledChunks):
             return self._records.source.part(values_offset + offset, size)
         if kind != CVVR:
             raise self._records.make_error(
-                f"{self.where}: the values at byte {values_offset} have {stored_size} bytes: expected {run_size}"
+                f"{self.where}: the record at byte {run.offset} has the type {kind} and {stored_size} bytes of values: "
+                f"expected the type {VVR} with {run_size} bytes, or the type {CVVR}"
             )
         if run_size > MOST_BLOCK:
             raise self._records.make_error(

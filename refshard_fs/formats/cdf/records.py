@@ -1,7 +1,7 @@
 """Read the records of a CDF file: descriptors of the file, of variables and of attributes, and indexes. No I/O here.
 
 Names (CDR, GDR, VDR, ADR, AEDR, VXR, VVR, CVVR, CPR) come from the document "CDF Internal Format Description". A
-record begins with its size and its type. Records of one type form linked lists, and may lie anywhere in the file.
+record begins with its size and its type, and may lie anywhere in the file. Descriptors of one type form linked lists.
 Offsets have 8 bytes in version 3, and 4 bytes in older versions. All numbers except values are big-endian.
 """
 
@@ -290,7 +290,8 @@ class Records(FileBytes):
             offset, count, used_count = self._unpack_fields("Oii", data)
             start = self.make_struct("Oii").size
             if not 0 <= used_count <= count <= len(data):
-                raise self.make_error(f"an index uses {used_count} entries: expected 0 to {count}")
+                found = f"an index has {count} entries, and uses {used_count}"
+                raise self.make_error(f"{found}: expected at most {len(data)}, and to use 0 to all of them")
             numbers = self._unpack_fields(f"{count}i{count}i" + "O" * count, data, start)
             columns = (numbers[first : first + used_count] for first in (0, count, 2 * count))
             runs += map(Run, *columns)

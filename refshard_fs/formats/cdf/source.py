@@ -52,7 +52,7 @@ _DELTAS: Final = ("DELTA_PLUS_VAR", "DELTA_MINUS_VAR")  # attributes that name a
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a CDF file."""
-    source, size = probe.file("CDF")
+    source, size = probe.file("CDF file")
     magic, compression_mark = probe.head[:4], probe.head[4:8]
     if magic not in MAGICS or compression_mark not in (PLAIN, COMPRESSED):
         raise ManifestError(f"{probe.url}: expected a CDF file, found the first bytes {probe.head[:8]!r}")
