@@ -517,7 +517,7 @@ def _parse_fixed_array(data: bytes, space: ChunkSpace) -> Node:
     if count < math.prod(space.counts):
         chunk_count = math.prod(space.counts)
         raise ValueError(f"a fixed array has {count} elements: expected at least {chunk_count}, one for each chunk")
-    if address is None:  # all chunks were removed
+    if address is None:  # no chunk was written
         return Node(NO_CHUNKS)
     if count * width > space.room:
         size = f"{count} elements of {width} bytes"

@@ -51,7 +51,8 @@ ELEMENT: Final = "element_dtype"
 class Dataset:
     """A dataset that can be shown as an array of zarr.
 
-    ``chunk`` is the shape of its HDF5 chunks, or of the chunks into which its contiguous data are cut.
+    ``chunk`` is the shape of its HDF5 chunks; for a virtual dataset, of its sources' chunks; for data without chunks,
+    of the chunks into which they are cut.
     ``outer_shape`` is the dataset's shape, without the dimensions of an array datatype. The constructor raises
     ValueError with the reason if the dataset cannot be shown.
     """
@@ -325,7 +326,8 @@ def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -
             return None, make_index(
                 file, space, kind, address, superblock.chunk_k if kind == "B-tree 1" else parameters
             )
-    raise ManifestError(f"its data layout is {dataset.layout!r}: expected compact, contiguous, chunked or virtual data")
+    found = f"its data layout is {dataset.layout!r}"
+    raise ManifestError(f"{found}: expected compact, contiguous, chunked, external or virtual data")
 
 
 def _make_chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:

@@ -55,9 +55,10 @@ class Datatype(msgspec.Struct, frozen=True):
     """One HDF5 datatype.
 
     ``dtype`` is numpy's type of an element in the file, ``shown`` the type in zarr's metadata; they differ only if
-    ``is_recast``. ``shown`` is None in three cases: if values cannot be shown; if elements are Python objects (texts,
-    sequences, and references, which are shown as paths); and if a member of a compound is a Python object. Then each
-    member is shown as a separate array, whose datatype has the kind "member" and the size of the whole compound.
+    ``is_recast``. ``shown`` is None in three cases: if values cannot be shown; if elements are Python objects (texts of
+    variable length, sequences, and references, which are shown as paths); and if a member of a compound has no
+    ``shown``. Then each member is shown as a separate array, whose datatype has the kind "member" and the size of the
+    whole compound.
 
     An array datatype has the ``dtype`` and ``shown`` of its elements; its ``shape`` follows the shape of the dataset.
     """
@@ -68,7 +69,7 @@ class Datatype(msgspec.Struct, frozen=True):
     shown: np.dtype[Any] | None = None
     refusal: str | None = None  # the reason why values cannot be shown
     shape: tuple[int, ...] = ()
-    base: Datatype | None = None  # the base type of an enum, an array, a variable-length sequence
+    base: Datatype | None = None  # the base type of an enum, an array, a variable-length text or sequence
     names: tuple[tuple[str, int], ...] = ()  # names and numbers of an enum
     fields: tuple[Field, ...] = ()  # members of a compound
     padding: Padding = "null-padded"
@@ -322,7 +323,7 @@ def _make_array(base: Datatype, dims: tuple[int, ...]) -> Datatype:
     refusal = base.refusal
     if base.shown is None and not base.is_text:
         found = f"its datatype is an array of elements of the kind {base.kind!r}, which zarr cannot hold"
-        refusal = refusal or f"{found}: expected numbers or text"
+        refusal = refusal or f"{found}: expected numbers, text, or compounds without text of variable length"
     innermost = base.base if base.kind == "array" and base.base is not None else base
     size, shape = base.size * count, (*dims, *base.shape)
     return Datatype(size, "array", base.dtype, base.shown, refusal, shape, innermost, is_recast=base.is_recast)
@@ -372,7 +373,8 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
         return elements if datatype.shown is None else elements.astype(datatype.shown, copy=False)
     dtype, shown = datatype.dtype, datatype.shown
     if dtype is None:
-        raise ValueError(datatype.refusal or "its datatype is a compound that is shown as an array for each member")
+        found = f"found {datatype.kind!r}, whose members are shown as separate arrays"
+        raise ValueError(datatype.refusal or f"expected a datatype that one array can show, {found}")
     if len(raw) % datatype.size:
         raise ValueError(f"expected a whole number of elements of {datatype.size} bytes, found {len(raw)} bytes")
     elements = np.frombuffer(raw, np.dtype((dtype, datatype.shape)) if datatype.shape else dtype)
@@ -381,7 +383,7 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
 
 
 def make_little_endian(datatype: Datatype) -> Datatype:
-    """Return a datatype of compounds with ``shown`` in little-endian order; return other datatypes unchanged.
+    """Return a datatype of compounds with a little-endian ``shown``; return any other datatype unchanged.
 
     zarr version 3 has no big-endian fields, and xarray cannot read them from version 2.
     """

@@ -1,7 +1,8 @@
 """HDF5 filter pipelines: if zarr's codecs can decode the chunks, zarr decodes them, otherwise this module. No I/O here.
 
-`Codecs` holds the codecs for the metadata of an array. If zarr has no codec for one of the filters, the array has no
-codecs, and a `FilterRecipe` decodes its chunks. A recipe also decodes single chunks that skip filters (by their mask).
+`Codecs` holds the codecs for the metadata of an array. If zarr has no codec for one of the filters, or cannot hold the
+elements unchanged, the array has no codecs, and a `FilterRecipe` decodes its chunks. A recipe also decodes single
+chunks that skip filters (by their mask).
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class FilterRecipe(msgspec.Struct, frozen=True):
 
     @property
     def made(self) -> int | None:
-        """The size of the result in bytes; None if unknown, because the chunk is compressed again for zarr."""
+        """The size of the result in bytes; None if unknown, because the chunk is encoded again for zarr."""
         datatype = self.codecs.datatype
         size = datatype.inner.size if datatype.shown is None else datatype.shown.itemsize
         return None if self.codecs.codec_texts else self.codecs.count * size * math.prod(datatype.shape)
@@ -148,7 +149,7 @@ class FilterRecipe(msgspec.Struct, frozen=True):
 
 
 def make_codecs(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tuple[int, ...]) -> Codecs:
-    """Choose the codecs for chunks of ``chunk_shape``. Raise ManifestError if a filter cannot be decoded."""
+    """Choose the codecs for chunks of ``chunk_shape``. Raise ManifestError if the chunks cannot be decoded."""
     for filter_ in filters:
         _check_filter(filter_)
     count = math.prod(chunk_shape)
@@ -181,7 +182,7 @@ def _check_filter(filter_: Filter) -> None:
 
 
 def _find_codec(filter_: Filter, number: int, length: int) -> dict[str, Any] | None:
-    """Return the document of the numcodecs codec that decodes a filter's output; None if there is none.
+    """Return the configuration of the numcodecs codec that decodes a filter's output; None if there is none.
 
     ``number`` is the filter's position in the pipeline, ``length`` the bytes of a decoded chunk.
     """
@@ -451,8 +452,9 @@ def _decode_scale_offset(data: bytes, values: tuple[int, ...], length: int) -> b
         or type_class > 1
         or (type_class and size < 4)
     ):
-        limits = f"expected 1, 2, 4 or 8 bytes, 4 or 8 for floats, and at most {_find_output_limit(length)} in all"
-        raise ValueError(f"scale-offset has {count} elements of {size} bytes and of class {type_class}: {limits}")
+        sizes = f"1, 2, 4 or 8 bytes, 4 or 8 for floats, and at most {_find_output_limit(length)} in all"
+        found = f"scale-offset has {count} elements of {size} bytes and of class {type_class}"
+        raise ValueError(f"{found}: expected class 0 (integers) or 1 (floats), {sizes}")
     if type_class and kind != 0:
         raise ValueError(f"scale-offset of floats has the type {kind}: expected 0 (D-scaling)")
     if len(data) < 21:

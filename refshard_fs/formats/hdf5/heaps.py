@@ -138,7 +138,7 @@ class FractalHeap(msgspec.Struct, frozen=True):
     start_size: int  # bytes of a block in the first row
     most_direct: int  # bytes of the largest direct block
     bits: int  # bits of the largest possible offset in the heap
-    root: int | None  # address of the first block
+    root: int | None  # address of the root block
     rows: int  # rows of the root block, if it is indirect; 0: it is direct
     blocks: tuple[Block, ...] = ()  # the direct blocks, if they were read together with the header
 

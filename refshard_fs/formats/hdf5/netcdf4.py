@@ -1,7 +1,8 @@
 """Show HDF5 objects as NetCDF-4 does: dimensions, attributes and fill values for xarray. No I/O here.
 
-NetCDF-4 stores dimensions as HDF5 dimension scales: datasets to which other datasets refer by an attribute. In a file
-without scales, each length in a group becomes a dimension ``phony_dim_N``, as in h5netcdf and netCDF-C.
+NetCDF-4 stores dimensions as HDF5 dimension scales: datasets to which other datasets refer by an attribute. Axes
+without scales get dimensions ``phony_dim_N``, as in h5netcdf and netCDF-C: the datasets of a group share dimensions of
+equal length.
 """
 
 from __future__ import annotations

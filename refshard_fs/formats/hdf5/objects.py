@@ -1,4 +1,4 @@
-"""Read all groups and datasets of an HDF5 file, level by level: the objects of a level in the same rounds. No I/O here.
+"""Read the groups and datasets of an HDF5 file, level by level: the objects of a level in the same rounds. No I/O here.
 
 Links to other files are listed. A link back to a group that contains it is reported and not followed.
 """
@@ -561,7 +561,8 @@ class _Reader:
             if lost_object is not None:
                 collection, index, size = lost_object
                 length = len(self._heap.get((collection, index), b""))
-                reason = f"object {index} of the global heap at {collection} has {length} bytes: expected {size}"
+                found = f"object {index} of the global heap at {collection} has {length} bytes"
+                reason = f"{found}: expected at least {size}"
                 unread[attribute.name] = str(failures[collection] or reason)
                 continue
             heap = {(collection, index): self._heap[collection, index] for collection, index, _ in ids}

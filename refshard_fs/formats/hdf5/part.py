@@ -16,8 +16,8 @@ def is_self_contained(objects: Mapping[str, HDF5Object], group: str, *, has_all_
 
     ``objects`` (by path) are all objects in the group, the groups above it, and the dimension scales in those;
     if it ``has_all_above``, also all other objects directly in the groups above it. These things need other objects:
-    dimensions without a scale, which have numbers that begin with those of the groups above; unlimited dimensions,
-    which have the length of the longest array in any group; and references that are shown as paths.
+    dimensions without a scale, whose numbers continue the numbers in the groups above; unlimited dimensions, which
+    have the length of the longest array in any group; and references that are shown as paths.
     """
     if group not in objects or not objects[group].is_group:
         return False
@@ -26,7 +26,7 @@ def is_self_contained(objects: Mapping[str, HDF5Object], group: str, *, has_all_
         return False
     by_address = {each.address: each for each in objects.values()}
     shown = [each for path, each in objects.items() if is_within(path, group)]
-    if has_all_above:  # the numbers of dimensions begin with those of the groups above
+    if has_all_above:  # dimensions without a scale continue the numbers in the groups above
         shown += [each for path, each in objects.items() if path and is_within(group, parent(path)[0])]
     shown += [by_address[address] for address in list_scales(shown) if address in by_address]
     return all(_is_complete(each, by_address, group, has_all_above) for each in shown)

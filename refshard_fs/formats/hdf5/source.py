@@ -48,7 +48,7 @@ MOST_PREPARED_INDEXES: Final = 32
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open an HDF5 file, and the files to which it refers."""
     url = probe.url
-    _, size = probe.file("HDF5")
+    _, size = probe.file("HDF5 file")
     source = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size)
     file = MetadataFile(source, size, probe.head)
     try:

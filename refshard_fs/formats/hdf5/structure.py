@@ -290,7 +290,9 @@ class UnsharedAttribute(NamedTuple):
 
 def parse_attribute(data: bytes) -> UnsharedAttribute:
     """Split the body of an attribute message into its parts. Raise ValueError if it is damaged."""
-    version, flags, *lengths = _ATTRIBUTE_HEAD.unpack_from(data) if len(data) >= _ATTRIBUTE_HEAD.size else (0, 0)
+    if len(data) < _ATTRIBUTE_HEAD.size:
+        raise ValueError(f"an attribute has {len(data)} bytes: expected at least {_ATTRIBUTE_HEAD.size}")
+    version, flags, *lengths = _ATTRIBUTE_HEAD.unpack_from(data)
     if not 1 <= version <= 3:
         raise ValueError(f"an attribute of version {version} is not supported: expected 1 to 3")
     position = _ATTRIBUTE_HEAD.size + (version == 3)  # version 3 adds a byte for the encoding; UTF-8 reads ASCII, too

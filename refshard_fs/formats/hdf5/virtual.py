@@ -1,7 +1,8 @@
 """Virtual datasets of HDF5: their values lie in other datasets, in the same file or in other files. No I/O here.
 
 A mapping places a selection of a source dataset in the virtual dataset. A virtual dataset can be shown if its mappings
-consist of whole chunks: then each of its chunks is an unchanged chunk of a source.
+consist of whole chunks, and all sources have the same chunk shape, filters and datatype: then each of its chunks is an
+unchanged chunk of a source.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object,
     """Return a virtual dataset with the chunk shape and filters of its sources, and a box of chunks for each mapping.
 
     A dataset that is not virtual is returned unchanged, with an empty list. Raises ManifestError if the mappings do not
-    consist of whole chunks, or if the sources differ in chunk shape or filters.
+    consist of whole chunks, or if the sources differ in chunk shape, filters or datatype.
     """
     if not isinstance(dataset.layout, Virtual):
         return dataset, []

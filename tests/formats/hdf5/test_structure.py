@@ -13,6 +13,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem, check
 from refshard_fs.formats.hdf5 import heaps
+from refshard_fs.formats.hdf5.structure import parse_attribute
 from tests.support.hdf5_comparison import check_attributes, open_arrays
 from tests.support.hdf5_messages import make_file_of_shared_messages, open_in_memory
 from tests.support.memory import check_peak
@@ -157,3 +158,8 @@ def test_unreadable_attribute_is_reported() -> None:
         "attribute 'scale_factor' of 'g_scale_factor'",
         "d_scale_factor",
     }
+
+
+def test_short_attribute_message_raises_its_size() -> None:
+    with pytest.raises(ValueError, match="an attribute has 5 bytes: expected at least 8"):
+        parse_attribute(bytes(5))
