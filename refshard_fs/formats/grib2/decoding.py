@@ -93,7 +93,7 @@ class Values(_FieldValues, frozen=True):
         if kind not in (0, 255) or stored > self.count or (kind == 255 and stored != self.count):
             raise ValueError(
                 f"it has {stored} values, with a bitmap of kind {kind}: expected {self.count} values without a bitmap "
-                "(255), or fewer with a bitmap in the message (0)"
+                "(255), or at most as many with a bitmap in the message (0)"
             )
         if not stored:
             values = np.empty(0)
@@ -261,13 +261,14 @@ def _decode_ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iter
     size = 1 if bits <= 8 else 2 if bits <= 16 else 4
     flags = parse_integer(packing, 22) & ~6  # decode to words of 1, 2 or 4 bytes, least significant byte first
     block, interval = parse_integer(packing, 23), parse_integer(packing, 24, 2)
-    # libaec writes beyond its buffers for other sizes of blocks, and frees memory twice for restricted codes of many
+    # libaec writes beyond its buffers for other sizes of blocks, and frees memory twice for restricted codes of 5 to 8
     # bits.
     is_restricted = flags & 16 and 4 < bits <= 8
     if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32 or is_restricted:
         raise ValueError(
             f"invalid CCSDS blocks of {block} values of {bits} bits, {interval} in an interval, with flags {flags:#x}: "
-            "expected 8, 16, 32 or 64 values of at most 32 bits, 1 to 4096 in an interval, without restricted codes"
+            "expected 8, 16, 32 or 64 values of at most 32 bits, 1 to 4096 blocks in an interval, and no restricted "
+            "codes (flag 0x10) of 5 to 8 bits"
         )
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
     most = size * (stored + block * interval)  # bytes: padding may follow the last value
@@ -456,8 +457,8 @@ def decode_ibm_floats(data: Octets, count: int) -> npt.NDArray[np.float64]:
     return values
 
 
-# Flags of section 4: values are in groups, or spectra with an unpacked subset; and more flags at octet 14.
-_COMPLEX, _OTHER_TYPES = 0x40, 0x10
+# Flags of section 4: values are in groups, or spectra with an unpacked subset; octet 14 has more flags.
+_COMPLEX, _MORE_FLAGS = 0x40, 0x10
 # Flags at octet 14: groups have widths and lengths; every second row runs backwards.
 _EXTENDED, _ROWS_TURN = 0x18, 0x04
 
@@ -488,10 +489,8 @@ class Values1(_FieldValues, frozen=True):
             has_turns = parse_integer(data, 14) & _ROWS_TURN
             return _arrange_rows(values, self.across, TO_AND_FRO).ravel() if has_turns else values
         bits, unused = parse_integer(data, 11), flags & 0xF
-        if flags & _OTHER_TYPES:
-            raise ValueError(
-                f"its values are packed with flags {flags:#x}: expected floating-point numbers (no flag 0x10)"
-            )
+        if flags & _MORE_FLAGS:
+            raise ValueError(f"its values have the flags {flags:#x}: expected no flag 0x10, which marks matrices")
         spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are padded to an even length
         if bits > 64 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
             raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")

@@ -194,7 +194,8 @@ def _count_points(grid: bytes) -> int:
     at = parse_integer(grid, 5) + 4 * parse_integer(grid, 4)  # the octet at which the numbers of points in rows begin
     if parse_integer(grid, 5) == 255 or down == 0xFFFF:
         raise ValueError(
-            "its grid has no number of points in a row, and no list of these numbers: expected one of them"
+            "its grid: expected a number of points for all rows, or a number of rows and a list with the number of "
+            "points in each row, found neither"
         )
     rows = [parse_integer(grid, at + 2 * row, 2) for row in range(down)]
     if parse_integer(grid, 6) not in (4, 14):

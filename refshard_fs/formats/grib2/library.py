@@ -120,8 +120,8 @@ class Points(msgspec.Struct, frozen=True):
             return points
         if not has_rows or across != missing or begin + rows * size - 1 > len(grid):
             raise ValueError(
-                f"its grid of {points} points has {rows} rows of {across}: expected as many points, or a number for "
-                "each row"
+                f"its grid of {points} points has {rows} rows of {across}: expected as many points as all rows have, "
+                "or a list of the points in each row"
             )
         counts = [parse_integer(grid, begin + row * size, size) for row in range(rows)] or [0]
         limits = (2, 8 * parallels + 16) if is_gaussian else (0, points)
@@ -147,8 +147,8 @@ def _check_first_latitude(latitude: float, parallels: int) -> None:
         )
 
 
-# eccodes takes a latitude for one of the grid that is less than a thousandth of a degree away. If the first latitude is
-# farther north, it reads beyond its arrays, and ends the process.
+# eccodes matches a latitude with a latitude of the grid that is less than a thousandth of a degree away. If the first
+# latitude is farther north, it reads beyond its arrays, and ends the process.
 _LATITUDE_ERROR: Final = 0.000999
 # Most latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to compute so many.
 FINEST: Final = 1 << 13
@@ -188,8 +188,8 @@ _TABLES: Final = 28  # the version of WMO's tables
 _CLASSES: Final = frozenset([19, 36, 44, 55])
 _CHEMICAL_TABLES: Final = 34
 _NO_CENTRE: Final = 255
-# Names of levels of ICON. eccodes has them only for messages with a list of coordinates of levels; its sample message
-# has no list.
+# Names of levels of ICON. eccodes has them only for messages with a list of coordinates of levels; eccodes' sample
+# message has no list.
 _GENERAL: Final = {(150, 255): "generalVertical", (150, 150): "generalVerticalLayer"}
 
 _KEYS: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")

@@ -2,7 +2,7 @@
 
 A message states its length, which locates the next message. A sidecar is a file beside a GRIB file that lists the
 offsets of all its messages (``.idx`` of wgrib2, ``.index`` of ECMWF). Opening a file reads a window of each message,
-its first bytes, and no values.
+its first bytes, and no values; only small files are read whole.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Field(msgspec.Struct, frozen=True):
 class Grid(NamedTuple):
     """A grid: the number of its template in edition 2, and the number of points along its sides.
 
-    ``scanned`` is the octet of the scanning ``flags`` in its section; 0 if the grid is a list of points.
+    ``scanned`` is the octet of the scanning ``flags`` in its section; 0 if the grid is shown as a list of points.
     """
 
     template: int
@@ -223,7 +223,7 @@ class Grid(NamedTuple):
     corners: tuple[float, ...]  # north, west, south and east, in degrees; empty if the section lacks them
 
 
-# The octet of the scanning flags, by template of grids (section 3). Grids of other templates are lists of points.
+# The octet of the scanning flags, by template of grids (section 3). Grids of other templates are shown as lists.
 _SCANNED: Final = {
     0: 72, 1: 72, 10: 60, 12: 60, 13: 60, 20: 65, 23: 65, 30: 65, 31: 65, 33: 65, 40: 72, 41: 72, 90: 64, 140: 64,
 }  # fmt: skip

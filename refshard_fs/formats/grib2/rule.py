@@ -65,7 +65,7 @@ _MOST: Final = 1 << 20  # limit of the runs, and of the steps or members, in a d
 _LATE: Final = 128  # limit of the runs that may be incomplete: one sidecar of each is requested to open the document
 _RUNS: Final = 1 << 31  # limit of the runs in the keys of an archive without an end
 _LISTED: Final = 1 << 14  # limit of the files whose sidecars are read to list fields
-_BLOCK: Final = 1 << 10  # most runs in a chunk of `valid_time`
+_RUNS_PER_CHUNK: Final = 1 << 10  # most runs in a chunk of `valid_time`
 _LINE_BYTES: Final = 400  # bytes of a line of a sidecar in memory
 
 
@@ -615,22 +615,22 @@ class FieldChunks(Chunks):
 
 
 class ValidTimes(Chunks):
-    """The chunks of `valid_time`, the sum of time and step: each covers a block of runs."""
+    """The chunks of `valid_time`, the sum of time and step: each covers all steps of some runs."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
-        block = _choose_block(self._rule)
-        first = int((self._rule.compute_time(number * block) - _EPOCH).total_seconds())
-        runs = first + 3600 * self._rule.time.every * np.arange(block, dtype="<i8")
+        count = _count_runs_per_chunk(self._rule)
+        first = int((self._rule.compute_time(number * count) - _EPOCH).total_seconds())
+        runs = first + 3600 * self._rule.time.every * np.arange(count, dtype="<i8")
         return Inline(np.add.outer(runs, 3600 * np.array(self._rule.steps, "<i8")).tobytes())
 
 
-def _choose_block(rule: Rule) -> int:
-    """Return the number of runs in a chunk of `valid_time`: the more steps there are, the fewer runs."""
-    return min(_BLOCK, max(_MOST // len(rule.steps), 1))
+def _count_runs_per_chunk(rule: Rule) -> int:
+    """Return the number of runs in a chunk of `valid_time`: fewer if there are many steps."""
+    return min(_RUNS_PER_CHUNK, max(_MOST // len(rule.steps), 1))
 
 
 class RuleKeySpace(ArrayGroup):
@@ -646,7 +646,7 @@ class RuleKeySpace(ArrayGroup):
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Return the keys of an archive. It shows the runs up to the last that is due, or whose first sidecar exists."""
+    """Return the keys of an archive, which shows the runs that `count_runs` counts."""
     rule: Rule = yield Load(probe.document(options.max_manifest_bytes), ParsedIndex(Rule.read, (probe.url,)))
     resolve = make_resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     try:
@@ -657,7 +657,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 def count_runs(rule: Rule, resolve: Callable[[str | None], str]) -> Steps[int]:
-    """Return the number of runs that are shown: up to the last run that is due, or whose first sidecar exists."""
+    """Return the number of runs that are shown: up to the stop of the rule.
+
+    Without a stop, these are the runs up to the last one that is due, or whose first sidecar exists.
+    """
     every = rule.time.every * HOUR
     now = datetime.fromtimestamp(time.time(), UTC)
     count = max(((now if rule.time.stop is None else parse_time(rule.time.stop)) - rule.start) // every + 1, 0)
@@ -707,7 +710,7 @@ def _make_keyspace(
         scan = inner[-1], get_scan_flags(grid_fields[variable.grid], inner)
         group.add(name, description, FieldChunks(rule, name, fields[name], resolve, grids, scan, runs))
     valid = ArrayDescription(
-        f"{url}: valid_time", tuple(shape[:2]), (_choose_block(rule), shape[1]), np.dtype("<i8"), dims[:2],
+        f"{url}: valid_time", tuple(shape[:2]), (_count_runs_per_chunk(rule), shape[1]), np.dtype("<i8"), dims[:2],
         ATTRIBUTES["valid_time"],
     )  # fmt: skip
     group.add("valid_time", valid, ValidTimes(rule))

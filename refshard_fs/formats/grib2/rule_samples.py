@@ -255,8 +255,10 @@ def compare_run(rule: Rule, run: int, resolve: Callable[[str | None], str]) -> S
 def _find_differences(chunks: FieldChunks, place: FieldPlace, start: int) -> Steps[str]:
     """Describe how the message at byte ``start`` differs from the expected field; "" if it does not."""
     facts: Facts | None = yield Stat(place.url)
-    if facts is None or facts.size is None:
+    if facts is None:
         return f"expected a file at {place.url}, found none"
+    if facts.size is None:
+        return f"{place.url}: expected a file whose size the server reports, found no size"
     try:
         grib = Grib(place.url, Span(place.url, 0, facts.size), facts.size, b"")
         yield from grib.read_windows([start])

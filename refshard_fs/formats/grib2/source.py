@@ -58,13 +58,13 @@ COORDINATES: Final = 1 << 24  # limit of the bytes of all coordinates of a file 
 _SPARSE: Final = 16  # most pairs of time and step for each field: with more, `valid_time` might take gigabytes
 LONGEST: Final = 1 << 17  # most points along a side of a grid: their coordinates take 1 MiB
 _UNSTRUCTURED: Final = 101  # template of a list of points, which a number and a UUID identify, such as ICON grids
-# Templates of grids whose coordinates eccodes computes. Other grids have no coordinates, as in cfgrib: another file
+# Templates of grids whose coordinates eccodes can compute. Other grids have no coordinates, as in cfgrib: another file
 # lists the points (`_UNSTRUCTURED`), there are no points (spectra), or eccodes does not support the projection.
 _LOCATED: Final = frozenset([*range(4), 10, 13, 20, 23, 30, 33, *range(40, 44), 90, 140, 150])
-# Templates of reduced grids whose coordinates are computed. For reduced grids of other templates, eccodes may end the
-# process.
+# Templates of grids along one dimension (reduced grids and HEALPix) whose coordinates are computed. For such grids of
+# other templates, eccodes may end the process.
 _FLAT: Final = frozenset([0, *range(40, 44), 150])
-_REGULAR: Final = (0, 40)  # templates of grids with the dimensions latitude and longitude
+_REGULAR: Final = (0, 40)  # templates of grids with the dimensions latitude and longitude, unless they are reduced
 
 
 def _make_cf_attributes(units: str, standard_name: str, long_name: str, **others: str) -> dict[str, str]:
@@ -76,7 +76,7 @@ def _make_cf_attributes(units: str, standard_name: str, long_name: str, **others
 _SINCE: Final = "seconds since 1970-01-01"
 _CALENDAR: Final = "proleptic_gregorian"
 _DOWN: Final = {"positive": "down", "stored_direction": "decreasing"}
-# Attributes of coordinates, as in cfgrib. Other coordinates are kinds of levels without a CF name.
+# Attributes of coordinates; cfgrib's own are the same. Other coordinates are kinds of levels without a CF name.
 ATTRIBUTES: Final = {
     "latitude": _make_cf_attributes("degrees_north", "latitude", "latitude"),
     "longitude": _make_cf_attributes("degrees_east", "longitude", "longitude"),
@@ -120,7 +120,7 @@ _Key = tuple[str, str, int, int, tuple[str, ...], bytes]
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Return the keys of a GRIB file; its messages may be of edition 1 and 2."""
-    source, size = probe.file("GRIB2")
+    source, size = probe.file("GRIB file")
     if size == len(probe.head):
         scan = _scan_in_memory(b"", probe.head, probe.url)
     else:
@@ -405,7 +405,8 @@ class FieldGroup(ArrayGroupBuilder):
     ) -> list[str]:
         """Add a coordinate `valid_time`, the sum of time and step, and return its name in a list.
 
-        The list is empty, and no coordinate is added, if most pairs of time and step have no field.
+        The list is empty, and no coordinate is added, if there are more than `_SPARSE` pairs of time and step for each
+        field.
         """
         if len(ordered["time"]) * len(ordered["step"]) > _SPARSE * fields:
             return []
