@@ -85,7 +85,7 @@ def parse_frame_header(data: bytes) -> FrameHeader:
 
 def decode_frame(frame: bytes, length: int) -> bytes:
     """Decode ``frame`` to ``length`` bytes. Raise ValueError if it is damaged or has another length."""
-    from numcodecs import blosc  # slow to import, and only short last chunks need it
+    from numcodecs import blosc  # slow to import, and most chunks are frames that are not decoded here
 
     header = parse_frame_header(frame)
     if header.stored_size != len(frame):  # the decoder reads beyond the end of a frame that is cut short

@@ -387,7 +387,7 @@ def _count_rows_per_chunk(array: DescribedArray, header: Header, url: str) -> in
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a bloscpack file."""
     url = probe.url
-    _, size = probe.file("bloscpack")
+    _, size = probe.file("bloscpack file")
     header = parse_header(probe.head[:HEADER], size, url)
     table = HEADER
     metadata: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 Each header gives the position of the next HDU. Where the sizes of HDUs repeat (science, error, quality, ...), the
 positions of several headers are predicted, and the headers read together. Where HDUs are short, the file is read in
-blocks. Images are cut into chunks of about 4 MiB.
+blocks. Images without compression are cut into chunks of about 4 MiB.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TABLES: Final = ("BINTABLE", "A3DTABLE", "TABLE")
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a FITS file: read all headers, and show images and columns as arrays."""
-    source, size = probe.file("FITS")
+    source, size = probe.file("FITS file")
     headers, reports = yield from _read_headers(probe, size)
     images: dict[str, Image] = {}
     chunk_shapes: dict[str, tuple[int, ...]] = {}
@@ -94,7 +94,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str, str]]]:
-    """Read the headers of all HDUs. The second result is a report, by HDU number, of bytes that are not an HDU."""
+    """Read the headers of all HDUs, up to the first HDU that is damaged or cut short.
+
+    The second result is a report about that HDU, by its number; it is empty if no HDU is damaged.
+    """
     pin = None if probe.facts is None else probe.facts.pin
     read = {0: probe.head}  # bytes of the file by position
     headers: list[Header] = []

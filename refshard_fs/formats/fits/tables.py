@@ -1,7 +1,7 @@
 """Show the columns of binary and text tables of FITS files as arrays along the rows. No I/O here.
 
 A table is stored row by row, so a chunk of a column is cut out of whole rows. A column is read without the rest of the
-rows if its elements are long, or if it is the only column.
+rows if its elements are long, or if the table has only one row or one column.
 """
 
 from __future__ import annotations
@@ -284,7 +284,8 @@ def _parse_heap_column(header: Header, source: Span | Inline, form: Form, rows: 
         dtype = np.dtype(other[1])
     elif (scale, zero) != (1, 0):
         found = f"its values of variable length have TSCAL {scale} and TZERO {zero}"
-        raise ManifestError(f"{where}: {found}: expected 1 and 0, which mean no scaling, or an unsigned type")
+        expected = "expected 1 and 0, which mean no scaling, or the TZERO of an integer type of the other signedness"
+        raise ManifestError(f"{where}: {found}: {expected}")
     codec = choose_codec(kind, dtype)
     attributes: dict[str, Any] = {} if codec is not BYTES else {ELEMENT: dtype.str}
     unit = header.cards.get(f"TUNIT{number}")

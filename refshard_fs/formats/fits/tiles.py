@@ -75,10 +75,10 @@ def _parse_columns(header: Header, row_size: int) -> tuple[Column, ...]:
 
 
 class Scaling(NamedTuple):
-    """Where the rows have the numbers that turn the integers of a tile into floats, and how noise is subtracted.
+    """The places in a row of the numbers that turn the integers of a tile into floats.
 
     ``scale``, ``zero`` and ``blank`` are the first bytes of columns; without ``blank``, ``blank_of_all`` is the integer
-    of missing pixels, if there is one.
+    of missing pixels, if there is one. ``method`` is astropy's number for how noise is subtracted.
     """
 
     scale: int
@@ -471,7 +471,7 @@ def decode_plio(words: Sequence[int], count: int) -> np.ndarray[Any, Any]:
     is_short = len(words) > 3 and words[2] > 0
     if len(words) < 4 or (not is_short and len(words) < 7):
         raise ValueError(
-            f"a PLIO_1 line list has {len(words)} words: expected a header of at least {4 if is_short else 7}"
+            f"a PLIO_1 line list has {len(words)} words: expected at least 4, or 7 if the third word is not positive"
         )
     first, length = (3, words[2]) if is_short else (words[1], (words[4] << 15) + words[3])
     if not 0 < first <= length <= len(words):

@@ -85,7 +85,7 @@ class DataSet(NamedTuple):
     layout: Layout | None
     is_coordinate: bool = False
     unlimited: str = ""  # the name of its unlimited dimension; "" if all have a length
-    values: bytes | None = None  # the values of a dimension's scale in files of version 3.2
+    values: bytes | None = None  # the values of a dimension's scale in files of versions before 3.3
 
 
 class Tree:

@@ -48,7 +48,7 @@ MOST_REPORTS: Final = 1 << 16  # if more objects cannot be shown, further tables
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open an HDF4 file."""
-    source, size = probe.file("HDF4")
+    source, size = probe.file("HDF4 file")
     if not probe.head.startswith(MAGIC):
         found = bytes(probe.head[: len(MAGIC)])
         raise ManifestError(f"{probe.url}: expected an HDF4 file, which begins with {MAGIC!r}, found {found!r}")

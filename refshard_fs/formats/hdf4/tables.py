@@ -44,12 +44,14 @@ class FieldChunks(Chunks):
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
         elements, first_record, record = self._elements, number * self._count, self._recipe.record
-        size = min(self._count, self._records - first_record) * record
+        count = min(self._count, self._records - first_record)
+        size = count * record
         parts = cut_parts(
             (yield from elements.find_parts((Tag.VDATA_VALUES, self._ref))), self._start + first_record * record, size
         )
         if (found := sum(length for _, length in parts)) < size:
-            raise elements.file.make_error(f"the records of its Vdata {self._ref} have {found} bytes: expected {size}")
+            records = f"records {first_record} to {first_record + count - 1} of its Vdata {self._ref}"
+            raise elements.file.make_error(f"{records} have {found} bytes: expected {size}")
         return elements.make_entry(parts, self._recipe, f"its Vdata {self._ref}")
 
 

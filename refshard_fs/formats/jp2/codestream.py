@@ -303,7 +303,10 @@ class Header(msgspec.Struct, frozen=True):
         return head + bytes([coding.levels - level]) + data[coding.at + 1 : stop]
 
     def limit_cost(self, size: int) -> int:
-        """Return the most bytes that decoding a tile may take in a file of ``size`` bytes; ValueError beyond it."""
+        """Return the most bytes that decoding a tile may take in a file of ``size`` bytes.
+
+        Raises ValueError if a tile in the middle of the image takes more.
+        """
         most = min(LARGEST, max(SPARSE, RATIO * size))
         across, down = self.size.tiles
         tile = self.size.select_tile(down // 2 * across + across // 2, 0)  # tiles at edges may be smaller

@@ -1,9 +1,10 @@
 """NetCDF-3 files as a group of arrays. Only the header is read when a file is opened. No I/O here.
 
-A variable without records is cut into chunks of about four MiB. The file interleaves the records of all variables: a
-variable with records has a chunk for each record, or for several small records. Names are those of the format's
-specification (classic, 64-bit offset, 64-bit data). Numbers in the header are big-endian. Every count is compared with
-the remaining bytes before memory is allocated for it.
+A variable without records is cut into chunks of about four MiB, and so is the variable with records if there is only
+one. The file interleaves the records of several variables: then each of these has a chunk for each record, several
+chunks for a large record, or a chunk for several small records. Names are those of the format's specification (classic,
+64-bit offset, 64-bit data). Numbers in the header are big-endian. Every count is compared with the remaining bytes
+before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -454,7 +455,7 @@ _layouts: Final[LRU[tuple[int, int], _Layout]] = LRU(REMEMBERED)
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a NetCDF-3 file."""
-    source, size = probe.file("NetCDF-3")
+    source, size = probe.file("NetCDF-3 file")
     if probe.head[:4] not in MAGICS:
         raise ManifestError(f"{probe.url}: expected a NetCDF-3 file, found the first bytes {probe.head[:4]!r}")
     key = size, options.zarr_format

@@ -429,7 +429,8 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
         if tag.dtype.kind != "u":
             raise ValueError(f"the table of its strips or tiles has the type {tag.dtype}: expected unsigned integers")
         if tag.count < page.count:
-            raise ValueError(f"its tables have {tag.count} entries: expected {page.count}, one for each strip or tile")
+            expected = f"expected at least {page.count}, one for each strip or tile"
+            raise ValueError(f"its tables have {tag.count} entries: {expected}")
     return page
 
 
@@ -483,7 +484,8 @@ def _choose_dtype(ifd: Ifd, order: str, samples: int) -> tuple[int, np.dtype[Any
         return bits, np.dtype(f"{order}u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
     if bits not in _BITS.get(kind, ()):
         expected = (
-            "1 with 1 to 32 or 64 bits, 2 with 8, 16, 32 or 64, 3 with 16, 32 or 64, 5 with 32 or 64, 6 with 64 or 128"
+            "1 or 4 with 1 to 32 or 64 bits, 2 with 8, 16, 32 or 64, 3 with 16, 32 or 64, 5 with 32 or 64, 6 with 64 "
+            "or 128"
         )
         raise ValueError(f"its samples have {bits} bits and SampleFormat {format_}: expected {expected}")
     return bits, np.dtype(f"{order}{kind}{bits // 8}")

@@ -69,7 +69,7 @@ _UNITS: Final = {
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a TIFF file: read its IFDs and their values, and show its images as arrays."""
-    tiff = Tiff(probe.url, *probe.file("TIFF"), probe.head)
+    tiff = Tiff(probe.url, *probe.file("TIFF file"), probe.head)
     ifds = yield from tiff.read_chain()
     if DESCRIPTION in ifds[0].lost:  # OME-XML in it would define the images of all pages
         raise ManifestError(f"{tiff.url}: {find_damage(ifds[0])}")

@@ -98,8 +98,8 @@ def test_unquantized_floats_and_blank_pixels_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([0, 3], "has 2 words: expected a header of at least 7"),
-        ([0, 7, -100, 7, 0, 0], "has 6 words: expected a header of at least 7"),
+        ([0, 3], "has 2 words: expected at least 4, or 7 if the third word is not positive"),
+        ([0, 7, -100, 7, 0, 0], "has 6 words: expected at least 4, or 7 if the third word"),
         ([0, 3, 9, 0], "states a header of 3 words, and a length of 9 words"),
         ([0, 3, 4, 0x7000 + 5, 0], None),
         ([0, 3, 4, -1], "has the instruction -1: expected 0 to 7"),
