@@ -101,5 +101,5 @@ def test_malformed_pins_are_refused(pins: Any, words: str) -> None:
 
 
 def test_pins_need_version_1() -> None:
-    with pytest.raises(ManifestError, match='add "version": 1'):
+    with pytest.raises(ManifestError, match='no "version": expected "version": 1'):
         open_source({"a": ["memory://x"], "refshard": {"pins": {"url": []}}}).ls("")

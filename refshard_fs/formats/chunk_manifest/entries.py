@@ -96,7 +96,7 @@ def parse_entries(data: bytes, where: str) -> Entries:
         texts = _RAW_DECODER.decode(data)
         for key in empty:
             if bytes(texts[key])[1:-1].strip():
-                raise ManifestError(f"{where}: {key!r} has neither path nor data: write {{}} for an empty chunk")
+                raise ManifestError(f"{where}: {key!r} has neither path nor data: write {{}} for an empty key")
     return Entries(keys, prefixes)
 
 
@@ -107,7 +107,7 @@ def _make_error(data: bytes, where: str, error: Exception) -> ManifestError:
     except ValueError as e:
         return ManifestError(f"{where} is not JSON: {e}")
     if not isinstance(document, Mapping):
-        return ManifestError(f"{where} is a {type(document).__name__}: expected an object with chunk keys")
+        return ManifestError(f"{where} is a {type(document).__name__}: expected an object with keys")
     for key, value in document.items():
         kind: Any = dict[str, JsonPrefix] if key == PREFIX else JsonEntry
         try:

@@ -349,4 +349,4 @@ def parse_numbers(texts: Sequence[str], label: str) -> npt.NDArray[np.int64]:
 def parse_integers(text: str) -> tuple[int, ...]:
     """Parse integers that are separated by spaces or commas, with or without brackets."""
     numbers = text.strip().strip("[]").replace(",", " ").split()
-    return tuple(_parse_integer(number, "a list of numbers") for number in numbers)
+    return tuple(_parse_integer(number, "a number in a list") for number in numbers)

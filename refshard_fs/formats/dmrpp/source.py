@@ -126,8 +126,8 @@ class _Targets:
         limit, self.inline = max(self.inline, 0), self.inline - size
         if self.inline < 0:
             raise ValueError(
-                f"its values in the document have {size} bytes: expected at most {limit} bytes, because other "
-                "variables have used the rest of the limit"
+                f"its values in the document have {size} bytes: expected at most {limit}, which are left for this "
+                "variable in the limit for all values in the document"
             )
 
     def find_url(self, href: str | None) -> str:
@@ -497,7 +497,7 @@ class ListedChunks(FilledChunks):
         array = self._array
         if array.fill_element is None:
             found = f"a chunk was never written, and its fillValue is {array.variable.fill!r}"
-            raise ValueError(f"{found}: expected a text of {array.dtype.itemsize} bytes")
+            raise ValueError(f"{found}: expected a text of at most {array.dtype.itemsize} bytes")
         return encode_chunk(array.fill_element * math.prod(array.chunk), array.shown_codecs)
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
@@ -585,5 +585,5 @@ def _decode_values(variable: Variable, limit: int, single: int | None = None) ->
         except zlib.error as e:
             raise ValueError(f"its values in the document: expected a zlib stream, found an error: {e}") from None
     if len(data) > limit:
-        raise ValueError(f"its values in the document have more bytes than the array: expected at most {limit}")
+        raise ValueError(f"its values in the document: expected at most {limit} bytes, found more")
     return data

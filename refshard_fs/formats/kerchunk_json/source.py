@@ -130,14 +130,14 @@ def _make_reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     if version is None or isinstance(version, (str, list, dict)):
         found = 'no "version"' if version is None else f'the "version" {version!r:.40}'
         if reader.refs is not None:
-            raise ManifestError(f'{where} has "refs" and {found}: add "version": 1 to it')
+            raise ManifestError(f'{where} has "refs" and {found}: expected "version": 1')
         match header.get("refshard"):
             case {"pins": _} | {"from": _}:
-                raise ManifestError(f'{where} has pins or origins but {found}: add "version": 1 to it')
+                raise ManifestError(f'{where} has pins or origins, and {found}: expected "version": 1')
         reader.top.add_members(header)
         return msgspec.structs.replace(reader.top.finish(), version=0)  # without templates: braces belong to URLs
     if version != 1 or isinstance(version, bool):
-        raise ManifestError(f"{where} is of version {version!r}: expected 0 or 1")
+        raise ManifestError(f'{where} is of version {version!r}: expected 1, or no "version" in a set of version 0')
     templates, gen = header.get("templates") or {}, header.get("gen") or []
     if reader.refs is None and "refs" not in header and not gen and not reader.top.is_empty:
         raise ManifestError(f'{where} is of version 1, but its keys are outside of "refs": move them into "refs"')

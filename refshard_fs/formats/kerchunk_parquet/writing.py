@@ -135,8 +135,8 @@ def encode_checked_partition(partition: Chunks, history: PartitionHistory | None
 
 
 # Commits: the changes of partitions, and the new ``.zmetadata``. If an array grows or shrinks along its first dimension
-# only, its chunks keep their numbers, and only partitions with edits are written again. After any other change of its
-# grid, all its partitions are written again.
+# only, its chunks keep their numbers: partitions with edits are written again, and so is the partition that gains or
+# loses rows at its end. After any other change of its grid, all its partitions are written again.
 
 
 class Change(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
@@ -152,7 +152,7 @@ def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, label: st
     types, counts = ENCODINGS.get(encoding, ({dtype.name}, [channels]))
     if dtype.name not in types or channels not in counts or math.prod(block) > MOST_IN_BLOCK:
         combination = f"{channels} channels of {dtype.name}, and blocks of {list(block)}"
-        known = f"{' or '.join(sorted(types))} with {counts[0]} to {counts[-1]} channels"
+        known = f"{' or '.join(sorted(types))} with {_format_counts(counts)} channels"
         expected = f"expected {known}, and blocks of at most {MOST_IN_BLOCK} voxels"
         raise ManifestError(f"its chunks are encoded as {encoding!r}, with {combination}: {expected}")
     sharding = _parse_sharding(scale.sharding, label)
@@ -173,6 +173,11 @@ def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, label: st
     attributes = {"resolution": scale.resolution, "voxel_offset": list(scale.voxel_offset), "key": key}
     offset, shape = scale.voxel_offset, (*size, channels)
     return Scale(key, shape, chunks, step, offset, dtype, sharding, attributes, encoding, block)
+
+
+def _format_counts(counts: Sequence[int]) -> str:
+    """Return the numbers of channels of an encoding as a text: "1 or 3", or "1 to 4"."""
+    return " or ".join(map(str, counts)) if len(counts) < 3 else f"{counts[0]} to {counts[-1]}"
 
 
 def _parse_sharding(doc: object, label: str) -> Sharding | None:

@@ -1,8 +1,9 @@
-"""Open ZIP archives as sources: every member is a key. No I/O here.
+"""Open ZIP archives as sources: the names of members are keys. No I/O here.
 
 A member that is stored without compression is a range of the archive. Its local header is read only if the directory
-does not prove the length of the header. A compressed member is decompressed whole, and its length and CRC-32 are
-checked. Keys are the names of members, including a folder that contains all members.
+does not prove the length of the header, or if the archive is in memory. A compressed member is decompressed whole, and
+its length and CRC-32 are checked. A folder that contains all members is a part of each key. Names such as ``../x`` are
+not keys.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Decompressor(msgspec.Struct, frozen=True):
         start = self.header.decode(raw)
         if start + self.header.stored > len(raw):
             found = f"its local header has {start} bytes, and the member {self.header.stored}"
-            raise ValueError(f"{found}: expected at most {len(raw)} bytes, up to the next member")
+            raise ValueError(f"{found}: expected at most {len(raw)} bytes, up to the next member or the directory")
         header = self.header
         return decompress_member(header.method, raw[start : start + header.stored], header.size, header.crc)
 
@@ -168,7 +169,8 @@ class ZipKeySpace(KeySpace):
             raise ReferenceNotReachable(
                 key,
                 self.url,
-                f"it ends at byte {start + head + stored}: expected at most {limit}, where the next member begins",
+                f"it ends at byte {start + head + stored}: expected at most {limit}, where the next member or the "
+                "directory begins",
             )
         return self._source.part(start + head, stored)
 

@@ -53,6 +53,14 @@ def test_error_of_volume_without_readable_scales_says_why() -> None:
             parse_volume(make_info(encoding=encoding))
 
 
+@pytest.mark.parametrize(
+    ("encoding", "channels", "known"), [("jpeg", 2, "uint8 with 1 or 3"), ("png", 5, "uint16 or uint8 with 1 to 4")]
+)
+def test_error_for_number_of_channels_names_possible_ones(encoding: str, channels: int, known: str) -> None:
+    with pytest.raises(ManifestError, match=f"{channels} channels of uint8, .*: expected {known} channels"):
+        parse_volume({**make_info(encoding=encoding), "num_channels": channels})
+
+
 def test_scale_with_too_many_chunks_is_reported() -> None:
     sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0,
                 "minishard_bits": 1, "shard_bits": 1}  # fmt: skip
