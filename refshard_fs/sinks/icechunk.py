@@ -583,9 +583,7 @@ def _list_versions(
 
 def _find_version(etag: str | None, time: str | None, location: str) -> str | datetime | None:
     """Return the version of a target that Icechunk checks: its ETag, or the time of its last modification."""
-    if etag is not None and not location.lower().startswith(
-        "http"
-    ):  # Icechunk sends it without quotes: web servers refuse it
+    if etag is not None and location[:4].lower() != "http":  # web servers refuse ETags as Icechunk sends them: unquoted
         return etag
     if time is None:
         return None
