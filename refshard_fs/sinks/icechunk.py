@@ -569,9 +569,10 @@ def _list_versions(
         return [None], np.zeros(len(rows), np.int64)
     pins = [pin or Pin() for pin in chunks.pins or [None] * len(texts)]
     versions = [_find_version(pin.etag, pin.last_modified, text) for pin, text in zip(pins, texts, strict=True)]
-    codes: dict[str | datetime | None, int] = {version: code for code, version in enumerate(dict.fromkeys(versions))}
+    codes: dict[str | datetime | None, int] = {}
+    code_of_target = [codes.setdefault(version, len(codes)) for version in versions]
     targets = chunks.ranges.targets
-    code_of_row = np.fromiter(map(codes.__getitem__, versions), np.int64, len(versions))[targets[rows]]
+    code_of_row = np.array(code_of_target, np.int64)[targets[rows]]
     for place in np.flatnonzero(np.isin(rows, list(chunks.checks))).tolist():
         row = int(rows[place])
         target = int(targets[row])
