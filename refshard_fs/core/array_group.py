@@ -311,8 +311,8 @@ class ArrayGroup(KeySpace):
     """The keys of ``arrays`` and their ``chunks``, both by path, with metadata of version ``zarr_format`` of zarr.
 
     ``attributes`` are the attributes of the root; ``groups`` has the attributes of other groups by path, and groups
-    between the root and an array may be left out. ``reports`` says by path why an array of the file is not shown;
-    reading its keys raises an error, because they are not missing.
+    between the root and an array may be left out. ``reports`` says by path why an array or a group of the file is not
+    shown; reading its keys raises an error, because they are not missing.
     """
 
     consolidates = True
@@ -649,7 +649,7 @@ class Contiguous(Chunks):
 
     ``stride`` is the distance in bytes between steps along the first axis. It may be larger than a step, for example
     in records of several variables; then a chunk is one step, or a part of it. Raises ManifestError if the array ends
-    beyond ``source``.
+    beyond ``source``, or if ``stride`` does not fit the shape or the chunks.
     """
 
     are_found_together = True

@@ -32,8 +32,8 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
       chunk does not exist, or if the row is ``inline`` or ``packed``. The length is WHOLE if the chunk reaches to the
       end of its target.
     - ``inline``: by row, the bytes that the source itself holds.
-    - ``checks``: by row, checksums and versions, which only chunk manifests have. An empty mapping marks a chunk that
-      the manifest declares as empty.
+    - ``checks``: by row, checksums and versions, which only chunk manifests have. An empty mapping stands for a chunk
+      that the manifest marks as missing.
     - ``packed``: by row, the entries of chunks that are not a range of a target: they are decoded, joined, or counted
       from the end of their target.
     - ``pins`` and ``origins``: one of each for each target; empty if the source has none.
@@ -94,7 +94,7 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(self, origins=joined, packed=packed)
 
     def make_part(self, start: int) -> Part:
-        """Return the numbers and sizes of the chunks that exist, where row 0 is chunk ``start``."""
+        """Return the numbers and sizes of the chunks that are ranges or inline, where row 0 is chunk ``start``."""
         lengths = self.ranges.lengths.copy()
         for row, data in self.inline.items():
             lengths[row] = len(data)

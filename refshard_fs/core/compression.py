@@ -86,11 +86,11 @@ _STREAMS: Final[Mapping[bytes, Callable[[], Any]]] = {
 
 
 class DamagedStream(ValueError):
-    """Compressed bytes are damaged, or end too early."""
+    """Compressed bytes are damaged, end too early, or decompress to too many bytes."""
 
 
 class Inflate:
-    """Decompress a document, which begins with ``head``, as its bytes arrive; DamagedStream if they are damaged.
+    """Decompress a document, which begins with ``head``, as its bytes arrive; DamagedStream if that is not possible.
 
     A document that is not compressed is returned unchanged. ``checks_ratio=False``: the caller limits the size.
     """
@@ -306,12 +306,12 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
     for place, (name, codec) in enumerate(codecs):
         is_last = all(later in _SAME_SIZE or later in _CHECKSUMS for later, _ in codecs[place + 1 :])
         if name in _COUNTED:
-            _check_stated_size(int.from_bytes(data[:4], "little"), count, "texts")
+            _check_stated_size(int.from_bytes(data[:4], "little"), count, "elements")
         elif name in _CHECKSUMS:
             data = data[_CHECKSUMS[name]]
         elif name in _MAKERS:
             if name == "lzma" and codec.get("format", lzma.FORMAT_XZ) not in (lzma.FORMAT_AUTO, lzma.FORMAT_XZ):
-                raise ValueError("its LZMA stream does not state its decoded size: expected the format xz")
+                raise ValueError(f"its codec lzma has the format {codec['format']!r}: expected 1 (xz) or 0 (auto)")
             data = _decompress_streams(_MAKERS[name], data, most)
         elif name in _SIZES:
             size = _SIZES[name](data)

@@ -106,7 +106,7 @@ def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
         single, inner = (base, 0) if base.names is None else _spread(base)
         total += elements * (1 + inner)
         if total > MOST_FIELDS:
-            raise ValueError(f"expected at most {MOST_FIELDS} elements in the arrays of its fields, found more")
+            raise ValueError(f"expected at most {MOST_FIELDS} fields after arrays become single fields, found more")
         fields += [(".".join([name, *map(str, at)]), single) for at in np.ndindex(shape)]
     return np.dtype(fields), total
 
@@ -241,7 +241,7 @@ def parse_fill_value(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
         return np.full((), "NaT", dtype)[()] if dtype.kind in "mM" else np.zeros((), dtype)[()]
     try:
         if dtype.kind == "U" and fill and not isinstance(fill, str):
-            raise TypeError("it is a number")
+            raise TypeError("it is not a text")
         if dtype.kind in "SU":
             return np.array(fill if dtype.kind == "U" else base64.b64decode(fill), dtype)[()] if fill else dtype.type()
         if dtype.kind == "c" and isinstance(fill, list):

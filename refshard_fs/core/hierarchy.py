@@ -188,7 +188,7 @@ class Hierarchy(KeySpace):
         return {key: node for key, node in zip(needs, answers, strict=True) if node is not None}
 
     def read_consolidated(self) -> Steps[KnownNodes]:
-        """Return the nodes in consolidated metadata; no nodes if there are none."""
+        """Return the nodes in the root's consolidated metadata, or the root if it is an array; else no nodes."""
         entries = {name: self._find_entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
         needs = [
             Load(entry, ParsedIndex(_parse_consolidated, (name,)))

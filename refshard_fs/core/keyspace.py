@@ -97,7 +97,7 @@ class KeySpace(ABC):
     committed_as: str | None = None
     # The version of the document's format.
     version: int | None = None
-    # The reason why an array is not shown, or its shards are left whole, by the array's path.
+    # The reason why an array or a group is not shown, or an array's shards are left whole, by path.
     reports: Mapping[str, str] = {}
     # dtypes of attributes, which JSON cannot express, by array path and name: xarray uses the dtype of scale_factor.
     attribute_dtypes: Mapping[str, Mapping[str, str]] = {}
@@ -237,7 +237,7 @@ class KeySpace(ABC):
         return LookUp((place,), _wrap_entry(self.lookup(key)))
 
     def is_empty(self, key: str) -> Steps[bool]:
-        """Return whether the source declares that ``key``, which has no entry, is empty; chunk manifests can do so."""
+        """Return whether a chunk manifest marks ``key``, which has no entry, as missing (`fs.info` calls it empty)."""
         yield from ()
         return False
 
@@ -498,7 +498,7 @@ def _parse_grid(data: bytes, key: str) -> ChunkGrid | None:
 class View(KeySpace):
     """A key space that shows the keys of ``base``; subclasses change some of them.
 
-    Properties, single look-ups and listings come from the base; the other methods of `KeySpace` use these.
+    Single look-ups, listings and most properties come from the base; the other methods of `KeySpace` use these.
     """
 
     base: KeySpace

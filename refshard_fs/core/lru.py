@@ -37,8 +37,8 @@ class LRU(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value of ``key``, and mark it as used; None if the key has no value.
 
-        While less than half of the capacity is used, nothing will be dropped soon, and only values with a quota are
-        marked.
+        While no value has a quota, and at most half of the capacity is used, nothing will be dropped soon: then the
+        value is not marked.
         """
         if self.weight <= self.capacity // 2 and not self._members:
             return self.peek(key)

@@ -1,8 +1,8 @@
 """The values that all layers share: entries, which locate the bytes of a key, and needs, which request reads. No I/O.
 
 A key resolves to an `Entry`: a `Span` (a byte range of a target), `Inline` (the bytes themselves) or `Packed` (bytes
-decoded from a range). ``None`` means that the key does not exist. Finding the entry may itself take reads, so a look-up
-is a generator (`Steps`): it yields needs and is sent the answers. The engine drives many look-ups in rounds.
+decoded or joined from ranges). ``None`` means that the key does not exist. Finding the entry may itself take reads, so
+a look-up is a generator (`Steps`): it yields needs and is sent the answers. The engine drives many look-ups in rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _check_within(offset: int, length: int, size: int | None) -> None:
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """The version of a target that a manifest refers to; another version raises `TargetChanged`.
+    """The version of a target that an entry refers to; another version raises `TargetChanged`.
 
     Unless the pin is ``exact``, a target that was last modified before ``last_modified`` is accepted, too.
     """
@@ -141,7 +141,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Inline(msgspec.Struct, frozen=True):
-    """Bytes that the manifest itself contains."""
+    """Bytes in memory: the source contains them, or they were computed or read before."""
 
     data: bytes
 
@@ -446,7 +446,10 @@ class Listed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Names(msgspec.Struct, frozen=True):
-    """Need: the names directly below ``url``. Answer: a tuple of `Listed`; None if the target cannot list."""
+    """Need: the names directly below ``url``.
+
+    Answer: a tuple of `Listed`; None if the target cannot list, or nothing exists at ``url``.
+    """
 
     url: str
     origin: Origin = ()
@@ -455,7 +458,8 @@ class Names(msgspec.Struct, frozen=True):
 class Tree(msgspec.Struct, frozen=True):
     """Need: all objects below ``url``, from one flat listing.
 
-    Answer: a tuple of `Listed`, whose names are relative to ``url``; None if the target lists one directory at a time.
+    Answer: a tuple of `Listed`, whose names are relative to ``url``; None if the target lists one directory at a time,
+    or nothing exists at ``url``.
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""Show images of all formats as arrays of a group, with the same kind of dimensions and pyramids. No I/O here."""
+"""Show the images of TIFF and JPEG 2000 files as arrays, with the same kind of dimensions and pyramids. No I/O here."""
 
 from __future__ import annotations
 

@@ -93,9 +93,9 @@ def test_more_texts_than_chunk_elements_are_refused(name: str) -> None:
     ):
         meta = meta_of(compressor, [codec], dtype="|O", fill_value="")
         check_chunk(meta, bytes(encode(right)))
-        with pytest.raises(ValueError, match="texts"):
+        with pytest.raises(ValueError, match="elements"):
             check_chunk(meta, bytes(encode(wrong)))
-    with pytest.raises(ValueError, match="texts"):
+    with pytest.raises(ValueError, match="elements"):
         check_chunk(v3_of([{"name": "vlen-utf8"}], "string"), wrong)
 
 

@@ -102,8 +102,8 @@ NESTED = "[('a', [('b', [('c', 'u1', (999,))], (999,))], (999,))]"
 @pytest.mark.parametrize(
     ("dtype", "reason"),
     [
-        (NESTED, "elements in the arrays"),
-        (str([(f"f{i}", "u1", (999,)) for i in range(70)]), "elements in the arrays"),
+        (NESTED, "expected at most 65536 fields"),
+        (str([(f"f{i}", "u1", (999,)) for i in range(70)]), "expected at most 65536 fields"),
         ("|V2000000000", "a fill value of 2000000000 bytes"),
     ],
     ids=["nested", "many", "long"],
