@@ -96,7 +96,7 @@ class Engines:
         self.decoded: LRU[Any, Any] = LRU(0 if is_writable else min(DECODED, options.budget.memory // 8))
         # Bytes in which values of several arrays lie, such as records of NetCDF-3: the next array is in them, too.
         self._mixed: LRU[Span, bytes] = LRU(0 if is_writable else options.budget.memory // 2)
-        self._budget = SharedBudget(options.budget, [self.decoded, self._mixed])  # the budget of all engines
+        self._budget = self._make_budget()
         self._on_disk = _open_chunk_cache(caching)
         index_cache, longest = _open_index_cache(caching), options.open.max_manifest_bytes
         self._answers = Answers(indexes, options.token, longest, index_cache, ranges)
@@ -123,6 +123,10 @@ class Engines:
     def selections(self) -> SharedMemory:
         """The memory that selections of all event loops share."""
         return self._budget
+
+    def _make_budget(self) -> SharedBudget:
+        """Return a new budget of all engines, in which the caches that readers may empty count, too."""
+        return SharedBudget(self.options.budget, [self.decoded, self._mixed])
 
     def _make_engine(self, loop: Loop) -> Engine:
         options = self.options
@@ -200,7 +204,7 @@ class Engines:
         self.decoded.clear()
         self._engines.clear()
         # The budget is new, too: reads that continue with a forgotten engine do not count in it.
-        self._budget = SharedBudget(self.options.budget, [self.decoded])
+        self._budget = self._make_budget()
         self._immediate = None
         self._grants = {}
 
@@ -208,7 +212,7 @@ class Engines:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._home = None  # its loop runs in the parent
-        self._budget = SharedBudget(self.options.budget, [self.decoded])
+        self._budget = self._make_budget()
 
 
 def wait(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem, TargetNotAllowed
+from refshard_fs.core.model import Span
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.source.settings import Settings
 from refshard_fs.source.source import Source
@@ -114,6 +115,14 @@ def test_new_filesystem_opens_the_current_source(tmp_path: Path) -> None:
     path.write_text('{"k": "what is new"}')
     assert pickle.loads(pickle.dumps(opened(str(path)))).cat_file("k") == b"what is new"
     assert pickle.loads(pickle.dumps(first)).cat_file("k") == b"old"
+
+
+def test_invalidated_source_counts_bytes_of_several_arrays() -> None:
+    source = opened({"k": "data"}).source
+    for _ in range(2):
+        source._mixed.put(Span("https://host/a", 0, 3), b"abc", 3)
+        assert source.selections.used == 3
+        source.invalidate()
 
 
 def test_invalidation_keeps_the_indexes_of_other_sources(source: str, http_server: RangeServer) -> None:
