@@ -1,7 +1,7 @@
-"""Convert CF times to other units, exactly: the arithmetic uses whole numbers, and no instant changes. No I/O here.
+"""Convert CF times to other units. Instants do not change, unless the caller permits rounding. No I/O here.
 
 See the CF conventions, section 4.4. Only units of fixed length are supported (no months, no years), and reference
-times in UTC. Lengths and instants are whole numbers of nanoseconds.
+times in UTC. Lengths of units and reference times are whole numbers of nanoseconds.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def parse_units(units: object) -> tuple[int, str]:
     name = "" if match is None else match[1].lower()
     length = _LENGTHS.get(name) or _LENGTHS.get(f"{name}s")  # "ms" and "s" end like a plural
     if match is None or length is None:
-        raise ValueError(f"expected seconds, minutes, hours or days since a time, got {units!r}")
+        raise ValueError(f"expected a unit from nanoseconds to days since a time, got {units!r}")
     return length, match[2]
 
 

@@ -69,7 +69,7 @@ class AssignedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         return cls(dims, values.dtype.str, values.shape, data, dict(attrs))
 
     def describe(self, path: str) -> ArrayDescription:
-        """Return the description of the array; ManifestError if its type, shape, dimensions or bytes contradict."""
+        """Return the description; ManifestError if type, shape, dimensions and bytes contradict one another."""
         where = f"assign= of {path!r}"
         try:
             dtype = np.dtype(self.dtype)
@@ -103,7 +103,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     A name without a slash means the variables, or groups, of that name in every group; a name with a slash is one path
     ("/air" in the root). ``isel`` has bounds of slices. ``squeeze`` names dimensions of length 1 to drop, or is True
     for all. ``assign`` has, by path, arrays that are added, or that replace arrays of the source. If ``lenient``, names
-    that the source lacks are ignored: it is one of several, and others have them.
+    that the source lacks are ignored, except in ``isel`` and ``squeeze``: it is one of several, and others have them.
     """
 
     drop: tuple[str, ...] = ()

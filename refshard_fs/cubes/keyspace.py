@@ -779,7 +779,7 @@ def _open_document(
     first = yield from open_piece(document.first)
     space = ConcatKeySpace(document, where, first, open_piece, resolve, options.cache_size)
     yield from space.register_arrays()
-    # All other pieces have the first one's version, and are zarr hierarchies if it is one.
+    # All other pieces have the first one's version, and are probably zarr hierarchies if it is one.
     theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)
     if first.format == "zarr-hierarchy":
         roots = ("zarr.json",) if space.zarr_format == 3 else (".zgroup", ".zattrs", zarrmeta.CONSOLIDATED)

@@ -162,7 +162,7 @@ class Nodes(dict[str, Node]):
         return found
 
     def make_unknown_error(self, what: str, *, dims: bool = False) -> ManifestError:
-        """Return an error that ends with the names of all nodes, or with ``dims`` of all dimensions."""
+        """Return an error that ends with names of nodes, or with ``dims`` of dimensions: at most `_SHOWN` of them."""
         names: Iterable[str | None] = (dim for node in self.values() for dim in node.dims) if dims else self
         known = sorted(filter(None, dict.fromkeys(names)))
         more = "" if len(known) <= _SHOWN else f" and {len(known) - _SHOWN:,} more"

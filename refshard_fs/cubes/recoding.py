@@ -2,7 +2,8 @@
 
 Files of an archive are almost alike: one has another compression, another packs the same quantity with other numbers.
 Recoded chunks have exactly the values that CF's attributes mean (scale_factor, add_offset, _FillValue, missing_value;
-CF conventions, section 8.1). If a value cannot be stored exactly, reading its chunk is an error that says why.
+CF conventions, section 8.1). If a value cannot be stored exactly, reading its chunk is an error that says why; but
+times in floating-point numbers become the closest numbers.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Recoding(msgspec.Struct, frozen=True):
                 return Packed(found, self)
             case Packed(start=None, stop=None):
                 return msgspec.structs.replace(found, recipe=_Chain(found.recipe, self), made=None)
-        raise ManifestError(f"{self.where}: its chunks are joined from parts of other chunks, and cannot be recoded")
+        raise ManifestError(f"{self.where}: expected whole chunks to recode, found a part of other decoded bytes")
 
     def _convert(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
         if mine.dtype.kind in "SUO":

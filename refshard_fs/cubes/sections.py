@@ -215,5 +215,5 @@ def check_sections(sections: Sequence[ArrayMeta]) -> None:
     if len(sections) > SECTIONS or size > READ:
         raise ValueError(
             f"one chunk is joined from {len(sections):,} other chunks of {size:,} bytes in all: expected at most "
-            f"{SECTIONS:,} chunks of {READ:,} bytes; choose smaller chunks"
+            f"{SECTIONS:,} chunks, of {READ:,} bytes in all; choose smaller chunks"
         )

@@ -396,8 +396,8 @@ def _make_array(base: KeySpace, node: Node) -> _Array:
         return _Array(base, node.source, stored, stored)
     if meta is None or meta.chunks is None or stored is None:
         raise ManifestError(
-            f"isel= cuts {node.source!r}, whose chunks have several or unknown sizes: drop this variable, or cut the "
-            "dataset after opening it"
+            f"isel= or squeeze= changes {node.source!r}, whose chunks have several or unknown sizes: drop this "
+            "variable, or cut the dataset after opening it"
         )
     sizes = [max(size, 1) for size in meta.chunks]
     is_within = any(start % size for start, size in zip(node.starts, sizes, strict=True))
@@ -446,7 +446,7 @@ def _recut(node: Node, meta: ArrayMeta) -> Recut:
         ]
         reason = f"cannot be cut: {e.__cause__ or e}"
         if not inside:
-            raise ManifestError(f"isel= takes a part of the chunks of {where}, which {reason}") from e
+            raise ManifestError(f"isel= or squeeze= changes the chunks of {where}, which {reason}") from e
         raise ManifestError(
             f"isel= begins within a chunk of {where}: at {'; '.join(inside)}. Begin with the first element of a "
             f"chunk, since its chunks {reason}"

@@ -48,7 +48,7 @@ def test_bare_names_select_in_all_groups_and_paths_in_one() -> None:
         ({"isel": {"nope": slice(1)}}, "isel= names 'nope'.* its dimensions are x"),
         ({"isel": {"x": slice(0, 8, 2)}}, "a slice with step 1"),
         ({"isel": {"x": [3]}}, "expected an integer or a slice"),
-        ({"isel": {"x": 0}}, "isel= takes a part of the chunks of 'a', which cannot be cut"),
+        ({"isel": {"x": 0}}, "isel= or squeeze= changes the chunks of 'a', which cannot be cut"),
         ({"isel": {"x": 10}}, r"isel=\{'x': 10\}: 'x' has the length 10"),
         ({"isel": {"x": -11}}, r"isel=\{'x': -11\}: 'x' has the length 10"),
         ({"squeeze": "nope"}, "squeeze= names 'nope'.* its dimensions are x"),
