@@ -192,8 +192,9 @@ class ChunkCache:
             self._is_broken = True
             reason = e.strerror if isinstance(e, OSError) and e.strerror else repr(e)
             warnings.warn(
-                f"chunks are not kept in cache_dir={sanitize(self._root)!r}: {sanitize(reason)}. Reading continues "
-                "without the cache. Pass a directory of your own on a disk with free space, or leave cache_dir= out",
+                f"chunks are not kept in cache_dir={sanitize(self._root)!r}: {sanitize(reason)}. Reading continues, "
+                "and keeps no more chunks. Pass a directory of your own on a disk with free space, or leave "
+                "cache_dir= out",
                 CostlyPattern,
                 stacklevel=2,
             )

@@ -133,7 +133,7 @@ def describe(entry: Entry) -> str:
     """Describe the location of the bytes of ``entry``, for errors."""
     match entry:
         case Inline():
-            return "the manifest itself"
+            return "the source itself"
         case Packed(source):
             return describe(source)
         case Span(url, start, stop):

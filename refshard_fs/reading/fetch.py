@@ -251,7 +251,7 @@ class Fetcher:
         self.requests.pump()
 
     def drop_unread(self) -> None:
-        """Drop all blocks that no reader waits for, whether fetched or not."""
+        """Drop all blocks that no reader and no look-up waits for, whether fetched or not."""
         for block in [block for block in self._known if not block.begun]:
             self._count_waste(block)
             if not block.readers:

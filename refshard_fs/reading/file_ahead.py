@@ -11,8 +11,8 @@ from typing import Final
 
 from refshard_fs.reading.plan import KIB
 
-# After so many successive requests near earlier ones, more bytes are fetched. `ReadAhead` predicts reads of an array
-# sooner, and better.
+# More bytes are fetched when at least so many more requests were near earlier ones than not. `ReadAhead` predicts reads
+# of an array sooner, and better.
 SURE: Final = 6
 NEAR: Final = 256 * KIB  # requests are near each other if at most this many bytes lie between them
 RECENT: Final = 8  # last requests that are compared: indexes and chunks may lie in different parts of the file

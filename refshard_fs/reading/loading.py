@@ -289,8 +289,8 @@ class Answers:
         """Return the cached answer to ``need``; None if there is none, or its object is known to have changed.
 
         If only a request could show whether the object has changed, it counts as unchanged: if it has changed after
-        all, the next read of it raises `TargetChanged`. Whole documents and facts are not read again: see
-        `find_doubtful`.
+        all, the next read of it raises `TargetChanged`. Whole documents and facts are exceptions, because no read of
+        their objects need follow: see `find_doubtful`.
         """
         if isinstance(need, Head):
             return self._get_read(need, pool)

@@ -11,7 +11,7 @@ bytes of several arrays             `Span.mixed`, at most half; dropped when a r
 ==================================  ==================================================================================
 
 Not included are results (the arrays that readers get, a chunk in each thread that decodes), one answer while it
-is divided into chunks, and caches with their own limits. All of these in memory have the class `core.lru.LRU`:
+is divided into chunks, and what has a limit of its own:
 
 ==================================  ==================================================================================
 chunks for reading again            ``block_cache=`` bytes a source; none by default

@@ -23,7 +23,7 @@ class _Object(NamedTuple):
 
 
 class ReadRanges:
-    """Ranges of objects of at most ``capacity`` bytes; those of the least recently used objects are dropped first.
+    """Ranges of objects, at most ``capacity`` bytes in all; the least recently used objects are dropped first.
 
     >>> ranges = ReadRanges(100)
     >>> ranges.put("https://host/a", (), Facts(9, "v1"), 0, b"abcd")

@@ -169,7 +169,10 @@ class ReadAhead:
         return beyond
 
     def _find_run_of_last(self) -> range | None:
-        """Return the chunks beyond the last ones in the direction of reading, if these are neighbours."""
+        """Return the chunks beyond the last `NEAR` chunks that were read, in the direction of reading.
+
+        Return None if these `NEAR` chunks are not neighbours.
+        """
         if len(self._recent) < NEAR or max(self._recent) - min(self._recent) >= NEAR:
             return None
         *before, last, latest = self._recent
