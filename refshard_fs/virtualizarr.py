@@ -127,7 +127,7 @@ class _Manifests:
         try:
             metadata = ArrayV3Metadata.from_dict({**self._nodes[path], "chunk_key_encoding": encoding})
         except (TypeError, ValueError, LookupError) as e:
-            raise ManifestError(f"{path!r}: its metadata cannot be converted to zarr format 3: {e}") from e
+            raise ManifestError(f"{path!r}: zarr-python cannot read its metadata of zarr format 3: {e}") from e
         return ManifestArray(metadata, self._make_manifest(path))
 
     def _make_manifest(self, array: str) -> ChunkManifest:

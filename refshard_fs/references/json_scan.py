@@ -1,8 +1,9 @@
 r"""Scan JSON members of a reference set to columns, a block at a time, without Python objects. No I/O here.
 
-A block is a sequence of members ``"key":["url",offset,length]``, ``"key":["url"]`` and ``"key":"text"``, as all writers
-of reference sets write them, either without blanks or with a blank after each comma and colon. If a block has anything
-else, or an escape like ``\u00e9``, `scan` returns None, and the caller uses a JSON reader, which gives equal members.
+A block is a sequence of members ``"key":["url",offset,length]``, ``"key":["url"]`` and ``"key":"text"``, as writers of
+reference sets usually write them, either without blanks or with a blank after each comma and colon. If a block has
+anything else, or an escape like ``\u00e9``, `scan` returns None, and the caller uses a JSON reader, which gives equal
+members.
 
 The positions of the quotes divide a block into keys, URLs and texts. The functions check the characters between these,
 and parse the numbers there.

@@ -173,7 +173,10 @@ def _run_without_reads(key: str, steps: Callable[[], Steps[Any]]) -> Any:
 
 
 def check_representable(array: str, grid: ChunkGrid, numbers: range, partition: Chunks) -> None:
-    """Raise ManifestError if chunks have checksums, versions, or open ends, which JSON and parquet sets cannot hold."""
+    """Raise ManifestError if chunks have something that JSON and parquet sets cannot hold.
+
+    This is a checksum, a version, a mark that says that the chunk is missing, or an open end.
+    """
     for row, checks in partition.checks.items():
         key = join(array, grid.tail(numbers.start + row))
         what = " and ".join(checks)
@@ -211,13 +214,13 @@ def convert_documents(
             continue
         if not zarrmeta.is_metadata(key):
             raise ManifestError(
-                f"{key!r} is neither metadata nor a chunk of an array, and version 3 of zarr has no other keys: save "
-                "the set as JSON or Parquet"
+                f"{key!r} is neither metadata nor a chunk of an array, and zarr version 3 has no other keys. Save the "
+                "set as JSON, or remove the key with fs.rm() before save(); mode='a' permits that"
             )
         if isinstance(value, list):
             raise ManifestError(
-                f"{key!r} is a reference, but conversion to version 3 of zarr needs inline metadata: save the set as "
-                "JSON or Parquet"
+                f"the metadata {key!r} are a reference: expected inline metadata, which conversion to zarr version 3 "
+                "needs. Save the set as JSON, or save fs.select(), which reads the metadata"
             )
         check_name(key)
         doc = object_in(value, repr(key))

@@ -95,7 +95,7 @@ def object_in(value: Value, where: str) -> dict[str, Any]:
 
 
 def encode(data: bytes) -> str:
-    """Encode data for a JSON set: as text if they are UTF-8, otherwise in base64."""
+    """Encode data for a JSON set: as text if they are UTF-8 and do not look like base64, otherwise in base64."""
     with contextlib.suppress(UnicodeDecodeError):
         text = data.decode()
         if not text.startswith("base64:"):
