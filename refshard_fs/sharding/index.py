@@ -61,9 +61,10 @@ class Level(Protocol, Hashable):
         """
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
-        """Return the parts of a shard, without the trailer: ``chunks`` (slot and bytes) in this order, and the index.
+        """Return the parts of a shard, without the trailer: the index and the ``chunks`` (slot and bytes).
 
-        Raises Misfit if a chunk cannot be stored in such a shard.
+        The chunks keep this order, unless the index fixes the place of each slot. Raises Misfit if a chunk cannot be
+        stored in such a shard.
         """
 
 
@@ -183,7 +184,8 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
                 f"slot {int(half_empty.argmax())} of its index is half empty: expected both or neither of offset and "
                 "length to be all ones"
             )
-        # A chunk must not overlap the index, nor exceed the end of the shard. An empty chunk may be anywhere.
+        # A chunk must not overlap the index, nor exceed the end of the shard. An empty chunk may be in an index at the
+        # start.
         first = 0 if self.at_end else self.length
         last = _LAST if size is None else np.uint64(max(size - (self.length if self.at_end else 0), 0))
         wrong = present & ((offsets > last) | (lengths > last) | (lengths > last - np.minimum(offsets, last)))

@@ -1,7 +1,8 @@
-"""Pack a new shard from changed chunks and the other chunks of the old shard, in Morton order. No I/O here.
+"""Pack a new shard from changed chunks and the other chunks of the old shard. No I/O here.
 
-Unchanged chunks, and unchanged shards within the shard, are copied as bytes; bytes that no index refers to are left
-out. A shard is returned as a list of parts, which can be written without joining them.
+Chunks are stored in Morton order, unless the index fixes their places. Unchanged chunks, and unchanged shards within
+the shard, are copied as bytes; other bytes, which the index does not refer to, are left out. A shard is returned as a
+list of parts, which can be written without joining them.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def _read_chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]
     """Return the bytes of the chunks in ``shard`` by slot; ValueError if the shard is damaged."""
     size, length = len(shard) - level.trailer, level.length
     if size < length:
-        raise ValueError(f"expected an index of {length} bytes, found a shard of only {len(shard)} bytes")
+        expected = length + level.trailer
+        raise ValueError(f"expected an index of {expected} bytes, found a shard of only {len(shard)} bytes")
     stored, found = bytes(shard[size:]), b"".join(_compute_checksums([shard[:size]], level.trailer))
     if stored != found:
         raise ValueError(f"expected the checksum {stored.hex()} of its first {size} bytes, found {found.hex()}")

@@ -1,7 +1,7 @@
 """Recognise arrays with zarr v3's ``sharding_indexed`` codec, nested to any depth. No I/O here.
 
 Specification: zarr-specs, codecs/sharding-indexed. Inner chunks can be read in ranges if the only other codecs are
-``transpose``, before the sharding codec, and ``crc32c``, after it.
+``transpose``, before the sharding codec, and ``crc32c``, after it, and if the index is not compressed.
 """
 
 from __future__ import annotations

@@ -57,6 +57,12 @@ def test_each_outer_checksum_covers_all_bytes_before_it() -> None:
         layout.rewrite((2,), data[:1] + b"?" + data[2:], {(1,): b"cd"})
 
 
+def test_error_of_short_shard_counts_index_and_checksums() -> None:
+    layout = find_layout(make_version_3((4,), (4,), [make_sharding([2]), CRC, CRC]))
+    with pytest.raises(ValueError, match="an index of 44 bytes, found a shard of only 40 bytes"):
+        layout.rewrite((2,), bytes(40), {(1,): b"cd"})  # an index of 36 bytes, and two checksums of 4 bytes
+
+
 def test_prototype_has_full_size_indexes_and_no_checksum() -> None:
     layout = find_layout(make_version_2((4, 6), (2, 2), (2, 2)))
     data = b"".join(layout.rewrite((2, 2), None, {(0, 1): b"xy"}) or ())
