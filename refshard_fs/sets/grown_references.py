@@ -64,7 +64,10 @@ class GrownReferences(NamedTuple):
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
         new = stack_like(new if "zarr.json" not in before.side else convert_to_version_3(new), dim, old)
         if new.refs.pins is not None and not holds_pins:
-            raise ManifestError(f"{new.name} has pinned versions, which {url} cannot hold: remove them with unpinned()")
+            raise ManifestError(
+                f"{new.name} has pinned versions, and append does not write pins to {url}: append "
+                "refshard_fs.rebase(set, {}).unpinned()"
+            )
         old, new = hold_texts(convert_to_common_units([old, new], dim).parts, [dim])
         elements = find_new_elements(old, new, rules)
         if elements is None:

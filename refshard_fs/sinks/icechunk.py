@@ -1,7 +1,7 @@
-"""Icechunk repositories: references become virtual chunks, and chunks that are not a range of an object native chunks.
+"""Icechunk repositories: ranges of objects that Icechunk can read become virtual chunks, other chunks native chunks.
 
-The package ``icechunk`` (extra ``icechunk``) writes, and opens the repository's storage by itself. zarr-python, GDAL
-and others read the repository without this package. Specification: https://icechunk.io, version 2.
+The package ``icechunk`` (extra ``icechunk``) writes, and opens the repository's storage by itself. zarr-python and
+VirtualiZarr read the repository without refshard_fs. Specification: https://icechunk.io, version 2.
 """
 
 from __future__ import annotations

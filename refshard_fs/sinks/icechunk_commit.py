@@ -1,6 +1,7 @@
 """Commits to a branch of an Icechunk repository: all edits of a source become one snapshot, or none is written.
 
-References become virtual chunks, and values native chunks. The branch must still be at the snapshot that was opened.
+References that Icechunk can read become virtual chunks, and other chunks native chunks. The branch must still be at the
+snapshot that was opened.
 """
 
 from __future__ import annotations

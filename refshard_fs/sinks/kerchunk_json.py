@@ -1,4 +1,4 @@
-"""Kerchunk's references as one JSON document, compressed if its name ends with .gz, .bz2, .xz or .zst."""
+"""Kerchunk's references as one JSON document, compressed if its name ends with .gz, .bz2, .xz, .zst or .zstd."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class JsonSink(Sink):
             if references.pins() is not None:
                 raise ManifestError(
                     f"the URL {e} looks like a template, which JSON with pins cannot hold: save the set as chunk "
-                    "manifests, or remove the pins with unpinned()"
+                    "manifests, or without pins: refshard_fs.rebase(source, {}).unpinned()"
                 ) from e
             _write(references, destination, 0, template=str(e))
 

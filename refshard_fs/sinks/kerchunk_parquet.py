@@ -44,7 +44,7 @@ class ParquetSink(Sink):
         if references.pins() is not None:
             raise ManifestError(
                 "these references are pinned (size, ETag and time of their targets), which a parquet set cannot hold: "
-                "save them as JSON or as chunk manifests, or remove them with unpinned()"
+                "save them as JSON or as chunk manifests, or without pins: refshard_fs.rebase(source, {}).unpinned()"
             )
         document = make_layout_document(references.documents(), size)  # raises ManifestError before any write
         if references.in_memory:

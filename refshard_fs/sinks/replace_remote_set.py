@@ -1,4 +1,4 @@
-"""Replace a set in an object store: the old set can be read until a single PUT shows the new one.
+"""Replace a parquet set in an object store: the old set can be read until a single PUT shows the new one.
 
 New objects have unique names, and the document that names them is put after them. Then objects get their usual names,
 the objects of the old set are removed, and the document is put again, for other readers.
