@@ -81,15 +81,15 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
     if not is_writable_url(url):
         raise ReadOnlyError(
             f"cannot commit to {url}, which is on a web server or in an archive: fs.save(url) writes it, with your "
-            "writes, as a set of references to another URL"
+            "writes, to another URL, as a set of references"
         )
     _find_manifests(writer, base, edits)
     format = writer.format_of(base)
     if format is None:
         raise ReadOnlyError(
             f"{url} takes no commits: expected a JSON or parquet set of references, a branch of an Icechunk "
-            "repository, or a zarr hierarchy without chunk manifests. fs.save(url) writes it, with your writes, as a "
-            "set to another URL"
+            "repository, or a zarr hierarchy without chunk manifests. fs.save(url) writes it, with your writes, to "
+            "another URL, as a set of references"
         )
     if message is not None and format != ICECHUNK:
         raise ValueError(f"message=: only Icechunk repositories keep messages of commits: leave message= out for {url}")

@@ -16,10 +16,10 @@ _NO_EDITS: Final = Edits()
 
 
 class WritableReferences(MutableMapping[str, Any]):
-    """The references of a filesystem by key, with uncommitted writes: text, bytes or ``[url, offset, length]``.
+    """The references of a filesystem by key, with uncommitted writes.
 
-    JSON objects are shown as text. Each value is made when it is read. Setting a value writes it to the filesystem; a
-    list becomes a reference.
+    A value is text, bytes, ``[url]`` or ``[url, offset, length]``; JSON objects are shown as text. Each value is made
+    when it is read. Setting a value writes it to the filesystem; a list becomes a reference.
     """
 
     def __init__(self, fs: Any) -> None:
@@ -62,7 +62,8 @@ class WritableReferences(MutableMapping[str, Any]):
                 self._fs.pipe_file(key, value.to_bytes())
             case _:
                 raise TypeError(
-                    f"{key!r}: {value!r} is not a reference: expected text, bytes, an object or [url, offset, length]"
+                    f"{key!r}: {value!r} is not a reference: expected text, bytes, an object, [url] or "
+                    "[url, offset, length]"
                 )
 
     def __delitem__(self, key: str) -> None:

@@ -1,7 +1,7 @@
 """Write the references of a source in the format of a sink, one partition at a time.
 
-For a reference set, memory does not grow with the number of references. References of other sources are collected in
-memory first.
+Memory does not grow with the number of references if the source is a reference set, or if an Icechunk repository is
+written from a source whose chunks are all ranges. References of other sources are collected in memory first.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def save(
     """Write the references of ``keyspace`` to ``url``. Relative URLs are changed, so that targets stay the same.
 
     Return a remark for the user, such as a line about copies in an object beside the set; or None. Raise ManifestError,
-    which names the key, if the format cannot hold a reference: then nothing is written. Raise FileExistsError if a
-    parquet set would replace other files.
+    which names the key, if the format cannot hold a reference: then nothing is written. Raise FileExistsError if the
+    set at ``url`` is read, or if a directory there is not empty, unless ``overwrite`` permits to replace a set in it.
     """
     sink = find_sink(format)
     settings = {name: options[name] for name in sink.settings if name in options}
@@ -224,8 +224,7 @@ class CopiesBeside:
             return None
         what = f"{format_count(self._count, 'chunk')}, {format_bytes(self._size)}"
         return (
-            f"{what}, were copied to {self.url}, since zarr cannot decode their stored form: keep this object with the "
-            "set"
+            f"{what}, were copied to {self.url}, since references cannot describe them: keep this object with the set"
         )
 
     def __enter__(self) -> CopiesBeside:

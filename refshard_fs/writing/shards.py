@@ -1,9 +1,9 @@
 """Plan a commit: turn edits of keys into objects to put, shards to rewrite, and objects to remove.
 
 Keys are the keys of the view, which shows shards as inner chunks. `plan_commit` collects inner chunks by shard, and
-converts documents back to documents of sharded arrays; `pack_shard` joins the bytes of a shard. Sets of references
-cannot hold shards: for them, `shard_edits` makes a new object of each shard that changes, or an inline value if the
-shard is small.
+converts documents back to documents of sharded arrays; `pack_shard` joins the bytes of a shard. The commit of a zarr
+hierarchy puts each shard under its key. For other sources, `shard_edits` makes a new object of each shard that changes,
+or an inline value if the shard is small.
 """
 
 from __future__ import annotations

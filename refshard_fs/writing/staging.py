@@ -4,7 +4,8 @@ Each write becomes an object, and `merge` adds these objects to the overlay of t
 ``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``. ``writer`` is the name of the fork, if there is
 one, and the name of the process. ``number`` is the last change of the overlay that the process had. The key is
 percent-encoded. The kind ``w`` is a value, and ``r`` a reference, ``[url, start, stop]``; ``d`` removes the key, and
-``p`` all keys below it. Values are not copied: the committed source refers to these objects.
+``p`` all keys below it. A committed reference set refers to the objects of large values. Small values become inline,
+and the commit of a zarr hierarchy or an Icechunk repository copies all values.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from fsspec.transaction import Transaction
 
 
 class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped
-    """Commit, or drop, all writes to the overlay since the start, including writes of filesystems that share it.
+    """Commit all writes to the overlay, or drop the writes since the start, also of filesystems that share the overlay.
 
     If the commit fails, the edits are kept: they can be committed again, saved elsewhere or discarded.
     """

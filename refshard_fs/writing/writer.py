@@ -1,8 +1,9 @@
 """Write keys of one source into an overlay, which users commit or discard.
 
 In the process that commits, small values and metadata go into the overlay, and other values into new objects at once.
-Values that the commit itself stores wait in the overlay: all values of a zarr hierarchy, and chunks of shards. Other
-processes stage each change: see `staging`.
+Without a directory for new objects, all values go into the overlay. Values that the commit itself stores wait there,
+too: all chunks of a zarr hierarchy or an Icechunk repository, and chunks of shards in other sources. Other processes
+stage each change: see `staging`.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Writer:
         return True
 
     async def find_manifests(self, keys: Iterable[str]) -> set[str]:
-        """Return the ``keys`` that are chunk manifests of arrays."""
+        """Return the chunk manifests in the directories of ``keys``."""
         keyspace = (await self._open_async()).keyspace.whole_shards
         found: set[str] = set()
         for directory in {parent(key)[0] for key in keys}:
@@ -201,7 +202,7 @@ class Writer:
         return Span(url, 0, sum(map(len, parts))), None if by_content else url
 
     def discard(self) -> None:
-        """Drop all edits, and remove their objects."""
+        """Drop all edits, and remove their objects, except objects that are named by their content."""
         self.refuse_in_worker()
         with self.overlay.lock:
             if self.overlay.is_shared and self.store is not None:
