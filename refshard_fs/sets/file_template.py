@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 # Returns the steps that collect the references of a source.
-Collect = Callable[["FirstBytes"], Steps[ReferenceSet | None]]
+Collect = Callable[["FirstBytes"], Steps[ReferenceSet]]
 
 
 # The tables without the chunks to make inline, and the spans of these chunks, by key.
@@ -214,8 +214,6 @@ class FileTemplates:
         try:
             next(self._collect(first))
         except StopIteration as stop:
-            if not isinstance(stop.value, ReferenceSet):
-                return False
             return pack_compressed(stop.value) == pack_compressed(template.make_references(first))
         except Exception:  # noqa: BLE001  # parsing fails: the references depend on these bytes
             return False

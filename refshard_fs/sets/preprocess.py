@@ -1,4 +1,4 @@
-"""Select a part of each set by a function of the user (``preprocess=``), when sets are joined and never later."""
+"""Select a part of each set by a function of the user (``preprocess=``), when sets are joined or appended."""
 
 from __future__ import annotations
 
@@ -61,13 +61,12 @@ def read_selected(
     urls = [str(make_portable_source(fo, None, None, True)) if isinstance(fo, str) else "" for fo in sets]
     variables, parts, own = VariableReader(), dict[int, NamedSet](), dict[str, tuple[Choice, ...]]()
 
-    def take(number: int, found: Scanned | Exception | None) -> None:
+    def take(number: int, found: Scanned | Exception) -> None:
         if isinstance(found, Exception):
             if failed is None or isinstance(found, TargetNotAllowed):
                 raise found
             failed[number] = found
             return
-        assert found is not None, "each set is opened here"
         fo = sets[number]
         name = f"set {number} ({fo})" if isinstance(fo, str) else f"set {number}"
         select = {"select": [*(options.get("select") or ()), *found.select]} if found.select else {}

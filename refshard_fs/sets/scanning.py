@@ -71,8 +71,8 @@ class Unchanged:
     """The answer for a source that was not read, since it still has the known version."""
 
 
-# Called with number and result of each source; None if the source has to be opened by itself.
-Found = Callable[[int, Scanned | Exception | Unchanged | None], object]
+# Called with number and result of each source.
+Found = Callable[[int, Scanned | Exception | Unchanged], object]
 Known = Mapping[str, Facts]  # versions of sources in an earlier scan, by URL
 
 
@@ -160,9 +160,8 @@ def scan(
 ) -> None:
     """Call ``found`` with the number of each source in ``urls``, in any order, and with its content or error.
 
-    For a parquet set, which is read a partition at a time, the content is None. An error that ``found`` raises ends the
-    scan.
-    The first bytes of the sources, and the metadata behind these, are put into ``ranges``.
+    An error that ``found`` raises ends the scan. The first bytes of the sources, and the metadata behind these, are put
+    into ``ranges``.
     """
     reading = {**choose_reading_options(urls, options), "select": options.get("select")}
     settings = Settings.of(parse_options({}, reading))
@@ -213,7 +212,7 @@ class _Scanner(Engines):
         await self.engine().close()
         self._drop_engines()
 
-    def _scan_source(self, url: str) -> Steps[Scanned | Unchanged | None]:
+    def _scan_source(self, url: str) -> Steps[Scanned | Unchanged]:
         origin = None if is_trusted(url) else server_of(url)
         steps = read_once(self._read(url))
         found = yield from steps if origin is None else with_origin_of_piece(steps, (origin,))
@@ -223,7 +222,7 @@ class _Scanner(Engines):
         rule = self.options.open.rule_of(url) if allowed.admits_all else msgspec.structs.replace(allowed, source=url)
         return found._replace(refs=adopt(found.refs, rule))
 
-    def _read(self, url: str) -> Steps[Scanned | Unchanged | None]:
+    def _read(self, url: str) -> Steps[Scanned | Unchanged]:
         most = self.options.open.max_manifest_bytes
         first = FirstBytes(url, min(self.options.open.head, most))
         likeness: Likeness | None = None
@@ -244,8 +243,6 @@ class _Scanner(Engines):
                 if common is not None:
                     return Scanned(msgspec.structs.replace(common, urls=Texts.of([url])), first.facts)
                 refs = yield from self._scan_references(first, space)
-                if refs is None:
-                    return None
                 self._alike.add(first, refs)
         except RefShardError:
             raise
@@ -282,7 +279,7 @@ class _Scanner(Engines):
         left = self._unread.choose(refs.side, refs.tables)
         return likeness.varying <= left and split_coordinate_chunks(part) is None
 
-    def _collect(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
+    def _collect(self, first: FirstBytes) -> Steps[ReferenceSet]:
         """Return the references of a source."""
         return (yield from self._scan_references(first, (yield from self._open(first))))
 
@@ -295,7 +292,7 @@ class _Scanner(Engines):
                 raise
             raise ManifestError(f"{first.url}: {e}") from e  # it names a variable, but not the source without it
 
-    def _scan_references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet | None]:
+    def _scan_references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet]:
         try:
             refs = yield from first.run(collect_steps(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `name_key` makes one of our errors of it

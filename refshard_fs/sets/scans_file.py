@@ -172,7 +172,7 @@ class ScansFile:
 
 
 # Called with the URL and the result of a scan; returns the result, or for an unchanged source the scan in the file.
-Resolve = Callable[[str, Scanned | Exception | Unchanged | None], Scanned | Exception | None]
+Resolve = Callable[[str, Scanned | Exception | Unchanged], Scanned | Exception]
 
 
 @contextlib.contextmanager
@@ -189,7 +189,7 @@ def open_scans(
     """
     file = None if path is None else ScansFile(os.fspath(path), options, unread, function)
 
-    def resolve(url: str, result: Scanned | Exception | Unchanged | None) -> Scanned | Exception | None:
+    def resolve(url: str, result: Scanned | Exception | Unchanged) -> Scanned | Exception:
         if isinstance(result, Unchanged):
             assert file is not None, "only a known source is unchanged"
             return file.find(url)

@@ -68,10 +68,8 @@ def read_sets(
         name = f"set {number} ({fo})" if isinstance(fo, str) else f"set {number}"
         return NamedSet(name, refs, variables.read(refs, name), fo=fo, options=options)
 
-    def take(number: int, result: Scanned | Exception | None) -> None:
+    def take(number: int, result: Scanned | Exception) -> None:
         match result:
-            case None:  # `read` opens this source by itself
-                return
             case Scanned(refs=refs):
                 found[number] = name_set(number, refs)
             case error:
@@ -89,8 +87,8 @@ def read_sets(
     elif executor is not None or resume is not None:
         raise ValueError(
             "executor= and resume= accept few other options: expected only allow=, options=, select=, target_options=, "
-            "index_cache=, max_manifest_bytes=, concurrency=, fast_s3=, max_memory=, retries= and timeout=, got "
-            f"{', '.join(f'{name}=' for name in options)}"
+            "ref_storage_args=, index_cache=, max_manifest_bytes=, concurrency=, fast_s3=, max_memory=, retries= and "
+            f"timeout=, got {', '.join(f'{name}=' for name in options)}"
         )
     if options.keys().isdisjoint(MEANING):
         parser = DocumentParser()
@@ -134,7 +132,7 @@ def read_sets(
 def _scan(
     urls_by_number: Mapping[int, str],
     options: Mapping[str, Any],
-    take: Callable[[int, Scanned | Exception | None], None],
+    take: Callable[[int, Scanned | Exception], None],
     executor: Executor | None,
     resume: str | os.PathLike[str] | None,
     unread: UnreadArrays | None,
@@ -145,7 +143,7 @@ def _scan(
     urls = [str(make_portable_source(url, None, None, True)) for url in urls_by_number.values()]
     with open_scans(resume, urls, options, unread) as (known, resolve):
 
-        def take_result(place: int, result: Scanned | Exception | Unchanged | None) -> None:
+        def take_result(place: int, result: Scanned | Exception | Unchanged) -> None:
             take(numbers[place], resolve(urls[place], result))
 
         if urls and executor is not None:
