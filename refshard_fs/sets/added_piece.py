@@ -92,8 +92,8 @@ def add_piece(
                 return None
             if not elements.old:
                 raise ManifestError(
-                    f"{new.name} would replace the beginning of {name}: append replaces only the end of a document. "
-                    "Make the document anew"
+                    f"{new.name} would replace the beginning of {name}: append replaces the end of a document, or a "
+                    "whole piece after the first. Make the document anew"
                 )
             document = cut_off(document, elements.old)
             new = trim(new, dim, elements.start, elements.stop, lazy=True)

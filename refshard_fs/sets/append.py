@@ -1,4 +1,4 @@
-"""Append to a set in place: new elements are written as edits of the set, and committed together."""
+"""Append to a set of references, or to the document of a cube, in place."""
 
 from __future__ import annotations
 
@@ -62,10 +62,11 @@ def append(
         The URL of a JSON or parquet set, of an Icechunk repository, or of a document that `concat` made with
         ``lazy=True``. A document gets one more piece. A repository gets one commit, to the branch ``branch=``.
     fo:
-        A set as `RefShardFileSystem` takes it; for a document, its URL. A pattern or a list of URLs is appended one
-        after the other, in natural order, and URLs that a document has already are not opened again: a job that runs
-        every day costs only its new files. If a document joins files of different variables, give the new files of all
-        variables together: one commit writes them.
+        A set as `RefShardFileSystem` takes it; the URL of a set if ``target`` is a document. The sets of a pattern or a
+        list of URLs are appended one after the other, a pattern in natural order. URLs that a document has already are
+        not opened again, unless ``on_duplicate="replace"``: a job that runs every day costs only its new files. If a
+        document joins files of different variables, give the new files of all variables together: one commit writes
+        them.
     dim:
         The dimension. For a document, it is not needed.
     same:
@@ -74,7 +75,8 @@ def append(
         What happens to values of the coordinate that the set has already: ``"error"``; ``"skip"`` appends only
         elements with other values; ``"replace"`` replaces the last elements of the old set by those of the new set. In
         a document, ``"replace"`` also replaces a piece with the same values, which may be damaged or gone, unless it is
-        the first piece. If a piece has become shorter, or one before the last longer, make the document anew.
+        the first piece. If a piece has become shorter, or a piece before the last one has become longer, make the
+        document anew.
     any_order:
         Permit values that are out of order. A set with the values of a gap in a document (``freq=`` of `concat`) is
         put into the gap in any case.

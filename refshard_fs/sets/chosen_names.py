@@ -41,7 +41,7 @@ def check_chosen_names(
     if missing:
         argument, name = missing[0]
         names = sorted(known)
-        raise ManifestError(f"{argument}= names {name!r}, which no source has: their names are {', '.join(names)}")
+        raise ManifestError(f"{argument}= names {name!r}, which no source has: their variables are {', '.join(names)}")
 
 
 def _has(part: NamedSet, name: str) -> bool:

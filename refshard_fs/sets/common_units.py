@@ -280,10 +280,12 @@ def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False
         part = common.parts[number]
         for path in wanted[number]:
             if path not in chunks:
+                reason = f"has the units of {times.path!r}, which differ between the sets. To convert it"
+                if only_mixed:
+                    reason = "is stored in chunks, but other sets hold its values inline. To join them"
                 raise ManifestError(
-                    f"{path!r} of {part.name} has the units of {times.path!r}, which differ between the sets. To "
-                    "convert it, its values must be read and held in the set, but it is too large, or cannot be read: "
-                    "lazy=True converts its chunks when they are read"
+                    f"{path!r} of {part.name} {reason}, its values must be read and held in the set, but it is too "
+                    "large, or cannot be read: lazy=True reads its chunks when they are needed"
                 )
             changed = ChangedSet(part)
             changed.put(part.variables[path], part.variables[path].meta.raw, chunks=chunks[path])

@@ -1,4 +1,4 @@
-"""Join many sources to one, without copying a chunk."""
+"""Join many sources to one: a set of references, or a cube, which is joined when it is read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ logger = logging.getLogger(__package__)
 KEPT: Final = 4096
 REASON: Final = 200  # characters of an error that a document keeps
 
-Join = Literal["exact", "outer"]  # "exact": all sources have the same variables, and the same coordinates
+# "exact": all sources have the same variables along the joined dimension, and equal coordinates of other dimensions
+Join = Literal["exact", "outer"]
 Grid = Literal["regular", "rectilinear"]
 CHOICES: Final = {
     "join": get_args(Join),

@@ -1,6 +1,7 @@
 """Concatenate reference sets along a dimension, as columns. No I/O here.
 
-References get new numbers, and their chunks are not read. Inline coordinates are joined to one new inline chunk.
+References get new numbers, and their chunks are not read. Inline coordinates and times are joined to one new inline
+chunk.
 
 If sets cannot be joined, a ManifestError names the sets, the variable and the field.
 """

@@ -1,4 +1,4 @@
-"""Any folder, list or table as one source, by one call."""
+"""Open many files, by a pattern, a list or a table, as one source."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
         The dimension. By default it is the dimension whose coordinate differs from file to file, or several, if files
         form a grid along them; else a scalar coordinate that differs, such as the time of a file with one time; else a
         dimension without a coordinate whose length differs. Of a single file, it is the dimension of its times; else
-        its unlimited one, or ``record``. Sets are joined in the order of their values. A field that only distinguishes
-        files (``{year}``, if ``time`` differs) makes no dimension, and may be ``*``.
+        its unlimited one; else any of its dimensions. Sets are joined in the order of their values. A field that only
+        distinguishes files (``{year}``, if ``time`` differs) makes no dimension, and may be ``*``.
     isel, sel, squeeze, assign:
         The part of the cube that is shown, as in `RefShardFileSystem.select`.
     arguments:
-        All others of `concat`: ``keep``, ``drop``, ``rename``, ``attrs``, ``join``, ``freq``, ``overlap``, ``chunks``,
-        ``on_error``, ``executor``, ``resume``; ``assets``, the names of assets of STAC to take; and those of
-        `RefShardFileSystem`.
+        Other arguments of `concat`, such as ``keep``, ``drop``, ``rename``, ``attrs``, ``join``, ``freq``, ``overlap``,
+        ``chunks``, ``on_error``, ``executor``, ``resume``, or ``assets``, the names of assets of STAC to take; and
+        arguments of `RefShardFileSystem`.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def _open_part(made: LazySet, words: Mapping[str, Any]) -> LazySet:
 def _read_table(
     url: str, options: Mapping[str, Any], dims: Iterable[str] | None, assets: Sequence[str] | None
 ) -> list[Any] | None:
-    """Return the sources that a Parquet file lists, with their places; None if the file does not exist.
+    """Return the sources that a Parquet file lists, with their places; None if there is no Parquet file at ``url``.
 
     TargetNotAllowed if the file is not the user's own, and names a URL that the user may not take over.
     """
@@ -124,7 +124,7 @@ def _read_table(
 
 
 def _read_file(url: str) -> Steps[bytes]:
-    """Return the bytes of a Parquet file; None if it does not exist."""
+    """Return the bytes of a Parquet file; empty if the file does not exist, or is no Parquet file."""
     facts = yield Stat(url)
     start = b"" if facts is None else (yield Load(Span(url, 0, min(facts.size, 4)), Raw()))
     data: bytes = (yield Load(Span(url, 0, facts.size), Raw())) if start == b"PAR1" else b""

@@ -2,7 +2,7 @@
 
 Sets are joined along a dimension whose coordinate differs between them, as in xarray's ``combine_by_coords``; else
 along a scalar coordinate that differs; else along a dimension without a coordinate whose length differs. A single set
-would be joined with further sets along its times, or its unlimited dimension.
+would be joined with further sets along its times; else its unlimited dimension; else another dimension.
 """
 
 from __future__ import annotations

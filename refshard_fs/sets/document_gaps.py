@@ -61,8 +61,8 @@ def check_chunks_of_gap(document: ConcatDocument, new: NamedSet, start: int, nam
         size = None if variable is None or variable.meta.chunks is None else variable.meta.chunks[axis]
         if size and path not in (document.coordinate, *document.chunks) and (start % size or length % size):
             raise ManifestError(
-                f"{new.name} fills elements {start} to {start + length} of a gap of {name}, and {path!r} has chunks of "
-                f"{size} along {document.dim!r}: make the document anew, with chunks="
+                f"{new.name} fills elements {start} to {start + length} of a gap of {name}: expected whole chunks of "
+                f"{path!r}, which have {size} elements along {document.dim!r}. Make the document anew, with chunks="
             )
 
 

@@ -29,6 +29,7 @@ _ONE_OF: Final = re.compile(r"\[[^\]/]+\]")
 def expand(sets: Any, options: Mapping[str, Any]) -> list[Any]:
     """Return the sources ``sets``, one or a list, with each pattern (``*``, ``?``, ``[...]``) replaced by its matches.
 
+    In the URL of a web server, ``?`` begins a query. A name with brackets and no match is the name of a source.
     ManifestError if a pattern matches nothing, or its directory cannot be listed.
     """
     if isinstance(sets, str | os.PathLike):
@@ -42,7 +43,7 @@ def expand(sets: Any, options: Mapping[str, Any]) -> list[Any]:
         elif isinstance(fo, str) and "::" not in fo and _ONE_OF.search(fo.partition("://")[2].partition("/")[2] or fo):
             try:
                 found += _find_matches(fo, options)
-            except ManifestError:  # not a pattern, but a name with brackets on a server that lists nothing
+            except ManifestError:  # not a pattern, but a name with brackets
                 found.append(fo)
         else:
             found.append(fo)

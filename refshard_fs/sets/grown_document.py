@@ -84,7 +84,7 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
         raise ManifestError(f"{name} joins its sets along {document.dim!r}, not {dim!r}")
     reason = ""
     if document.stacked and document.coordinate not in document.stacked:
-        reason = f"its sets get the dimension {dim!r} from their names"
+        reason = f"its sets get the dimension {dim!r} from a pattern, a table or coords="
     if any(piece.document is not None for piece in document.pieces):
         reason = "it joins sets along several dimensions"
     unions = document.unions.keys() - find_text_dims(document)

@@ -129,8 +129,8 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """Return a set that shows a part of this one: the arguments are those of `RefShardFileSystem.select`.
 
         Sets that lie outside of a range along the joined dimension are left out of the document, so that a range of
-        times is a smaller set; arrays that are not joined then come from its first remaining set. If this set lacks
-        one of them, all sets stay in the document.
+        times is a smaller set. Arrays that are not joined then come from the first remaining set; if that set lacks one
+        of them, all sets stay in the document.
 
         >>> import tempfile, xarray, refshard_fs
         >>> folder = tempfile.mkdtemp()

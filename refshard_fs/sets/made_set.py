@@ -1,4 +1,4 @@
-"""A reference set in memory, which was made here."""
+"""A reference set in memory: the result of `concat`, `rebase` or `snapshot`."""
 
 from __future__ import annotations
 

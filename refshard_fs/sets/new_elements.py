@@ -61,9 +61,9 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
         if len(slices) < len(arranged) and rules.on_duplicate == "replace":
             first, last = (format_value(new_values[place], old, dim) for place in (0, -1))
             raise ManifestError(
-                f"{new.name} replaces no whole file of {old.name}: expected exactly the values that one of its files "
-                f"has along {dim!r}, or all values up to its end, found {len(new_values)} values, {first} to {last}. "
-                "Make the set anew: resume= of concat opens only the files that changed"
+                f"{new.name} has {len(new_values)} values of {dim!r}, {first} to {last}: expected all values up to the "
+                f"end of {old.name}, or, if that is the document of a cube, exactly the values of one piece after the "
+                "first. Make the set anew: resume= of concat opens only the files that changed"
             )
         if len(slices) < len(arranged):
             raise ManifestError(

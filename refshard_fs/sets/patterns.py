@@ -39,7 +39,7 @@ class Pattern(NamedTuple):
     def of(cls, text: str, dims: Sequence[str | None] | None) -> Pattern | None:
         """Parse a pattern; None if ``text`` has no fields. ValueError unless the fields are the dimensions ``dims``.
 
-        Without ``dims``, the fields are the dimensions, in their order.
+        If ``dims`` is None, the fields are the dimensions, in their order. If ``dims`` has no names, return None.
         """
         if _FIELD.search(text) is None or (dims is not None and not any(dims)):
             return None

@@ -2,7 +2,7 @@
 
 Usually it is the encoding of the first set, and chunks of other sets are recoded. If it cannot hold all values exactly,
 another encoding is chosen: for packed numbers (scale_factor differs from file to file) their unpacked values, as 64-bit
-floating-point numbers; for other numbers a type that holds the types of all sets.
+floating-point numbers; for other numbers and for texts a type that holds the types of all sets.
 """
 
 from __future__ import annotations

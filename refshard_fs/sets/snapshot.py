@@ -16,7 +16,7 @@ from refshard_fs.tools.progress import show_progress
 from refshard_fs.writing.save import make_speller
 from refshard_fs.writing.shards import make_stored_keyspace
 
-INLINE = 1 << 16  # bytes of a metadata document that is kept in the set
+INLINE = 1 << 16  # the most bytes of a metadata document that is kept in the set
 
 
 def snapshot(
@@ -36,8 +36,8 @@ def snapshot(
 
     Reading an object that was replaced since then raises TargetChanged; if it had an ETag, requests have the header
     If-Match. Directories are listed; over plain HTTP, the keys come from consolidated metadata, and a request for each
-    key gets its version. Pins are kept by JSON sets, pickles and chunk manifests. NotListable if the keys cannot be
-    found. ``callback`` counts the objects.
+    key gets its version. JSON sets, pickles and chunk manifests keep the pins; an Icechunk repository keeps the ETag or
+    the time of each. NotListable if the keys cannot be found. ``callback`` counts the objects.
 
     >>> import fsspec, refshard_fs
     >>> store = fsspec.filesystem("memory")

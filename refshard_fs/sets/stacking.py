@@ -73,9 +73,9 @@ def stack_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> lis
 class Stacking(NamedTuple):
     """Sets with a new dimension of length 1, which is the first dimension of their arrays ``paths``.
 
-    The coordinate is made from the sets' names, or from a scalar of each set. ``metadata`` has, by key, the documents
-    that a lazy cube shows instead of those of its first set. ``values`` are the bytes of the coordinate's values, if it
-    is made from names.
+    The coordinate is made from the sets' places in a grid, or from a scalar of each set. ``metadata`` has, by key, the
+    documents that a lazy cube shows instead of those of its first set. ``values`` are the bytes of the coordinate's
+    values, if it is made from places.
     """
 
     parts: list[NamedSet]
@@ -87,7 +87,7 @@ class Stacking(NamedTuple):
     def of(
         cls, grid: FileGrid, dim: str, parts: Sequence[NamedSet], numbers: Sequence[int], others: Sequence[str | None]
     ) -> Stacking:
-        """Stack sets at the places ``numbers`` of a grid, by their scalars ``dim`` if all have one, else by names.
+        """Stack sets at ``numbers`` of a grid, by their scalars ``dim`` if all have one, else by their places there.
 
         In the second case, arrays with a dimension in ``others`` get ``dim`` (all arrays, if ``others`` is empty), and
         so do scalars that differ.

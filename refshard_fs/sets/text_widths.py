@@ -50,7 +50,7 @@ class WidenedTexts(NamedTuple):
 def widen_texts(parts: Sequence[NamedSet], dim: str | None, only: Collection[str] | None = None) -> WidenedTexts:
     """Return ``parts`` with metadata in which texts along ``dim`` have the number of characters of the widest set.
 
-    With ``only``, all other arrays are left out. Chunks are not changed.
+    With ``only``, all other arrays stay as they are. Chunks are not changed.
     """
     groups: dict[_Texts, list[str]] = {}
     for path, texts in _find_texts(parts, dim):

@@ -63,7 +63,7 @@ def test_keep_rename_and_attrs_accept_sets_without_the_variable(folder: Path) ->
 )
 def test_name_that_no_set_has_is_an_error(folder: Path, words: dict[str, Any]) -> None:
     with pytest.raises(
-        ManifestError, match="= names '(air/)?rian', which no source has: their names are air, rain, time"
+        ManifestError, match="= names '(air/)?rian', which no source has: their variables are air, rain, time"
     ):
         refshard_fs.open(f"{folder}/*.nc", **words)
 

@@ -292,3 +292,21 @@ def test_bounds_at_fractions_of_days_get_finer_units(tmp_path: Path) -> None:
     )
     found = xr.open_dataset(refshard_fs.concat([a, b], "time", lazy=True), engine=RefShardBackend).load()
     check_equal(found, [a, b])
+
+
+def test_unreadable_bounds_that_another_set_holds_are_an_error() -> None:
+    def make_day(number: int, bounds: bytes | list[Any]) -> dict[str, Any]:
+        encoding = {"zarr_format": 2, "dtype": "<f8", "order": "C", "fill_value": None, "filters": None}
+        units = {"units": "days since 2001-01-01", "calendar": "standard"}
+        return {
+            "time/.zarray": {**encoding, "compressor": None, "shape": [1], "chunks": [1]},
+            "time/.zattrs": {"_ARRAY_DIMENSIONS": ["time"], "bounds": "bnds", **units},
+            "time/0": np.array([number + 0.5]).tobytes(),
+            "bnds/.zarray": {**encoding, "compressor": None, "shape": [1, 2], "chunks": [1, 2]},
+            "bnds/.zattrs": {"_ARRAY_DIMENSIONS": ["time", "n"]},
+            "bnds/0.0": bounds,
+        }
+
+    days = [make_day(0, np.array([0.0, 1.0]).tobytes()), make_day(1, ["memory://no-bounds", 0, 16])]
+    with pytest.raises(ManifestError, match="'bnds' of set 1 is stored in chunks, but other sets hold its values"):
+        refshard_fs.concat(days, "time")
