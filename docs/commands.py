@@ -21,7 +21,8 @@ HEAD = """\
 
 `docs/commands.py` makes this page from the parser of `refshard`; `refshard COMMAND --help` prints the same texts. If
 `refshard` is not on the PATH, use `python -m refshard_fs COMMAND`. SOURCE is any value of `fo=`. The exit status is 0;
-1 if `check` finds errors or `diff` finds a difference; 2 after an error, which is printed in one line.
+1 if `check` finds errors, `diff` a difference, or `rule check` other files than the rule says; 2 after an error, which
+is printed in one line.
 
 All commands that open a SOURCE take these options:
 """

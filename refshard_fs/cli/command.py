@@ -45,6 +45,8 @@ def argument(
     return Argument(names.split(), {"help": help, **keywords}, group)
 
 
+_SOURCE: Final = "path or fsspec URL of a reference set, a file of arrays (NetCDF, TIFF ...), an archive or a hierarchy"
+_TARGET: Final = "path or fsspec URL of a JSON or parquet set, of a cube's document, or of an Icechunk repository"
 Run = Callable[[Namespace], int | None]
 
 
@@ -65,8 +67,8 @@ class Command(msgspec.Struct, frozen=True):
 
     def add_to(self, parser: ArgumentParser) -> None:
         """Add this command's arguments to ``parser``."""
-        where = "path or fsspec URL of a reference set, a file of arrays (NetCDF, TIFF ...), an archive or a hierarchy"
         for name in self.sources:
+            where = _TARGET if name == "TARGET" else _SOURCE
             if name.endswith("..."):
                 parser.add_argument("sources", metavar=name.removesuffix("..."), nargs="+", help=where)
             else:

@@ -41,7 +41,7 @@ class _Formats(list[str]):
 
 _FORMATS = _Formats(["parquet", "json", "chunk-manifest", "icechunk"])
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
-_OVERWRITE = argument("--overwrite", "replace an existing parquet set or hierarchy")
+_OVERWRITE = argument("--overwrite", "replace an existing parquet set or hierarchy, or the content of a repository")
 _NAMED: Final = 5  # the most arrays that a message names
 _MANY: Any = {"action": "append", "default": []}
 _PART = (
@@ -221,7 +221,7 @@ def _nest_sources(sources: list[str], dims: list[str], text: str | None) -> Any:
     sources=("TARGET", "SOURCE"),
 )
 def _append(arguments: Namespace) -> None:
-    """Add another set, or all that match a pattern, to a reference set, in place."""
+    """Append another set, or all that match a pattern, to a reference set or a cube, in place."""
     options = get_opening_options(arguments) | _get_arguments(arguments, "same", "on_duplicate", "any_order", "create")
     added = refshard_fs.append(arguments.target, arguments.source, arguments.dim, **options)
     is_changed = added or arguments.on_duplicate == "replace"
@@ -253,7 +253,7 @@ def _find_dim(arguments: Namespace) -> str:
 
 @command(
     "s3://bucket/store.zarr refs.json",
-    argument("destination", "path or fsspec URL of a JSON set", "DESTINATION"),
+    argument("destination", "path or fsspec URL of a JSON set, or of chunk manifests (.zarr)", "DESTINATION"),
     argument("--shards", "whether to refer to whole shards or to inner chunks (%(default)s)", choices="whole inner"),
     argument(
         "--inline", "keep metadata of at most this size in the set (%(default)s)", "BYTES", type=int, default=65_536

@@ -1,7 +1,8 @@
 """Run the command ``refshard``, which shows and checks sources, and writes references in other formats.
 
-Exit status: 0; 1 if ``check`` finds errors or ``diff`` a difference; 2 if the command line is wrong, or a source or a
-key cannot be read. Then one line on stderr has the reason.
+Exit status: 0; 1 if ``check`` finds errors, ``diff`` a difference, or ``rule check`` other files than the rule says; 2
+if the command line is wrong, or a source or a key cannot be read. Then one line on stderr has the reason, except of
+``check``, which reports a source that cannot be read as a finding.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ from refshard_fs.tools.survey import Extents, PlacedChunks, SurveyedFileSystem, 
 
 
 def make_picture(fs: SurveyedFileSystem, array: str | None = None, select: Any = None) -> Picture:
-    """Return the picture of ``array``, as `visualize` explains; without ``array``, of the set or its only array.
+    """Return the picture of ``array``, as `visualize` explains.
 
+    Without ``array``, the picture is of the set; or of its only array, or for a selection of its largest array.
     FileNotFoundError if there is no such array; NotListable if its source cannot list chunks; ValueError if its chunks
     form no grid, or ``select`` is not a selection; IndexError if the selection does not fit the array.
     """

@@ -46,8 +46,7 @@ class Picture:
                 return _PAGE.format(title=_render_title(self.scene.title), svg=_render_svg(self.scene)).encode()
             case ".png":
                 return draw_png(self.scene)
-        what = suffix or "a file without a suffix"
-        raise ValueError(f"unknown kind of picture {what}: expected .svg, .html or .png")
+        raise ValueError(f"expected a name with the suffix .svg, .html or .png for a picture, got {suffix or 'none'}")
 
     def _repr_svg_(self) -> str:
         return _render_svg(self.scene)
