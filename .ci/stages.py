@@ -3,7 +3,8 @@
     .ci/run            every stage of the table in `stages`
     .ci/run --quick    the tests on the current Python, types and style, the documentation
 
-Each environment is a copy of the sources with a virtual environment of its own, made as the README says.
+Each environment is a copy of the sources with its own virtual environment. The README's commands make the environments
+of the ordinary tests and of the quickstart.
 """
 
 import re
@@ -14,7 +15,8 @@ from pathlib import Path
 from running import ROOT, Environment, Stage, find_pythons, run_all
 
 README = [block.strip() for block in re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)]
-QUICKSTART, QUICKSTART_RUN = README[0].rsplit(" && ", 1)  # what makes the environment, and what runs in it
+# The commands that make an environment, and the command that runs in it.
+QUICKSTART, QUICKSTART_RUN = README[0].rsplit(" && ", 1)
 TESTS, TESTS_RUN = README[1].rsplit(" && ", 1)
 PIP, PYTEST = ".venv-test/bin/pip install -q", ".venv-test/bin/python -m pytest -n 3"
 ORDINARY = "not slow and not soak and not fuzz"
@@ -25,7 +27,7 @@ COMPUTING = (  # run with the oldest and the newest Python only
     "writing",
 )
 CONNECTING = ("security", "servers", "stores", "targets")  # tests without zarr, which run with old peers, too
-OLD = ("fsspec", "numcodecs", "zarr")  # which have to be of the oldest versions, or the stage says nothing
+OLD = ("fsspec", "numcodecs", "zarr")  # the stage fails unless pip has installed the oldest versions of these
 LINT = f"""
 {PIP} -e '.[lint]'
 .venv-test/bin/mypy --strict refshard_fs
@@ -71,7 +73,7 @@ def stages(pythons: dict[str, str], is_quick: bool) -> list[Stage]:
     zarr2 = Environment("zarr-2", path, f"python3 -m venv .venv-test && {PIP} -e '.[test-zarr2]'")
     make = f"echo '{' '.join(oldest_pins())}' | tr ' ' '\\n' >oldest.txt; python3 -m venv .venv-test"
     old = Environment("old-peers", path, f"{make}; {PIP} -c oldest.txt -e '.[testing,xarray]'")
-    # Old codecs load pickles, and old clients have faults, that new ones do not: each promise is tested with them.
+    # Old codecs load pickles, and old clients have faults: each promise is tested with the oldest versions, too.
     marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.case(" in path.read_text()]
     promises = [str(path.relative_to(ROOT)) for path in marked]
     check = [f".venv-test/bin/pip freeze | grep -E '^{pin}'" for pin in oldest_pins() if pin.split("=")[0] in OLD]
@@ -93,7 +95,7 @@ def ignore(folders: tuple[str, ...]) -> str:
 
 
 def oldest_pins() -> list[str]:
-    """Return requirements of the oldest versions that setup.cfg permits, of all that users need."""
+    """Return requirements that pin all packages that users need to the oldest versions that setup.cfg permits."""
     required = (ROOT / "setup.cfg").read_text().split("install_requires", 1)[1].split("\ndask =", 1)[0]
     return [f"{name}=={version}.*" for name, version in re.findall(r"^    ([\w.-]+)>=([0-9.]+)", required, re.M)]
 

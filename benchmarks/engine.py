@@ -9,6 +9,7 @@ milliseconds, the requests, and the bytes that the server sent, as multiples of 
 - *reference*: zarr over fsspec's reference filesystem;
 - *ours*: zarr over this filesystem; *prefetch*: the same, with `prefetch` of each selection before its read;
 - *xarray*: ``engine="refshard"``;
+- *virtualizarr*, *icechunk*, if they are installed: zarr over the stores of these packages;
 - names with ``/128``: with ``async.concurrency`` 128 in zarr's configuration;
 - *ideal*: an aiohttp client that knows all ranges beforehand (blocks of 1 MB, with as many connections as this
   filesystem may have) and decodes nothing;

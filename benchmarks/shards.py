@@ -5,7 +5,7 @@
 10 shards of 10×10 inner chunks of 57,600 uncompressed bytes lie on a loopback server in another process, which delays
 each request. For each measurement an array is opened anew, and its metadata are read before. The contenders are:
 
-- *codec*: zarr over fsspec's HTTP filesystem;
+- *codec*: zarr over fsspec's HTTP filesystem; *tensorstore*: tensorstore over its own HTTP client;
 - *whole*: zarr over this filesystem with ``shards="whole"``;
 - *ours*: zarr over this filesystem, which shows inner chunks; *prefetch*: the same, with `prefetch` of each selection;
 - *dict*: zarr reading the inner chunks from memory;
