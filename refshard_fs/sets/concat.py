@@ -212,21 +212,11 @@ def concat(
     sets = list_sources(sets)
     _check_choices(join=join, overlap=overlap, on_error=on_error, grid=grid)
     _check_types(dim, coords, tolerance, executor)
+    _check_combination(dim, dims, chunks, grid, options, lazy=lazy)
     finds_dims = lazy and dim is None and dims is None
-    if dims is not None and dim is not None:
-        raise TypeError("expected dim= or dims=, got both: dims= is for nested lists")
-    if chunks is not None and not lazy:
-        raise ValueError("chunks= is for lazy=True: references cannot join chunks")
-    if lazy and grid != "regular":
-        raise TypeError("grid='rectilinear' keeps references as they are: leave lazy=True out")
-    for name in options.keys() & IN_XARRAY.keys():
-        raise TypeError(f"concat has no argument {name}=, as xarray.open_mfdataset has: {IN_XARRAY[name]}")
     options = prepare_keywords(options, iter_urls(sets), concat)
     choice = Choice.of(drop, keep, rename, attrs)
-    of_whole_sources = options
-    if choice != Choice():
-        lenient = msgspec.structs.replace(choice, lenient=True).to_json()
-        options = {**options, "select": [*(options.get("select") or ()), lenient]}
+    selecting = options if choice == Choice() else {**options, "select": _list_selections(options, choice)}
     rules = Rules(
         same=frozenset(same),
         sort=sort,
@@ -237,20 +227,21 @@ def concat(
         chunks=_check_lengths("chunks", chunks),
         subchunks=_check_lengths("subchunks", subchunks),
         lazy=lazy,
-        select=tuple(map(Choice.read, options.get("select") or ())),
+        select=tuple(map(Choice.read, selecting.get("select") or ())),
     )
     order = None if finds_dims else (dim,) if dims is None else tuple(dims)
-    inputs = Inputs.find(sets, order, options, on_error=on_error, coords=coords, assets=assets)
+    inputs = Inputs.find(sets, order, selecting, on_error=on_error, coords=coords, assets=assets)
     if inputs.grid is not None and not rules.is_outer:
         inputs.grid.check_whole()
     _check_dimensions(inputs, rules, on_error, finds_dims=finds_dims)
     if lazy:
-        inputs = inputs._replace(sources=tuple(get_set_url(fo, options, "lazy=True") for fo in inputs.sources))
-        options = {name: value for name, value in options.items() if name != "target_protocol"}  # the URLs have it
+        inputs = inputs._replace(sources=tuple(get_set_url(fo, selecting, "lazy=True") for fo in inputs.sources))
+        # The URLs have their protocol.
+        selecting = {name: value for name, value in selecting.items() if name != "target_protocol"}
     whole_sources = inputs.sources
     if choice != Choice():
         selected = [
-            fo.select(keep=keep, drop=drop, rename=rename, attrs=attrs) if is_open(fo) else fo for fo in inputs.sources
+            fo.select(keep=keep, drop=drop, rename=rename, attrs=attrs) if is_open(fo) else fo for fo in whole_sources
         ]
         inputs = inputs._replace(sources=tuple(selected))
     failed: dict[int, Exception] = {}
@@ -260,28 +251,24 @@ def concat(
         shown.set_size(len(inputs.sources))
         count, errors = shown.relative_update, failed if on_error != "raise" else None
         if preprocess is None:
-            read = read_sets(inputs.sources, options, count, errors, executor, resume, unread, ranges)
+            read = read_sets(inputs.sources, selecting, count, errors, executor, resume, unread, ranges)
         else:
-            read, own = read_selected(inputs.sources, options, preprocess, count, errors, executor, resume, unread)
+            read, own = read_selected(inputs.sources, selecting, preprocess, count, errors, executor, resume, unread)
             rules = msgspec.structs.replace(rules, own=own)
     lost = {str(inputs.sources[number]): sanitize(str(error))[:REASON] for number, error in failed.items()}
     if failed:
-        dims_of_sets = None
-        if on_error == "hole" and inputs.grid is not None:
-            dims_of_sets, rules = find_dims(read), msgspec.structs.replace(rules, is_outer=True)
-        inputs = inputs.drop_failed(failed, dims_of_sets, is_outer=rules.is_outer)
-        report_skipped(failed, any_left=bool(inputs.sources))
+        inputs, rules = _leave_out(failed, inputs, read, rules, on_error)
     if choice != Choice():
         opened = [fo for number, fo in enumerate(whole_sources) if number not in failed]
-        check_chosen_names(choice, read, opened, of_whole_sources)
+        check_chosen_names(choice, read, opened, options)
     _check_names(read, rules, inputs.dims)
     read, rounded = equalize_coordinates(read, tolerance)
     if rounded:
         logger.info("%s", rounded)
     joined = find_and_join(inputs, read, rules) if finds_dims else join_sets(inputs, read, rules)
-    opened_with = choose_opening_options(inputs.sources, options)
-    if options.get("allow") is not None:
-        opened_with["allow"] = add_sources(options["allow"], inputs.sources)
+    opened_with = choose_opening_options(inputs.sources, selecting)
+    if selecting.get("allow") is not None:
+        opened_with["allow"] = add_sources(selecting["allow"], inputs.sources)
     document = joined.document
     if not isinstance(document, ConcatDocument):
         return make_set(joined.whole.refs, opened_with)
@@ -289,6 +276,43 @@ def concat(
     data = msgspec.structs.replace(document, lost=lost, preprocess=recorded).dumps()
     remark = "; ".join(filter(None, [explain_document(joined.documents), rounded]))
     return LazySet(data, hashlib.sha256(data).hexdigest(), remark, describe(document), opened_with, ranges)
+
+
+def _list_selections(options: Mapping[str, Any], choice: Choice) -> list[Mapping[str, Any]]:
+    """Return the selections of each source: those in ``options``, then ``choice``, whose names a source may lack."""
+    return [*(options.get("select") or ()), msgspec.structs.replace(choice, lenient=True).to_json()]
+
+
+def _leave_out(
+    failed: Mapping[int, Exception], inputs: Inputs, read: Sequence[NamedSet], rules: Rules, on_error: OnError
+) -> tuple[Inputs, Rules]:
+    """Return the inputs without the ``failed`` ones, and the rules for them; warn of each failed input."""
+    dims_of_sets = None
+    if on_error == "hole" and inputs.grid is not None:
+        dims_of_sets, rules = find_dims(read), msgspec.structs.replace(rules, is_outer=True)
+    inputs = inputs.drop_failed(failed, dims_of_sets, is_outer=rules.is_outer)
+    report_skipped(failed, any_left=bool(inputs.sources))
+    return inputs, rules
+
+
+def _check_combination(
+    dim: str | None,
+    dims: Sequence[str | None] | None,
+    chunks: Mapping[str, int] | None,
+    grid: Grid,
+    options: Mapping[str, Any],
+    *,
+    lazy: bool,
+) -> None:
+    """Raise TypeError or ValueError for arguments that exclude each other, or that only xarray has."""
+    if dims is not None and dim is not None:
+        raise TypeError("expected dim= or dims=, got both: dims= is for nested lists")
+    if chunks is not None and not lazy:
+        raise ValueError("chunks= is for lazy=True: references cannot join chunks")
+    if lazy and grid != "regular":
+        raise TypeError("grid='rectilinear' keeps references as they are: leave lazy=True out")
+    for name in options.keys() & IN_XARRAY.keys():
+        raise TypeError(f"concat has no argument {name}=, as xarray.open_mfdataset has: {IN_XARRAY[name]}")
 
 
 def _check_choices(**arguments: Any) -> None:
