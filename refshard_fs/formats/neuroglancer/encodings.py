@@ -123,11 +123,13 @@ def _decode_segmentation(
         found = f"its blocks of {list(block)} have {blocks * size} voxels"
         most = 8 * math.prod(extents) + MOST_IN_BLOCK
         raise ValueError(f"{found}: expected at most {most} for a chunk of {extents[::-1]}")
+    if len(words) < channels:
+        raise ValueError(f"it has {len(raw)} bytes: expected at least {4 * channels}, a word for each channel")
     voxels = np.empty(shape, dtype)
     try:
         for channel, start in enumerate(words[:channels].tolist()):
             channel_words = words[start:]
-            if len(words) < channels or len(channel_words) < 2 * blocks:
+            if len(channel_words) < 2 * blocks:
                 found = f"{max(len(channel_words), 0)} words from word {start} on"
                 raise ValueError(
                     f"its index is cut short: expected {2 * blocks} words for {blocks} blocks, found {found}"
