@@ -291,7 +291,7 @@ class Records(FileBytes):
             start = self.make_struct("Oii").size
             if not 0 <= used_count <= count <= len(data):
                 found = f"an index has {count} entries, and uses {used_count}"
-                raise self.make_error(f"{found}: expected at most {len(data)}, and to use 0 to all of them")
+                raise self.make_error(f"{found}: expected at most {len(data)} entries, and 0 to {count} used ones")
             numbers = self._unpack_fields(f"{count}i{count}i" + "O" * count, data, start)
             columns = (numbers[first : first + used_count] for first in (0, count, 2 * count))
             runs += map(Run, *columns)

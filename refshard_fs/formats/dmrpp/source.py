@@ -126,8 +126,8 @@ class _Targets:
         limit, self.inline = max(self.inline, 0), self.inline - size
         if self.inline < 0:
             raise ValueError(
-                f"its values in the document have {size} bytes: expected at most {limit}, which are left for this "
-                "variable in the limit for all values in the document"
+                f"its values in the document have {size} bytes: expected at most {limit}, the rest of the limit for "
+                "the values of all variables"
             )
 
     def find_url(self, href: str | None) -> str:

@@ -198,8 +198,8 @@ def _decode_run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
         raise ValueError(
             f"its runs are numbers of {bits} bits, the numbers 1 to {highest} stand for levels, and its section 5 "
-            f"has {levels} levels in {len(packing)} bytes: expected 1 to 16 bits, further numbers for the lengths of "
-            f"runs, and a section of {17 + 2 * levels} bytes or more"
+            f"has {levels} levels in {len(packing)} bytes: expected 1 to 16 bits, numbers for 1 to {levels} levels and "
+            f"further numbers for the lengths of runs, and a section of {17 + 2 * levels} bytes or more"
         )
     numbers = unpack_bits(data, bits, len(data) * 8 // bits).astype("i8")
     begins = np.flatnonzero(numbers <= highest)
@@ -493,7 +493,8 @@ class Values1(_FieldValues, frozen=True):
             raise ValueError(f"its values have the flags {flags:#x}: expected no flag 0x10, which marks matrices")
         spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are padded to an even length
         if bits > 64 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
-            raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")
+            found = f"{stored} values of {bits} bits in {len(data) - 11} bytes"
+            raise ValueError(f"its section 4 has {found}: expected at most 64 bits, and bytes for exactly these values")
         if not bits or not stored:
             return self._insert_missing(np.broadcast_to(reference, stored), bitmap)  # the reference is not scaled
         return self._insert_missing(scale.apply(_decode_simple(data[11:], b"", bits, stored), stored), bitmap)

@@ -451,7 +451,8 @@ class MessageValues(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         if find_message(raw[:8]) != 0 or len(raw) < 16:
-            raise ValueError(f"expected a GRIB message at the offset in the sidecar, found {raw[:8]!r}: {_STALE}")
+            found = f"{len(raw)} bytes that begin with {raw[:8]!r}"
+            raise ValueError(f"expected a GRIB message at the offset in the sidecar, found {found}: {_STALE}")
         length = parse_length(raw[:16])
         if length > len(raw) or raw[length:].strip(b"\0\r\n "):
             raise ValueError(f"expected a message of {len(raw)} bytes, as in the sidecar, found {length}: {_STALE}")

@@ -472,7 +472,8 @@ def _parse_b_tree_2_node(data: bytes, space: ChunkSpace, tree: BTree2, depth: in
 def _parse_elements(data: bytes, space: ChunkSpace, signature: bytes, skipped: int, first_key: int, width: int) -> Node:
     """Parse a block of elements of ``width`` bytes, which begin after ``skipped`` bytes with the key ``first_key``."""
     if not data.startswith(signature):
-        raise ValueError(f"a block of a chunk index has the signature {data[:4]!r}: expected {signature[:4]!r}")
+        found = f"a block of a chunk index begins with {data[:5]!r}"
+        raise ValueError(f"{found}: expected {signature!r}, a signature and the version 0")
     rows = np.frombuffer(verify_checksum(data, "a block of a chunk index")[skipped:], np.uint8).reshape(-1, width)
     return Node(space.decode_elements(rows, np.arange(first_key, first_key + len(rows), dtype=np.uint64)))
 

@@ -135,8 +135,8 @@ class ZipKeySpace(KeySpace):
             return Member(*members.rows[place].item())
         if key in members.withheld:
             raise ManifestError(
-                f"the ZIP at {self.url} has the member {members.withheld[key]!r}: expected a relative path without "
-                f"'..' for the key {key!r}. Write the archive again with such a name"
+                f"the ZIP at {self.url} has the member {members.withheld[key]!r}: expected a relative path for the key "
+                f"{key!r}, without '..', backslashes and doubled slashes. Write the archive again with such a name"
             )
         return None
 
