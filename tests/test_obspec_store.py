@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,7 +123,7 @@ def test_keys_can_be_targets_of_another_set() -> None:
     assert outer.cat_file("b") == b"cde"
 
 
-def test_store_is_pickled_and_compared(tmp_path: Path) -> None:
+def test_store_is_pickled_and_compared() -> None:
     store = ObspecStore({"a": "b"})
     copy = pickle.loads(pickle.dumps(store))
     assert copy == store

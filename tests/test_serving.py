@@ -250,7 +250,7 @@ def test_pages_may_read_from_another_origin(server: Server) -> None:
     assert (missing.status_code, missing.headers["access-control-allow-origin"]) == (404, "*"), "a missing chunk is one"
 
 
-def test_page_shows_arrays_pictures_and_lines_to_paste(server: Server, folder: Path) -> None:
+def test_page_shows_arrays_pictures_and_lines_to_paste(server: Server) -> None:
     answer = HTTP.get(f"{server.url}/")
     for text in ("open_dataset", "FetchStore", "gdalinfo", "terra::rast", "|zarr", '<a href="?map=t">'):
         assert text in answer.text
@@ -337,7 +337,7 @@ def test_unreadable_chunk_is_answered_with_502(tmp_path: Path) -> None:
         assert HTTP.get(f"{server.url}/a/2").status_code == 502, "a key with a forbidden target is not missing"
 
 
-def test_whole_public_objects_are_answered_by_redirects(tmp_path: Path) -> None:
+def test_whole_public_objects_are_answered_by_redirects() -> None:
     refs = {
         ".zgroup": '{"zarr_format": 2}',
         "public": ["https://example.com/chunk"],
@@ -375,7 +375,7 @@ def test_writes_are_served_under_a_new_etag() -> None:
     assert (first.content, again.status_code, again.content) == (b"abc", 200, b"other")
 
 
-def test_repeated_requests_make_a_chunk_once(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_requests_make_a_chunk_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     read = RefShardFileSystem._cat_file
 

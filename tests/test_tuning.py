@@ -159,7 +159,7 @@ def test_stats_say_whether_a_changed_zarr_disables_the_pipeline(change: str, nam
     assert run.stdout.split() == [name, "45", str(name != "SelectionPipeline")], run.stderr
 
 
-def test_stats_show_the_current_pipeline(tmp_path: Path) -> None:
+def test_stats_show_the_current_pipeline() -> None:
     fs = RefShardFileSystem({"k": "v"}, skip_instance_cache=True)
     for pipeline in (True, False, True):
         with tune_zarr(None, pipeline=pipeline):

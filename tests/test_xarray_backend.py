@@ -83,7 +83,7 @@ def test_misplaced_option_error_names_the_right_place(folder: Path, open_: Any) 
         open_(str(folder / "refs.json"), engine="refshard", anon=True)
 
 
-def test_refshard_urls_are_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refshard_urls_are_opened(folder: Path) -> None:
     fsspec.register_implementation("refshard", RefShardFileSystem, clobber=True)
     path = folder / "refs.json"
     with xr.open_dataset("refshard://", engine=RefShardBackend, storage_options={"fo": str(path)}) as ds:
@@ -356,7 +356,7 @@ def test_variables_keep_the_order_of_the_file(format: Any, tmp_path: Path) -> No
     assert [name for name in listed if name not in ds.coords] == ["zeta", "alpha", "mid"]
 
 
-def test_groups_keep_the_order_of_the_set(folder: Path) -> None:
+def test_groups_keep_the_order_of_the_set() -> None:
     if zarr.__version__.startswith("2."):
         pytest.skip("xarray's older versions, which are used with zarr 2, list the groups by name")
     refs = {".zgroup": '{"zarr_format": 2}', **make_group("z/"), **make_group("a/"), **make_group("z/inner/")}

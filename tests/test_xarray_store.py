@@ -210,7 +210,7 @@ def make_arrays(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
         ({"bounds": (2,)}, {"bounds": 100}),
     ],
 )
-def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str, int], tmp_path: Path) -> None:
+def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str, int]) -> None:
     pytest.importorskip("dask.array")
     refs = make_arrays(shapes)
     with xr.open_dataset(refs, engine=RefShardBackend, chunks={}) as ds, warnings.catch_warnings():

@@ -113,7 +113,7 @@ def test_bytes_between_metadata_are_dropped_after_a_while(
     assert http_server.bytes_sent > 1.5 * opened
 
 
-def test_unread_bytes_of_a_real_file_are_bounded(http_server: RangeServer, many: str) -> None:
+def test_unread_bytes_of_a_real_file_are_bounded(many: str) -> None:
     """Only the first chunk of each variable in the first half of the file is read: an eighth of all chunks."""
     stats = {}
     for readahead in (0, 64 << 20):

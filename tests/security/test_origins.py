@@ -284,7 +284,7 @@ def test_origin_record_grants_no_rights(http_server: RangeServer, net: SimpleNam
 
 
 @pytest.mark.parametrize("forged", [[], {"https://a": "https://b"}, {"https://a": [1]}])
-def test_malformed_origin_record_is_refused(forged: Any, tmp_path: Path) -> None:
+def test_malformed_origin_record_is_refused(forged: Any) -> None:
     document = json.dumps({"version": 1, "refs": refs_of("x"), "refshard": {"from": forged}})
     with pytest.raises(ManifestError, match="'from' of .* is malformed"):
         RefShardFileSystem(document.encode()).find("")

@@ -58,7 +58,7 @@ def test_remote_set_cannot_read_local_files(how: str, secret: str, http_server: 
 
 
 @pytest.mark.case(id="P3")
-def test_remote_set_cannot_use_memory_urls_chains_or_ssh(http_server: RangeServer, tmp_path: Path) -> None:
+def test_remote_set_cannot_use_memory_urls_chains_or_ssh(http_server: RangeServer) -> None:
     urls = ["memory://x", "zip://x::file:///x.zip", "refshard::" + http_server.url + "/x.json", "ssh://host/x"]
     fs = RefShardFileSystem(fo=manifest(http_server, {f"k{i}": [url] for i, url in enumerate(urls)}))
     for i in range(len(urls)):

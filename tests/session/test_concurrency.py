@@ -101,7 +101,7 @@ def test_identical_and_overlapping_ranges_are_fetched_once(http_server: Any) -> 
     assert [(r.start, r.stop) for r in http_server.requests("/x.bin")] == [(0, 150)]
 
 
-def test_pickled_filesystem_reads_the_same(source: Any, tmp_path: Any) -> None:
+def test_pickled_filesystem_reads_the_same(source: Any) -> None:
     refs, want = source
     fs = RefShardFileSystem(fo=refs, max_gap=7)
     fs.cat_file("k/0")

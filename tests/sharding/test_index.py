@@ -320,7 +320,7 @@ def test_volume_chunks_outside_the_data_are_an_error(
         assert name in str(error.value)
 
 
-def test_minishard_index_outside_the_shard_is_an_error(places: dict[str, Source], tmp_path: Path) -> None:
+def test_minishard_index_outside_the_shard_is_an_error() -> None:
     assert ShardIndex(32).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes()) is not None
     with pytest.raises(ValueError, match="ends at byte 5: expected at most 4"):
         ShardIndex(32).with_size(36).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes())

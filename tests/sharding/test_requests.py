@@ -150,7 +150,7 @@ def test_random_chunks_read_an_index_once(counter: Counter) -> None:
     assert counter.server.log.bytes_sent <= 200 * CHUNK + 10 * 1604
 
 
-def test_many_keys_at_once_take_one_round_of_indexes(counter: Counter, folder: Path) -> None:
+def test_many_keys_at_once_take_one_round_of_indexes(counter: Counter) -> None:
     fs = open_source(f"{counter.server.url}/a")
     fs.cat_file("zarr.json")
     counter.server.clear()

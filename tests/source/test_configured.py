@@ -115,7 +115,7 @@ def test_arguments_override_configuration(positional: bool, conf: dict[str, Any]
     assert fs.storage_options["max_gap"] == (7 if positional else 9)
 
 
-def test_configuration_survives_pickling_and_json(conf: dict[str, Any], source: str) -> None:
+def test_configuration_survives_pickling_and_json(conf: dict[str, Any]) -> None:
     conf |= {"fo": "nowhere.json", "max_gap": 7}
     fs = RefShardFileSystem({"b": "x"})
     for again in (pickle.loads(pickle.dumps(fs)), fsspec.AbstractFileSystem.from_json(fs.to_json())):

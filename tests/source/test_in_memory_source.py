@@ -28,7 +28,7 @@ def references(step: int = 1) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("step", [1, 50])
-def test_pickled_references_are_small_and_complete(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_references_are_small_and_complete(step: int) -> None:
     refs = references(step)
     fs = RefShardFileSystem(refs)
     data = pickle.dumps(fs)

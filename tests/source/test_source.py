@@ -53,7 +53,7 @@ def test_ended_event_loops_are_freed(source: str) -> None:
     assert sum(loop() is not None for loop in loops) <= 1
 
 
-def test_closed_loops_are_dropped_at_the_next_read(source: str) -> None:
+def test_closed_loops_are_dropped_at_the_next_read() -> None:
     fs = opened({"k": "data"}, asynchronous=True)
     loops = []
     for _ in range(5):

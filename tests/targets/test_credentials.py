@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -128,7 +127,7 @@ def test_archive_gets_the_access_of_its_chain(access: Any) -> None:
     assert (plain.token == nested.token) == (access == NONE)
 
 
-def test_options_are_chosen_by_the_target_of_a_link(tmp_path: Path) -> None:
+def test_options_are_chosen_by_the_target_of_a_link() -> None:
     options = PoolOptions(by_prefix={"/real": MINE})
     assert find_grant("/link/x", options, (), resolve=lambda url, rules: "/real/x").given == MINE
     assert find_grant("/link/x", options, ()).given == {}

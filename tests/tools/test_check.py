@@ -365,7 +365,7 @@ def test_wrong_arguments_are_refused(make: Make) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_sorted_comparison_equals_pairwise_comparison(make: Make, seed: int) -> None:
+def test_sorted_comparison_equals_pairwise_comparison(seed: int) -> None:
     random = np.random.default_rng(seed)
     rows = {
         f"a/{i}": ["xy"[int(random.integers(2))], int(random.integers(40)), int(random.integers(1, 6))]

@@ -77,7 +77,7 @@ def test_readers_see_written_values(tmp_path: Path, source: Path, data: Any) -> 
     assert read_objects(tmp_path / "old") == before, "the old shards are unchanged"
 
 
-def test_partial_shard_is_one_object_and_references_to_others(tmp_path: Path, source: Path, data: Any) -> None:
+def test_partial_shard_is_one_object_and_references_to_others(source: Path, data: Any) -> None:
     untouched = resolve_shard(source, "1/1")
     fs = open_writable(source, inline_threshold=0)
     open_array(fs)[2, 2] = data[2, 2] = 77
@@ -102,7 +102,7 @@ def test_readers_of_whole_shards_read_written_values(source: Path, data: Any) ->
     assert np.array_equal(open_array(whole, mode="r")[...], data)
 
 
-def test_shard_written_in_full_is_not_read(tmp_path: Path, source: Path, data: Any) -> None:
+def test_shard_written_in_full_is_not_read(tmp_path: Path, source: Path) -> None:
     for path in (tmp_path / "old" / "a").rglob("*"):
         if path.is_file() and path.name not in ("zarr.json", ".zarray"):
             path.write_bytes(b"lost")
@@ -112,7 +112,7 @@ def test_shard_written_in_full_is_not_read(tmp_path: Path, source: Path, data: A
     assert (seen(source)[0:8, 0:12] == 9).all()
 
 
-def test_reference_to_an_empty_shard_is_removed(source: Path, data: Any) -> None:
+def test_reference_to_an_empty_shard_is_removed(source: Path) -> None:
     fs = open_writable(source)
     for key in fs.find("a"):
         if not key.endswith(("zarr.json", ".zarray", ".zattrs")):
@@ -279,7 +279,7 @@ def test_only_partial_shards_cost_a_get(
 
 
 @pytest.mark.skipif(IS_ZARR_2, reason="arrays of version 3")
-def test_other_processes_write_inner_chunks_of_one_shard(tmp_path: Path, source: Path, data: Any) -> None:
+def test_other_processes_write_inner_chunks_of_one_shard(source: Path, data: Any) -> None:
     fs = open_writable(source, inline_threshold=0)
     fs.ls("a")
     for number in (1, 2):

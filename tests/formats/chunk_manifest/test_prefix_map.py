@@ -183,7 +183,7 @@ def test_arrays_of_a_mapped_store_may_have_manifests(tmp_path: Path) -> None:
     assert open_source(str(tmp_path / "all.json")).cat_file("a/x/c/0") == b"12"
 
 
-def test_reference_set_may_map_its_keys(tmp_path: Path) -> None:
+def test_reference_set_may_map_its_keys() -> None:
     refs = {
         "zarr.json": json.dumps(GROUP | {"storage_transformers": declare({"prefix": {"new/": {"path": "old/"}}})}),
         "old/x/zarr.json": json.dumps(make_metadata((4,), (2,), None)),

@@ -19,7 +19,7 @@ from tests.support.shards_in_memory import ROOT, Files
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 
 
-def test_names_depend_on_the_production_status(tmp_path: Path) -> None:
+def test_names_depend_on_the_production_status() -> None:
     keys = {"centre": "ecmf", "productDefinitionTemplateNumber": 11, "parameterCategory": 0, "parameterNumber": 0}
     surface = {"typeOfFirstFixedSurface": 103, "scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2}
     statistic = {"typeOfStatisticalProcessing": 0, "stepRange": "0-24"}

@@ -226,7 +226,7 @@ def test_message_of_another_length_costs_few_requests() -> None:
     assert files.rounds <= 16
 
 
-def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sidecar_of_another_file_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
     data = make_many_messages()
     for text, reason in (

@@ -110,7 +110,7 @@ def served(http_server: RangeServer, steps: Path) -> str:
     return url
 
 
-def test_every_node_of_the_index_is_read_once(served: str, http_server: RangeServer, steps: Path) -> None:
+def test_every_node_of_the_index_is_read_once(served: str, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served)
     fs.ls("")
     http_server.clear()

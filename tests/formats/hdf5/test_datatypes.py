@@ -96,7 +96,7 @@ def test_unusual_number_types_are_parsed_or_refused() -> None:
     assert "3 bytes" in str(parse_datatype(make_message(three)).refusal)
 
 
-def test_native_complex_numbers_become_complex(tmp_path: Path) -> None:
+def test_native_complex_numbers_become_complex() -> None:
     create = getattr(h5py.h5t, "complex_create", None)
     if create is None:
         body = bytes([0x5B, 0, 0, 0]) + (16).to_bytes(4, "little") + make_message(h5py.h5t.IEEE_F64BE)

@@ -233,7 +233,7 @@ def test_repository_is_recognised_without_listing(mixed: tuple[Any, str]) -> Non
             fs.cat_file("virtual/c/0")
 
 
-def test_repository_on_s3_is_read(tmp_path: Path, s3_server: SeaweedServer) -> None:
+def test_repository_on_s3_is_read(s3_server: SeaweedServer) -> None:
     s3_server.create_bucket("icechunk")
     target = s3_server.put("icechunk/data/a b.bin", make_content())
     storage = icechunk.s3_storage(

@@ -149,7 +149,7 @@ def test_unsupported_components_are_refused() -> None:
             Files({ROOT: stream[:at] + components + stream[at + 9 :]}).open()
 
 
-def test_damaged_files_raise_only_refshard_errors(tmp_path: Path) -> None:
+def test_damaged_files_raise_only_refshard_errors() -> None:
     check_damage(make_jp2_file(encode_tiles(make_smooth_values(200, 150), tlm=0x40)), 1, header=300, times=30)
     check_damage(encode_tiles(make_smooth_values(200, 150)), 2, header=300, times=30)
 
