@@ -47,7 +47,7 @@ def test_odl_text_is_parsed_into_nested_blocks() -> None:
         ("GROUP=a\nGROUP=b\nEND_GROUP=b\n", "end within 'a'"),
     ],
 )
-def test_block_without_its_end_is_an_error(text: str, reason: str) -> None:
+def test_unpaired_begin_or_end_of_a_block_is_an_error(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=f"StructMetadata {reason}"):
         parse_odl(text)
 
