@@ -507,7 +507,8 @@ class _Selection:
         """Return the part of the result that a chunk fills in its own order; None if that part is not a slice."""
         if self._has_arrays:
             return None
-        return self.out[tuple([at.target for at in self._chunks[number] if at.target is not None])]
+        targets = [at.target for at in self._chunks[number] if at.target is not None]
+        return self.out[(*targets, ...)]  # without the ellipsis, no slices would return a copy
 
     def find_box(self, number: int) -> tuple[list[int], list[int]]:
         """Return the least and the greatest positions of elements in a chunk, along each dimension."""

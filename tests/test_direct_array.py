@@ -235,6 +235,19 @@ def test_uncompressed_local_values_are_read_into_the_result(
         assert (array[key].values == values[key]).all()
 
 
+@pytest.mark.parametrize("shape", [[], [1]])
+def test_long_text_of_one_element_is_read(tmp_path: Path, shape: list[int]) -> None:
+    text = bytes(range(97, 122)) * 8000
+    (tmp_path / "texts").write_bytes(text)
+    meta = {"zarr_format": 2, "shape": shape, "chunks": shape, "dtype": "|S200000", "order": "C"}
+    document = json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None})
+    named = {"a/.zattrs": json.dumps({"_ARRAY_DIMENSIONS": ["x"] * len(shape)})}
+    refs = {".zgroup": GROUP, "a/.zarray": document, **named, "a/0": [str(tmp_path / "texts"), 0, len(text)]}
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    array = xr.open_dataset(tmp_path / "refs.json", engine=RefShardBackend, decode_cf=False)["a"]
+    assert array[(0,) * len(shape)].values.tolist() == text
+
+
 def test_values_that_a_file_has_lost_are_an_error(tmp_path: Path) -> None:
     values = np.arange(200_000, dtype="f8")
     xr.Dataset({"a": ("x", values)}).to_netcdf(tmp_path / "a.nc", engine="scipy")

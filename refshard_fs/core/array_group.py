@@ -121,8 +121,7 @@ class Chunks:
     """Locate the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source.
 
     ``are_many`` is true if listing the chunks takes long, and no other file has equal chunks: a join does not list
-    them. ``are_found_together`` is true if `find_entries` takes less time than `find_entry` for each chunk; if one
-    look-up fails then, all fail.
+    them. ``are_found_together`` is true if `find_entries` takes less time than `find_entry` for each chunk.
     """
 
     are_many: bool = False

@@ -206,7 +206,7 @@ class KeySpace(ABC):
                 return found
 
     def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups for all ``keys``. If a look-up fails, every key in it fails with the same error.
+        """Return look-ups for all ``keys``. If a look-up finds damage, its keys are looked up again, one by one.
 
         Keys in the same index should be in the same look-up.
         """

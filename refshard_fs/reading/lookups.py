@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, LookUp
 from refshard_fs.core.model import Entry, Head, Load, Names, Need, Origin, Packed, Span, Stat, Steps, Tree
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import RefShardError
+from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.failures import name_key, note
 from refshard_fs.reading.fetch import Fetcher
@@ -110,9 +110,14 @@ class Lookups:
         """
         many = keyspace.make_read_lookups(keys) if reads else keyspace.make_lookups(keys)
         out: list[Entry | Exception | None] = [None] * len(keys)
+        alone: list[LookUp] = []  # look-ups of the keys of a shared look-up that failed: not all of them have to fail
         for look_up, found in zip(many, await self.run_all([look_up.steps for look_up in many]), strict=True):
+            if isinstance(found, DamagedIndex) and len(look_up.places) > 1:
+                alone += [keyspace.make_single_lookup(place, keys[place]) for place in look_up.places]
             for i, place in enumerate(look_up.places):
                 out[place] = found if isinstance(found, Exception) else found[i]
+        for look_up, found in zip(alone, await self.run_all([look_up.steps for look_up in alone]), strict=True):
+            out[look_up.places[0]] = found if isinstance(found, Exception) else found[0]
         return out
 
     def _find_outcome(self, need: Need) -> Outcome | None:

@@ -178,8 +178,7 @@ class LocalTarget(ImmediateTarget):
         if not self._follows:
             return self._open_file(path).facts
         found = os.stat(path)
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(path)
+        _check_is_file(found, path)
         return facts_of(found)
 
     async def list_names(self, path: str) -> tuple[Listed, ...] | None:

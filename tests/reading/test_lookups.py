@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import Entry, Inline, Load
 from refshard_fs.errors import ManifestError
@@ -99,3 +102,19 @@ def test_long_decode_leaves_the_event_loop_free() -> None:
         return entry.data
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("where", ["local", "http"])
+def test_damage_of_one_chunk_is_no_error_of_others(where: str, http_server: RangeServer, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, np.zeros((64, 8), "u1"), compression="zlib", rowsperstrip=8)
+    with tifffile.TiffFile(path, mode="r+b") as tiff:
+        offsets = tiff.pages[0].tags["StripOffsets"]
+        offsets.overwrite([*offsets.value[:3], 10**8, *offsets.value[4:]])
+    url = str(path) if where == "local" else http_server.put("/a.tif", path.read_bytes())
+    fs = RefShardFileSystem(url)
+    found = fs.cat([f"0/{number}.0" for number in range(8)], on_error="return")
+    assert [key for key, value in found.items() if not isinstance(value, bytes)] == ["0/3.0"]
+    assert "'0/3.0' exists, but" in str(found["0/3.0"])
+    assert [finding.key for finding in refshard_fs.check(fs).findings] == ["0/3.0"]

@@ -121,6 +121,8 @@ def test_pipe_or_device_is_refused(tmp_path: Path) -> None:
     for path in (str(tmp_path / "pipe"), os.devnull, "/dev/zero"):
         with pytest.raises(Unreadable, match="a pipe or a device"):
             Reader().read(path, 0, 5)
+        with pytest.raises(Unreadable, match="a pipe or a device"):  # it is no empty file
+            Reader().get_facts(path)
 
 
 def test_unreadable_file_is_not_a_missing_one(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
