@@ -6,7 +6,8 @@ Metadata of a file may lie between its chunks: then the kept ranges contain chun
 from __future__ import annotations
 
 import threading
-from typing import Final, NamedTuple
+from bisect import bisect_right
+from typing import Final
 
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.lru import LRU
@@ -15,11 +16,40 @@ from refshard_fs.core.model import Facts, Origin
 MOST: Final = 1 << 20  # bytes: longer ranges are not kept
 
 
-class _Object(NamedTuple):
-    """The ranges of one version of an object: starts and bytes, in order, without overlaps."""
+class _Object:
+    """The ranges of one version of an object, in order and without overlaps: their starts and their bytes."""
 
-    facts: Facts
-    parts: tuple[tuple[int, bytes], ...]
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.starts: list[int] = []
+        self.parts: list[bytes] = []
+        self.size = 0  # bytes in all ranges
+
+    def add(self, start: int, data: bytes) -> None:
+        """Add those bytes of ``data`` that are in no range."""
+        first, stop = start, start + len(data)
+        while start < stop:
+            at = bisect_right(self.starts, start)
+            start = max(start, self.starts[at - 1] + len(self.parts[at - 1])) if at else start
+            end = min(stop, self.starts[at]) if at < len(self.starts) else stop
+            if start < end:
+                self.starts.insert(at, start)
+                self.parts.insert(at, data[start - first : end - first])
+                self.size += end - start
+            start = max(start, end)
+
+    def find(self, start: int, stop: int) -> bytes | None:
+        """Return the bytes from ``start`` to ``stop``, which is behind ``start``; None if not all are kept."""
+        found: list[bytes] = []
+        for at in range(max(bisect_right(self.starts, start) - 1, 0), len(self.starts)):
+            begin, data = self.starts[at], self.parts[at]
+            if not begin <= start < begin + len(data):
+                return None
+            found.append(data[start - begin : stop - begin])
+            start = begin + len(data)
+            if start >= stop:
+                return b"".join(found)
+        return None
 
 
 class ReadRanges:
@@ -42,37 +72,23 @@ class ReadRanges:
             return
         with self._lock:
             known = self._objects.peek((url, origin))
-            parts = list(known.parts) if known is not None and known.facts == facts else []
-            parts = sorted([*parts, (start, data)], key=lambda part: part[0])
-            kept: list[tuple[int, bytes]] = []
-            stop = 0
-            for at, part in parts:
-                known_bytes = max(stop - at, 0)
-                if known_bytes < len(part):
-                    kept.append((at + known_bytes, part[known_bytes:]))
-                    stop = at + len(part)
-            self._objects.put((url, origin), _Object(facts, tuple(kept)), sum(len(part) for _, part in kept))
+            kept = known if known is not None and known.facts == facts else _Object(facts)
+            kept.add(start, data)
+            self._objects.put((url, origin), kept, kept.size)
 
     def find(self, url: str, origin: Origin, start: int, stop: int) -> tuple[Facts, bytes] | None:
         """Return the version of an object, and its bytes from ``start`` to ``stop``; None if not all are kept.
 
         If the object ends before ``stop``, its bytes up to its end are returned.
         """
-        known = self._objects.get((url, origin))
-        if known is None:
-            return None
-        facts, parts = known
-        if start < 0:
-            return None
-        stop = stop if facts.size is None else min(stop, facts.size)
-        found: list[bytes] = []
-        for at, data in parts:
-            if at <= start < at + len(data):
-                found.append(data[start - at : max(stop - at, 0)])
-                start = at + len(data)
-                if start >= stop:
-                    return (facts, b"".join(found)) if found[0] else None
-        return None
+        with self._lock:
+            known = self._objects.get((url, origin))
+            if known is None:
+                return None
+            size = known.facts.size
+            stop = stop if size is None else min(stop, size)
+            found = known.find(start, stop) if 0 <= start < stop else None
+            return None if found is None else (known.facts, found)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from refshard_fs.core.model import Facts
@@ -60,3 +61,15 @@ def test_kept_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ranges.put("https://host/b", (), FACTS, 0, DATA[:20])
     assert ranges.find(URL, (), 0, 1) is None
     assert ranges.find("https://host/b", (), 0, 20) == (FACTS, DATA[:20])
+
+
+def test_random_ranges_have_the_bytes_of_their_object() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        ranges, known = ReadRanges(1000), np.zeros(100, bool)
+        for start, stop in np.sort(rng.integers(0, 101, (8, 2))).tolist():
+            put(ranges, (start, stop))
+            known[start:stop] = True
+            first, last = sorted(rng.integers(0, 101, 2).tolist())
+            is_kept = first < last and bool(known[first:last].all())
+            assert ranges.find(URL, (), first, last) == ((FACTS, DATA[first:last]) if is_kept else None)
