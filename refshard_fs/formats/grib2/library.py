@@ -136,7 +136,7 @@ class Points(msgspec.Struct, frozen=True):
 
 
 def _check_first_latitude(latitude: float, parallels: int) -> None:
-    """Raise ValueError if a Gaussian grid has too many latitudes, or ``latitude`` is north of the first of them."""
+    """Raise ValueError if a Gaussian grid has no latitudes or too many, or ``latitude`` is north of the first."""
     if not 0 < parallels <= FINEST:
         raise ValueError(f"its Gaussian grid has N={parallels}: expected 1 to {FINEST}")
     with _LOCK:

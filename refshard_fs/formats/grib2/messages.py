@@ -1,7 +1,7 @@
 """Locate the messages of a GRIB file, and parse the sections of edition 2. No I/O here.
 
 A message states its length, which locates the next message. A sidecar is a file beside a GRIB file that lists the
-offsets of all its messages (``.idx`` of wgrib2, ``.index`` of ECMWF). Opening a file reads a window of each message,
+offsets of its messages (``.idx`` of wgrib2, ``.index`` of ECMWF). Opening a file reads a window of each message,
 its first bytes, and no values; only small files are read whole.
 """
 

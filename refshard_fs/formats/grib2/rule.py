@@ -604,7 +604,7 @@ class FieldChunks(Chunks):
         return [Listed(self._grid.tail(number), None) for number in range(size) if entries[number] is not None]
 
     def _check_absent(self, place: FieldPlace) -> Steps[None]:
-        """Raise an error for a missing sidecar if the file exists, or if the run is not yet due: it may come later."""
+        """Raise an error for a missing sidecar if the file exists, or may still come: the run is not yet due."""
         facts: Facts | None = yield Stat(place.url, fresh=True)
         if facts is not None:
             reason = f"expected a sidecar for the existing file {place.url}, found none: only it locates the fields"

@@ -101,7 +101,7 @@ class Tree:
         self._shown_left = self._shown_most
 
     def read_metadata(self) -> Steps[None]:
-        """Read all elements that may be metadata, in one round."""
+        """Read the elements that are likely to be metadata in one round, and parse the Vgroups and Vdatas."""
         elements = self.elements
         special = [
             key for key, descriptor in elements.descriptors.items() if descriptor.is_special and key[0] == Tag.DATA

@@ -88,7 +88,7 @@ class _Group(ArrayGroupBuilder):
         self._owners: dict[Key, str] = {}  # by key of a data set or Vdata: the name of its grid or swath
         self._data_set_names: dict[Key, str] = {}
         self._extents: dict[str, int] = {}  # lengths of dimensions, by path
-        self._path_counts: dict[str, int] = {}  # by path: the number of data sets that would have it
+        self._path_counts: dict[str, int] = {}  # by path: the number of objects that would have it
         # By name of a dimension without values: its attributes.
         self._dimension_attributes: dict[str, dict[str, Any]] = {}
 
@@ -219,7 +219,7 @@ class _Group(ArrayGroupBuilder):
                         "in StructMetadata"
                     )
                 if layout is None:
-                    raise ManifestError("it is a Vdata without values: expected values, as StructMetadata name it")
+                    raise ManifestError("it is a Vdata without values: expected values of a field in StructMetadata")
             except (ManifestError, DamagedIndex) as e:
                 self.reports[table.name] = str(e)
                 continue

@@ -54,11 +54,11 @@ class Field(msgspec.Struct, frozen=True):
 class Datatype(msgspec.Struct, frozen=True):
     """One HDF5 datatype.
 
-    ``dtype`` is numpy's type of an element in the file, ``shown`` the type in zarr's metadata; they differ only if
-    ``is_recast``. ``shown`` is None in three cases: if values cannot be shown; if elements are Python objects (texts of
-    variable length, sequences, and references, which are shown as paths); and if a member of a compound has no
-    ``shown``. Then each member is shown as a separate array, whose datatype has the kind "member" and the size of the
-    whole compound.
+    ``dtype`` is numpy's type of an element in the file, ``shown`` the type in zarr's metadata. A ``shown`` that is not
+    None differs from ``dtype`` only if ``is_recast``. ``shown`` is None in three cases: if values cannot be shown; if
+    elements are Python objects (texts of variable length, sequences, and references, which are shown as paths); and if
+    a member of a compound has no ``shown``. Then each member is shown as a separate array, whose datatype has the kind
+    "member" and the size of the whole compound.
 
     An array datatype has the ``dtype`` and ``shown`` of its elements; its ``shape`` follows the shape of the dataset.
     """

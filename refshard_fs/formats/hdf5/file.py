@@ -174,7 +174,7 @@ class MetadataFile:
     """The metadata of one file while it is opened: pages, each read once.
 
     Structures point to further structures, and following a pointer takes a round of requests. Metadata tend to lie
-    together. So each round reads more bytes around its addresses than the round before.
+    together. So each round reads more bytes around its addresses than the round before, up to `AROUND` in all.
     """
 
     def __init__(self, source: Span | Inline, size: int, head: bytes) -> None:

@@ -1,6 +1,6 @@
 """Virtual datasets of HDF5: their values lie in other datasets, in the same file or in other files. No I/O here.
 
-A mapping places a selection of a source dataset in the virtual dataset. A virtual dataset can be shown if its mappings
+A mapping places a selection of a source dataset in the virtual dataset. A virtual dataset is shown only if its mappings
 consist of whole chunks, and all sources have the same chunk shape, filters and datatype: then each of its chunks is an
 unchanged chunk of a source.
 """

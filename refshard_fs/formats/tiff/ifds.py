@@ -19,7 +19,7 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Inline, Span, Steps, iterate_batches
 from refshard_fs.errors import ManifestError
 
-HEAD: Final = 1 << 16  # bytes that are read at the first IFD: a COG has all IFDs and their values there
+HEAD: Final = 1 << 16  # bytes that are read at the first IFD: a COG usually has all IFDs and their values there
 WINDOW: Final = 1 << 14  # bytes that are read at each further IFD: the IFD, small values, often neighbouring IFDs
 # Bytes that are read at once where IFDs lie close together, as in files of compressed pages: reading them takes about
 # as long as a round of requests. Each further read takes twice as many. An OME-TIFF of 24 pages opens in 2 rounds, not

@@ -1,6 +1,6 @@
 """One image of a TIFF: parse its IFD, locate its strips or tiles, and decode them to chunks. No I/O here.
 
-Decoding never takes more memory than a chunk needs, whatever the compressed bytes announce.
+Decoding takes at most the memory that a chunk, and a dictionary of LZMA, need, whatever the compressed bytes announce.
 """
 
 from __future__ import annotations
