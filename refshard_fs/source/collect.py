@@ -42,7 +42,8 @@ from refshard_fs.security.origins import Origins
 from refshard_fs.security.policy import DECOMPRESS
 from refshard_fs.source.recognition import open_references
 
-# Checksums and ETags of chunks, which only a chunk manifest can hold, by array and by the number of the chunk.
+# Checksums and versions of single chunks, which a `ReferenceSet` cannot hold, by array and by the number of the chunk.
+# An empty mapping stands for a chunk that a chunk manifest marks as missing.
 Checks = Mapping[str, Mapping[int, Mapping[str, str]]]
 
 # A chunk is computed if no range of an object has its bytes, for example a padded last chunk.
@@ -84,7 +85,7 @@ class UnreadArrays(NamedTuple):
 def gather(
     keyspace: KeySpace, prefix: str = "", unread: UnreadArrays | None = None
 ) -> Steps[tuple[ReferenceSet, Checks]]:
-    """Return references to all keys of ``keyspace`` below ``prefix``, and the checksums and ETags of chunks.
+    """Return references to all keys of ``keyspace`` below ``prefix``, and the checksums and versions of chunks.
 
     Computed chunks are read and stored inline. Raises ManifestError, which names the key, if these have more than
     `MAX_INLINE` bytes. With ``unread``, a computed chunk that the join does not compare becomes a reference to the
@@ -326,7 +327,7 @@ class Collection:
             self._parts[path].append(Part.from_rows(rows_of_array))
 
     def finish(self) -> tuple[ReferenceSet, Checks]:
-        """Build the set of references; return it, with the checksums and ETags of chunks, which it cannot hold."""
+        """Build the set of references; return it, with the checksums and versions of chunks, which it cannot hold."""
         tables = {path: ChunkTable.from_parts(array.grid, self._parts[path]) for path, array in self._arrays.items()}
         urls = Texts.of(self.urls)
         keyspace = self._keyspace
@@ -402,8 +403,8 @@ def collect_steps(keyspace: KeySpace, unread: UnreadArrays | None = None) -> Ste
     refs, checks = yield from gather(keyspace, unread=unread)
     if checks:
         raise ManifestError(
-            f"the chunk manifest of {next(iter(checks))!r} has checksums or ETags of chunks, which a set of references "
-            "cannot hold: save it with format='chunk-manifest'"
+            f"the chunk manifest of {next(iter(checks))!r} has checksums, versions or marks of missing chunks, which a "
+            "set of references cannot hold: save it with format='chunk-manifest'"
         )
     return refs
 

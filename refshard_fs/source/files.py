@@ -34,7 +34,7 @@ async def info(source: Source, key: str, known: Directories | None = None) -> di
     The size is the number of bytes that a whole read returns. ``known``: the directories of objects at and below the
     key, if the caller has listed them.
 
-    If the source states that a key is empty, the key can be neither read nor listed: its type is "other", with
+    If a chunk manifest marks a key as missing, the key can be neither read nor listed: its type is "other", with
     ``"empty": True``.
     """
     keyspace = await source.keyspace()

@@ -106,9 +106,9 @@ def _from_json_value(value: Mapping[str, Any]) -> InMemorySource:
         return known
     if "base64" not in value:
         raise ManifestError(
-            "this JSON has only the digest of its references, because they are larger than 1 MiB, and this process "
-            "does not have them. Send pickle.dumps(fs) instead, which contains them; or save them with "
-            "fs.save('refs.parquet'), and open that path"
+            "this JSON has only the digest of its source, because the source is larger than 1 MiB, and this process "
+            "does not have it. Send pickle.dumps(fs) instead, which contains the source; or, if it is a set of "
+            "references, save it with fs.save('refs.parquet'), and open that path"
         )
     return _register(base64.b64decode(value["base64"]))
 

@@ -81,7 +81,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: Annotated[str | None, _describe("Snapshot of an Icechunk repository, in place of a branch.")] = None
     as_of: Annotated[
         str | datetime | None,
-        _describe("Time (ISO 8601): shows the last snapshot of the branch that was written by then."),
+        _describe("Time (ISO 8601): shows the last snapshot of the branch or tag that was written by then."),
     ] = None
     select: Annotated[
         Sequence[Mapping[str, Any]] | None,
@@ -199,9 +199,9 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
 class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options for caching data that was read."""
 
-    index_cache: Annotated[Directory | None, _describe("Directory that keeps decoded manifests; False keeps none.")] = (
-        None
-    )
+    index_cache: Annotated[
+        Directory | None, _describe("Directory that keeps decoded manifests and indexes of files; False keeps none.")
+    ] = None
     cache_dir: Annotated[Directory | None, _describe("Directory that keeps ranges of remote objects.")] = None
     cache_bytes: Annotated[int, _describe("The most bytes in `cache_dir`.", "bytes")] = CAPACITY
     block_cache: Annotated[

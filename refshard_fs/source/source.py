@@ -713,7 +713,8 @@ class Source(Engines):
     async def stream(self, key: str, on_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of ``key`` in order, in parts; at most `STREAM_PARTS` parts are in memory at a time.
 
-        ``on_size(n)`` is called first, with the size of the whole key.
+        Bytes that have to be decoded, and an object of unknown size, are one part. ``on_size(n)`` is called first, with
+        the size of the whole key.
         """
         entry = await self.find(key)
         size = entry.size
