@@ -96,7 +96,7 @@ class Target:
 
 
 class ImmediateTarget(Target):
-    """Objects that are read without an event loop, in any thread; only `list_names` and `get_facts` are coroutines."""
+    """Objects whose bytes any thread can read without an event loop, by `read_now`."""
 
     most_retries = 0
     fs: Any = None  # the filesystem that writes objects, usable from any thread, if there is one

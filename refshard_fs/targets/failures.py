@@ -171,7 +171,7 @@ def is_transient(failure: OSError) -> bool:
             return False
 
 
-# Convert the errors of S3's clients to OSErrors. All other filesystems raise OSErrors.
+# Convert the errors of S3's clients to OSErrors.
 
 
 _CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 # Targets that need no event loop; all pools of the process share them.
 LOCAL = LocalTarget()
-WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that `_admit` has resolved and permitted
+WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that `_resolve_links` has resolved and permitted
 IMMEDIATE: dict[type[AbstractFileSystem], Target] = {
     LocalFileSystem: LOCAL,
     MemoryFileSystem: MemoryTarget(),
