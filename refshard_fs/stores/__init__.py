@@ -1,1 +1,1 @@
-"""Write whole objects in the filesystems of the pool, each only if it still has the version that was read."""
+"""Write whole objects in the filesystems of the pool, on condition that an object has the version that was read."""

@@ -1,4 +1,4 @@
-"""Store objects as local files: each is written to a draft, which is synced and renamed, under the directory's lock."""
+"""Store objects as local files: each is written to a draft, which is renamed, and synced before if asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put and remove whole objects below a URL, each only if it still has the version read before."""
+"""Put and remove whole objects below a URL; with a condition, only an object of the version that was read before."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Objects:
             sync_file(path)
 
     def copy(self, name: str, new: str) -> None:
-        """Copy the object ``name`` to ``new`` in one step."""
+        """Copy the object ``name`` to ``new``."""
         self.store.copy(self.path(name), self._place_of(new))
 
     def copy_all(self, names: Mapping[str, str]) -> None:

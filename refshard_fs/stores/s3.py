@@ -1,4 +1,4 @@
-"""Store objects in S3: each operation is one request, with a condition that the server checks."""
+"""Store objects in S3: the request that puts or removes an object has the condition, which the server checks."""
 
 from __future__ import annotations
 

@@ -71,9 +71,11 @@ def make_conflict_error(place: Place, condition: Condition, *, is_certain: bool 
 
     If not ``is_certain``, the store's answer to an earlier try was lost.
     """
-    what = "did not exist" if isinstance(condition, Absent) else "had another version"
+    is_new = isinstance(condition, Absent)
+    what = "did not exist" if is_new else "had another version"
+    change = "written it" if is_new else "changed or removed it"
     error = ConflictError(
-        f"{place.url} {what} when it was read: another writer has written it since. Read it again, then write"
+        f"{place.url} {what} when it was read: another writer has {change} since. Read it again, then write"
     )
     error.is_certain = is_certain
     return error
@@ -260,7 +262,7 @@ class Store:
             call("put_file", whole, path)
 
     def copy(self, path: str, new: Place) -> None:
-        """Copy an object in one step."""
+        """Copy an object."""
         try:
             self.call("cp_file", path, new.path)
         except NotImplementedError:  # for example, FTP
