@@ -1,8 +1,9 @@
 """An array of xarray that looks up, reads and decodes whole selections without zarr.
 
 For each selection, zarr takes several turns of an event loop and hands work to a thread, which costs more than decoding
-the chunks of a task. zarr reads only chunks whose codecs or data types numpy and numcodecs do not decode. Source:
-xarray's "How to add a new backend", on ``BackendArray``.
+the chunks of a task. zarr reads arrays whose codecs, data types or extensions numpy and numcodecs do not decode,
+selections of points with slices, and chunks that cannot be decoded, for its error. Source: xarray's "How to add a new
+backend", on ``BackendArray``.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class _NotDecoded(ValueError):
 
 
 class DirectArray(BackendArray):
-    """Read selections by integers, slices and arrays of positions along each dimension."""
+    """Read selections by integers, slices and arrays of positions along each dimension, and selections of points."""
 
     __slots__ = (
         "_by_zarr",
@@ -386,7 +387,7 @@ class DirectArray(BackendArray):
         return filled[0] if filled else out
 
     def _takes_threads(self, encoded: Mapping[str, bytes | UnmadeBytes | None]) -> bool:
-        """Return whether to decode chunks in several threads: copying them, or decoding small ones, takes no longer."""
+        """Return whether to decode chunks in several threads: one is as fast for small chunks, and for mere copies."""
         if self._chunk_size < SHARED:
             return False
         kinds = (type(data.plan.window) for data in encoded.values() if isinstance(data, UnmadeBytes))

@@ -1,4 +1,4 @@
-"""The errors of this package. FileNotFoundError is raised for a key that does not exist, and for nothing else.
+"""The errors of this package. FileNotFoundError means only that a key, an array or a group does not exist.
 
 Every error can be pickled with its text, so that it reaches the user from a worker of dask.
 """
@@ -104,7 +104,10 @@ class RefShardError(Exception):
 
 
 class ManifestError(RefShardError, ValueError):
-    """A manifest (or an index that names keys) does not follow its format. The text names the source and the key."""
+    """A source does not follow its format, lacks what an argument names, or does not fit the format of a new set.
+
+    The text says where, and what was expected.
+    """
 
 
 class DivisionByZero(ManifestError, ZeroDivisionError):
@@ -154,7 +157,7 @@ class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
 
 
 class DamagedIndex(ReferenceNotReachable):
-    """An index that locates chunks is damaged: the index of a shard or an archive, or a partition of a manifest."""
+    """An index that locates chunks is damaged: for example of a shard or a file, or a partition of a manifest."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}. Write or copy this object again; `refshard check` finds all damaged ones"
@@ -206,6 +209,6 @@ class ConflictError(RefShardError):
 class CostlyPattern(UserWarning):
     """An operation works, but costs more requests or bytes than necessary; the text names a cheaper way.
 
-    The warning is issued once for each array and kind of cost. `warnings.filterwarnings` with this category hides it,
-    or turns it into an error.
+    The warning is issued once for each kind of cost and each array, server or directory that it is about.
+    `warnings.filterwarnings` with this category hides it, or turns it into an error.
     """

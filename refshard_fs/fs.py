@@ -104,9 +104,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     format:
         Name of the source's format; by default it is recognised by the content.
     index_cache:
-        Directory that keeps decoded manifests, and indexes of GRIB2 files, so that other processes open them at
-        once; True for this platform's directory of caches, False for none. By default, only large manifests and
-        indexes are kept, in this platform's directory.
+        Directory that keeps decoded manifests, and indexes of GRIB2 and JPEG 2000 files, so that other processes
+        open them at once; True for this platform's directory of caches, False for none. By default, only large
+        manifests and indexes are kept, in this platform's directory.
     max_manifest_bytes:
         The most bytes of a manifest or a metadata document, after decompression; by default 8 GiB. If a server does
         not report the length, the download stops there. A document that grows more than 500 times when it is
@@ -167,7 +167,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         The version of an Icechunk repository: the last snapshot of a branch (by default ``main``), the snapshot of a
         tag, or the snapshot with this id.
     as_of:
-        Show the last snapshot of the branch that was written by this time, a `datetime` or its ISO text (UTC).
+        Show the last snapshot of the branch or tag that was written by this time, a `datetime` or its ISO text (UTC).
     select:
         Show a part of the source: a list of selections, applied in turn, each the arguments of `select` as JSON values.
     concat:
@@ -188,8 +188,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         ``data_url``, when they are written; by default ``<fo>.data``. ``content_addressed``
         names them by their SHA-256, so that equal values are stored once.
     write_memory:
-        Bytes of chunks that wait in memory for the commit of a zarr hierarchy; further chunks wait in a temporary
-        file.
+        Bytes of chunks that wait in memory for a commit to a zarr hierarchy, an Icechunk repository or shards; further
+        chunks wait in temporary files.
     record_size:
         References per file of a parquet set that a commit creates.
 
@@ -283,9 +283,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Without ``include_password``, all credentials are left out: headers, cookies, and all options and parameters of
         URLs with names such as "key" or "token".
 
-        References in memory are included if they have at most 1 MiB. Otherwise, the JSON has only their digest, to
-        save time. Only this process can use it, as long as it holds the references; another process raises
-        ManifestError. Pickle the filesystem to send it to another process.
+        A source in memory is included if it has at most 1 MiB. Otherwise, the JSON has only its digest, to save time.
+        Only this process can use the digest, as long as it holds the source; another process raises ManifestError.
+        Pickle the filesystem to send it to another process.
         """
         stand_in = object.__new__(type(self))
         stand_in._session_name = self._session_name
@@ -526,7 +526,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Return the time at which the bytes of ``path`` were last changed.
 
         If the bytes lie in several targets, return the latest time; if they lie in the manifest, the time of the
-        manifest's last change. Raise NotImplementedError if a target has no time of modification.
+        manifest's last change. Raise NotImplementedError if no target has a time of modification.
         """
         key = self._strip_protocol(path)
         return self.source.wait(files.read_modification_time, self.source, key)
@@ -596,7 +596,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     @property
     def left_whole(self) -> dict[str, str]:
-        """The reasons, by path, why an array is not shown or its shards are left whole; for arrays read so far."""
+        """The reasons, by path, why arrays or groups are not shown, or shards of arrays read so far are left whole."""
         return dict(self.source.open().reports)
 
     @property
@@ -606,7 +606,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     @property
     def unlimited_dimensions(self) -> Mapping[str, Sequence[str]]:
-        """The names of the unlimited dimensions of a NetCDF file, by the path of their group."""
+        """The names of the unlimited dimensions of the file or cube, by the path of their group."""
         return self.source.open().unlimited_dimensions
 
     def prefetch(
