@@ -83,6 +83,13 @@ class GroupStore(AbstractDataStore):
         unlimited = self._fs.unlimited_dimensions.get(self._group.path)
         return {} if unlimited is None else {"unlimited_dims": set(unlimited)}
 
+    @staticmethod
+    def close() -> None:
+        """Do nothing: the filesystem stays open.
+
+        xarray keeps this function in its datasets. As a method, it would keep the store, whose guard cannot be pickled.
+        """
+
     def _make_variable(self, name: str, node: ArrayNode) -> xr.Variable:
         direct = DirectArray.of(self._fs, node)  # checks the shape
         dimensions, attributes = _split_dimensions(node)

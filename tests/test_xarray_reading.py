@@ -90,6 +90,14 @@ def test_arrays_read_the_same_after_pickling(chunked: Chunked) -> None:
     assert len(chunked.ranges) == 1
 
 
+@pytest.mark.parametrize("decoding", [{}, {"chunks": {}}, {"open_dataset_options": {"decode_cf": False}}])
+def test_datasets_from_elsewhere_read_the_same_after_pickling(chunked: Chunked, decoding: dict[str, Any]) -> None:
+    refs = {**chunked.refs(GRID), "a/.zattrs": json.dumps({"_ARRAY_DIMENSIONS": ["y", "x", "byte"]})}
+    url = chunked.server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
+    ds = xr.open_dataset(url, engine=RefShardBackend, mask_and_scale=False, **decoding)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(ds))["a"].isel(y=2, byte=0).values, VALUES[2])
+
+
 def test_missing_chunks_are_filled_and_failed_ones_are_errors(chunked: Chunked) -> None:
     refs = chunked.refs(GRID)
     refs["a/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["y", "x", "byte"]})
