@@ -40,7 +40,8 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
     sources:
         A pattern (``"s3://bucket/2024/*.nc"``), one with fields that name dimensions
         (``"{member}/tas_{time:%Y%m}.nc"``), a list of URLs, or a table that says where each lies: pairs
-        ``(url, {"time": ..., "band": ...})``, a DataFrame with a column ``url`` and one for each dimension, items of
+        ``(url, {"time": ..., "band": ...})``, a DataFrame with a column ``url`` and one for each dimension (if it has
+        further columns, ``dims`` names the dimensions; without other columns, it is a list of URLs), items of
         STAC (pystac's, or JSON), whose dimensions are ``time`` and, if they have several assets, ``asset``; or the path
         of a Parquet file with such a table or such items. A saved document is opened as it is. A table or a document
         from elsewhere may only name sources on its own server or bucket, and those that ``options`` or ``allow`` name.

@@ -85,7 +85,11 @@ class FileGrid(NamedTuple):
         """Raise ManifestError, which names the places, if there are places without a file."""
         if self.holes:
             shown = list_some(list(map(self.describe, self.holes)), "; ")
-            raise ManifestError(f"no file has {shown}: with join='outer', values without a file are shown as missing")
+            several = len(self.dims) > 1 and NUMBER not in self.dims
+            fewer = f". If only some of {', '.join(self.dims)} are dimensions, name these by dims=" if several else ""
+            raise ManifestError(
+                f"no file has {shown}: with join='outer', values without a file are shown as missing{fewer}"
+            )
 
     def describe(self, at: Sequence[int]) -> str:
         """Return the text of a place for an error; ``at`` may have only the numbers along the first dimensions."""

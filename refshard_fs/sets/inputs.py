@@ -47,8 +47,13 @@ class Inputs(NamedTuple):
         are no sources; ManifestError if two sources have the same place.
         """
         order = (None,) if dims is None else dims
-        if coords is None:
-            grid = _find_grid(sets, dims, on_error, options, assets)
+        rows = parse_placed_sources(sets, assets) if coords is None else None
+        if rows is not None and not rows[0][1]:  # a table of URLs alone
+            sets, rows = [url for url, _ in rows], None
+        if rows is not None:
+            grid: FileGrid | None = _place_rows(rows, dims, assets)
+        elif coords is None:
+            grid = _find_grid(sets, dims, on_error, options)
         else:
             grid = _make_nested_grid(sets, order, coords)
         if grid is not None:
@@ -78,23 +83,24 @@ class Inputs(NamedTuple):
         return Inputs(self.dims, positions, tuple(self.sources[n] for n in opened), grid)
 
 
-def _find_grid(
-    sets: Any,
-    order: Sequence[str | None] | None,
-    on_error: OnError,
-    options: Mapping[str, Any],
-    assets: Sequence[str] | None,
-) -> FileGrid | None:
-    """Return the grid of files that a pattern with fields, or a table, stands for; None for other ``sets``.
+def _place_rows(
+    rows: Sequence[tuple[str, Mapping[str, Any]]], order: Sequence[str | None] | None, assets: Sequence[str] | None
+) -> FileGrid:
+    """Return the grid of the files in a table; ``order`` names the columns that are dimensions, None all columns."""
+    found = list(rows[0][1])
+    dims = found if order is None or not any(order) else [str(dim) for dim in order]
+    if not set(dims).issubset(found):
+        raise ValueError(f"expected URLs with places along {dims}, got URLs with places along {found}")
+    return FileGrid.of([(url, {dim: places[dim] for dim in dims}) for url, places in rows], dims, assets)
 
-    ``order`` names the dimensions; None if the fields or the columns name them.
+
+def _find_grid(
+    sets: Any, order: Sequence[str | None] | None, on_error: OnError, options: Mapping[str, Any]
+) -> FileGrid | None:
+    """Return the grid of files that a pattern with fields stands for; None for other ``sets``.
+
+    ``order`` names the dimensions; None if the fields name them.
     """
-    rows = parse_placed_sources(sets, assets)
-    if rows is not None:
-        dims = list(rows[0][1])
-        if order is not None and any(order) and set(order) != set(dims):
-            raise ValueError(f"expected URLs with places along {list(order)}, got URLs with places along {dims}")
-        return FileGrid.of(rows, dims if order is None or not any(order) else [str(dim) for dim in order], assets)
     pattern = Pattern.of(os.fspath(sets), order) if isinstance(sets, str | os.PathLike) else None
     if pattern is None:
         return None

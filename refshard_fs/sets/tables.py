@@ -19,22 +19,22 @@ URLS: Final = ("url", "href", "uri", "path", "location")  # columns of a table t
 
 
 def parse_placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list[tuple[str, dict[str, Place]]] | None:
-    """Return URLs with their places by dimension; None if ``sets`` is not such a table.
+    """Return URLs with their places by dimension, which may be none; None if ``sets`` is not such a table.
 
     A table is a sequence of pairs ``(url, {"time": ..., "band": ...})``, a DataFrame with a column of URLs, or items of
     STAC (of pystac, or as JSON), each with its ``datetime`` as ``time`` and its assets along ``asset``: those that
-    ``assets`` names, or else those with the role "data", or all if none has it. ValueError if rows have no place, or
-    different dimensions.
+    ``assets`` names, or else those with the role "data", or all if none has it. ValueError if rows have different
+    dimensions.
     """
     rows = list(_parse_rows(sets, assets))
     if not rows:
         return None
     dims = rows[0][1].keys()
     for url, places in rows:
-        if places.keys() != dims or not dims:
+        if places.keys() != dims:
             raise ValueError(
                 f"{url!r} comes with {', '.join(places) or 'no dimension'}, and {rows[0][0]!r} with "
-                f"{', '.join(dims) or 'none'}: expected the same dimensions with each URL"
+                f"{', '.join(dims) or 'no dimension'}: expected the same dimensions with each URL"
             )
     return [(url, {dim: convert_to_place(value, dim, url) for dim, value in places.items()}) for url, places in rows]
 

@@ -76,6 +76,24 @@ def test_error_says_that_no_name_fits_the_pattern(tmp_path: Path, on_error: OnEr
         refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, on_error=on_error)
 
 
+def test_table_of_urls_alone_is_a_list(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    open_members(tmp_path)
+    urls = sorted(map(str, (tmp_path / "r1").glob("*.nc")))
+    assert refshard_fs.open(pd.DataFrame({"url": urls})).digest == refshard_fs.open(urls).digest
+
+
+def test_dims_name_the_columns_that_are_dimensions(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    open_members(tmp_path)
+    urls = sorted(map(str, (tmp_path / "r1").glob("*.nc")))
+    table = pd.DataFrame({"url": urls, "time": range(len(urls)), "cloud": [0.5 * n for n in range(len(urls))]})
+    found = refshard_fs.open(table, dims=("time",))
+    assert found.digest == refshard_fs.open(table.drop(columns="cloud")).digest
+    with pytest.raises(ManifestError, match="If only some of time, cloud are dimensions, name these by dims="):
+        refshard_fs.open(table)
+
+
 def test_invalid_nesting_of_sources_is_refused() -> None:
     with pytest.raises(TypeError, match="nested"):
         refshard_fs.concat([make_day_set(0, 2)], dims=("time", "x"))

@@ -52,6 +52,8 @@ def test_parse_placed_sources_is_none_for_other_arguments(sets: Any) -> None:
 def test_table_with_invalid_dimensions_or_values_is_refused() -> None:
     with pytest.raises(ValueError, match="the same dimensions"):
         parse_placed_sources([("a.nc", {"time": DAY}), ("b.nc", {"band": 1})])
+    with pytest.raises(ValueError, match=r"'b\.nc' comes with no dimension, and 'a\.nc' with time"):
+        parse_placed_sources([("a.nc", {"time": DAY}), ("b.nc", {})])
     with pytest.raises(ValueError, match="expected a time, a number or a text"):
         parse_placed_sources([("a.nc", {"band": None})])
 
