@@ -312,7 +312,7 @@ _OTHERS: Final = (  # arguments that --option takes
 )
 # An argument between words, not in a URL. Its value is a text in quotes, a word, a number, or nothing.
 _ARGUMENT: Final = re.compile(
-    rf"(?<![^\s(])({'|'.join((*_OPTIONS, *_OTHERS))})=('[\w.-]*'|\w+(?![\w'\[({{])|(?=[\s,;:.?)]|$))"
+    rf"(?<![^\s(])({'|'.join((*_OPTIONS, *_OTHERS))})=('[\w./-]*'|\w+(?![\w'\[({{])|(?=[\s,;:.?)]|$))"
 )
 # A dict for users to copy: the options of one URL prefix, or of all targets.
 _DICT: Final = re.compile(

@@ -44,6 +44,9 @@ _DESTINATION = argument("destination", _WHERE, "DESTINATION")
 _OVERWRITE = argument("--overwrite", "replace an existing parquet set or hierarchy, or the content of a repository")
 _NAMED: Final = 5  # the most arrays that a message names
 _MANY: Any = {"action": "append", "default": []}
+_ON_ERROR = argument(
+    "--on-error", "whether SOURCEs that cannot be read are left out (%(default)s)", choices="raise skip"
+)
 _PART = (
     argument("--keep", "keep only this variable or group, with its coordinates; may be repeated", "NAME", **_MANY),
     argument("--drop", "leave out this variable or group; may be repeated", "NAME", **_MANY),
@@ -217,12 +220,14 @@ def _nest_sources(sources: list[str], dims: list[str], text: str | None) -> Any:
         "what happens to values that TARGET already has (%(default)s)",
         choices="error skip replace",
     ),
+    _ON_ERROR,
     argument("--any-order", "append values that do not follow the last one, too"),
     sources=("TARGET", "SOURCE"),
 )
 def _append(arguments: Namespace) -> None:
     """Append another set, or all that match a pattern, to a reference set or a cube, in place."""
-    options = get_opening_options(arguments) | _get_arguments(arguments, "same", "on_duplicate", "any_order", "create")
+    options = get_opening_options(arguments)
+    options |= _get_arguments(arguments, "same", "on_duplicate", "on_error", "any_order", "create")
     added = refshard_fs.append(arguments.target, arguments.source, arguments.dim, **options)
     is_changed = added or arguments.on_duplicate == "replace"
     what = f"{arguments.dim or _find_dim(arguments)}: {added:+,}" if is_changed else "nothing new, left as it is"
@@ -236,6 +241,7 @@ def _append(arguments: Namespace) -> None:
     ),
     argument("--dim", "the dimension; by default, it is found", "NAME"),
     argument("--same", "a variable that need not be the same as in the cube; may be repeated", "PATH", **_MANY),
+    _ON_ERROR,
 )
 def _watch(arguments: Namespace) -> None:
     """Append the files of a pattern, or of a directory (DIR/), that a cube lacks; the first run makes the cube."""
@@ -262,8 +268,11 @@ def _find_dim(arguments: Namespace) -> str:
 )
 def _snapshot(arguments: Namespace) -> None:
     """Write references pinned to the present versions of the objects in a store."""
+    from refshard_fs.source.settings import check_set_name  # not imported for --help
+
     options = get_opening_options(arguments, index_cache=False)
     options |= {"shards": arguments.shards, "inline_threshold": arguments.inline}
+    check_set_name(arguments.destination)
     format = "chunk-manifest" if arguments.destination.endswith(".zarr") else "json"
     _save(arguments, refshard_fs.snapshot(arguments.source, **options), arguments.destination, format)
 

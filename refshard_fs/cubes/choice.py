@@ -134,10 +134,10 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                     "stands for the attributes of the root"
                 )
         single = [dim for dim, bounds in (isel or {}).items() if isinstance(bounds, int | np.integer)]
-        squeezed: Any = True if squeeze is True else [*single, *_list_names(squeeze or ())]
+        squeezed: Any = True if squeeze is True else [*single, *list_names(squeeze or ())]
         values = {
-            "drop": _list_names(drop),
-            "keep": None if keep is None else _list_names(keep),
+            "drop": list_names(drop),
+            "keep": None if keep is None else list_names(keep),
             "rename": dict(rename or {}),
             "attrs": {path: dict(values) for path, values in (attrs or {}).items()},
             "isel": {dim: _parse_bounds(dim, bounds) for dim, bounds in (isel or {}).items()},
@@ -173,7 +173,8 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return ArrayGroup(arrays, chunks, zarr_format, {})
 
 
-def _list_names(names: Iterable[str] | str) -> list[str]:
+def list_names(names: Iterable[str] | str) -> list[str]:
+    """Return ``names`` as a list; a text is one name."""
     return [names] if isinstance(names, str) else list(names)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
+from refshard_fs.cubes.choice import list_names
 from refshard_fs.errors import ConflictError, NoSuchSource, sanitize
 from refshard_fs.sets.cube import open
 from refshard_fs.sets.expand import expand
@@ -20,10 +21,13 @@ from refshard_fs.sets.preprocess import Preprocess, call_preprocess
 from refshard_fs.source.in_memory_source import make_portable_source
 from refshard_fs.source.normalizing import parse_options
 from refshard_fs.source.options import prepare_keywords
+from refshard_fs.source.settings import format_by_suffix
 from refshard_fs.source.source import Source
 from refshard_fs.tools.progress import show_progress
 from refshard_fs.writing.commit import commit
 from refshard_fs.writing.writer import Writer
+
+_ON_ERROR: Final = ("raise", "skip")
 
 
 def append(
@@ -31,8 +35,9 @@ def append(
     fo: Any,
     dim: str | None = None,
     *,
-    same: Iterable[str] = (),
+    same: Iterable[str] | str = (),
     on_duplicate: OnDuplicate = "error",
+    on_error: Literal["raise", "skip"] = "raise",
     any_order: bool = False,
     create: bool = False,
     message: str | None = None,
@@ -77,6 +82,9 @@ def append(
         a document, ``"replace"`` also replaces a piece with the same values, which may be damaged or gone, unless it is
         the first piece. If a piece has become shorter, or a piece before the last one has become longer, make the
         document anew.
+    on_error:
+        ``"skip"`` leaves out sets that cannot be opened or read, with a warning for each; a later call appends them if
+        they can be read. A document that gets longer records them.
     any_order:
         Permit values that are out of order. A set with the values of a gap in a document (``freq=`` of `concat`) is
         put into the gap in any case.
@@ -102,9 +110,18 @@ def append(
     ReadOnlyError
         The target cannot be written.
     """
-    rules = AppendRules(dim or "", frozenset(same), on_duplicate, any_order, message)
+    for name, value, choices in (
+        ("on_duplicate", on_duplicate, get_args(OnDuplicate)),
+        ("on_error", on_error, _ON_ERROR),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, choices))}")
+    rules = AppendRules(
+        dim or "", frozenset(list_names(same)), on_duplicate, any_order, message, skips_unreadable=on_error == "skip"
+    )
     if create:
-        length = _create(target, fo, dim, same, preprocess, options)
+        words = {"same": same, "preprocess": preprocess, "on_error": on_error}
+        length = _create(target, fo, dim, words, options)
         if length is not None:
             return length
     if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and "*" in os.fspath(fo)):
@@ -181,15 +198,22 @@ def _create(
     target: str | os.PathLike[str],
     fo: Any,
     dim: str | None,
-    same: Iterable[str],
-    preprocess: Preprocess | None,
+    words: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> int | None:
-    """Write the document of a cube of ``fo`` to ``target``, and return its length; None if ``target`` exists."""
+    """Write the document of a cube of ``fo`` to ``target``, and return its length; None if ``target`` exists.
+
+    ``words`` are arguments of `open`.
+    """
     try:
         Source.of(parse_options(target, prepare_keywords(options, [os.fspath(target)], append))).open()
     except NoSuchSource:
-        cube = open(fo, dim, same=same, preprocess=preprocess, **options)
+        if format_by_suffix(os.fspath(target)) == "icechunk":
+            raise ValueError(
+                f"expected a name such as all.refshard or all.json for the document of a cube, got {target!r}: concat "
+                "makes a repository, and append adds to it with dim="
+            ) from None
+        cube = open(fo, dim, **words, **options)
         cube.save(os.fspath(target))
         return cube.document.starts[-1]
     return None

@@ -120,7 +120,7 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
     if not is_equal:
         raise ManifestError(
             f"{one.name} and {other.name} have different {what} of {path!r}, which does not have the dimension "
-            f"{dim!r}: same=[{path!r}] takes the variable of the first set, drop=[{path!r}] leaves it out"
+            f"{dim!r}: same={path!r} takes the variable of the first set, drop={path!r} leaves it out"
         )
 
 

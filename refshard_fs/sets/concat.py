@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.cubes.choice import Choice
+from refshard_fs.cubes.choice import Choice, list_names
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.errors import ManifestError, sanitize
+from refshard_fs.errors import ManifestError
 from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.sets.arrange import Overlap
 from refshard_fs.sets.chosen_names import check_chosen_names
@@ -31,7 +31,7 @@ from refshard_fs.sets.remark import explain_document
 from refshard_fs.sets.rounding import equalize_coordinates
 from refshard_fs.sets.scanning import REMEMBERED, add_sources, choose_opening_options
 from refshard_fs.sets.set_row import Rules
-from refshard_fs.sets.sources import OnError, read_sets, report_skipped
+from refshard_fs.sets.sources import OnError, describe_error, read_sets, report_skipped
 from refshard_fs.sets.variables import NamedSet
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.normalizing import list_sources
@@ -41,7 +41,6 @@ from refshard_fs.tools.progress import show_progress
 logger = logging.getLogger(__package__)
 # The most sources whose first bytes (8 KiB each) are kept for readers of the cube: `REMEMBERED` holds no more.
 KEPT: Final = 4096
-REASON: Final = 200  # characters of an error that a document keeps
 
 # "exact": all sources have the same variables along the joined dimension, and equal coordinates of other dimensions
 Join = Literal["exact", "outer"]
@@ -75,7 +74,7 @@ def concat(
     dim: str | None = None,
     *,
     dims: Sequence[str | None] | None = None,
-    same: Iterable[str] = (),
+    same: Iterable[str] | str = (),
     keep: Iterable[str] | str | None = None,
     drop: Iterable[str] | str = (),
     rename: Mapping[str, str] | None = None,
@@ -218,7 +217,7 @@ def concat(
     choice = Choice.of(drop, keep, rename, attrs)
     selecting = options if choice == Choice() else {**options, "select": _list_selections(options, choice)}
     rules = Rules(
-        same=frozenset(same),
+        same=frozenset(list_names(same)),
         sort=sort,
         overlap=overlap,
         freq=freq,
@@ -255,7 +254,7 @@ def concat(
         else:
             read, own = read_selected(inputs.sources, selecting, preprocess, count, errors, executor, resume, unread)
             rules = msgspec.structs.replace(rules, own=own)
-    lost = {str(inputs.sources[number]): sanitize(str(error))[:REASON] for number, error in failed.items()}
+    lost = {str(inputs.sources[number]): describe_error(error) for number, error in failed.items()}
     if failed:
         inputs, rules = _leave_out(failed, inputs, read, rules, on_error)
     if choice != Choice():

@@ -82,5 +82,6 @@ def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], part: NamedSet, na
         first, last = (format_value(value, part, dim) for value in (new[0], old[-1]))
         raise ManifestError(
             f"{name} begins at {dim} = {first}, and the set ends at {last}: the set would no longer be sorted. "
-            "any_order=True appends the new values as they are"
+            "any_order=True appends the new values as they are; in a document made by concat with freq=, late values "
+            "fill their gap"
         )

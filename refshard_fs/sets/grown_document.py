@@ -18,7 +18,7 @@ from refshard_fs.sets.grown_texts import find_text_dims
 from refshard_fs.sets.inputs import get_set_url
 from refshard_fs.sets.new_elements import AppendRules
 from refshard_fs.sets.preprocess import Preprocess, get_import_path, read_selected
-from refshard_fs.sets.sources import read_sets
+from refshard_fs.sets.sources import describe_error, read_sets, report_skipped
 from refshard_fs.sets.variables import NamedSet
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.transaction import Base
@@ -38,7 +38,7 @@ def extend_document(
 ) -> int:
     """Append each set, as ``preprocess`` shows it, to the document that has its variables.
 
-    Return the number of elements that are added.
+    Return the number of elements that are added. If ``rules`` skip unreadable sets, the document records them.
     """
     document = joined.document
     before = [document, *document.beside]
@@ -52,18 +52,26 @@ def extend_document(
     unread = UnreadArrays(frozenset([rules.dim]), rules.same)
     lines = [make_relative_speller(base.url)(url) for url in urls]  # as spelled in the document
     chosen: Mapping[str, tuple[Choice, ...]] = {}
-    if preprocess is None:
+    failed: dict[int, Exception] = {}
+    errors = failed if rules.skips_unreadable else None
+    if preprocess is None and errors is None:
         read = read_sets([*map(joined.resolve, leads), *urls], options, lambda _: None, unread=unread)
     else:
         read = [_read_lead(joined.resolve(url), select, options, unread) for url, select in leads.items()]
-        new, chosen = read_selected(urls, options, preprocess, lambda _: None, unread=unread)
-        read += new
-        document = msgspec.structs.replace(document, preprocess=get_import_path(preprocess))
-        before[0] = document
-    by_url = dict(zip([*leads, *lines], read, strict=True))
+        if preprocess is None:
+            read += read_sets(urls, options, lambda _: None, errors, unread=unread)
+        else:
+            new, chosen = read_selected(urls, options, preprocess, lambda _: None, errors, unread=unread)
+            read += new
+            document = msgspec.structs.replace(document, preprocess=get_import_path(preprocess))
+            before[0] = document
+    report_skipped(failed, any_left=True)
+    lost = document.lost | {lines[number]: describe_error(error) for number, error in failed.items()}
+    opened = [number for number in range(len(urls)) if number not in failed]
+    by_url = dict(zip([*leads, *(lines[number] for number in opened)], read, strict=True))
     after, wholes = list(before), dict[int, NamedSet]()
     added = [0 for _ in before]
-    for url, line in zip(urls, lines, strict=True):
+    for url, line in ((urls[number], lines[number]) for number in opened):
         number = _find_cube(after, by_url[line], base.url)
         longer = add_piece(after[number], base.url, by_url, line, rules, chosen.get(url, ()))
         if longer is not None:
@@ -72,7 +80,7 @@ def extend_document(
     if not wholes:
         return 0
     _check_together(before, after, wholes, base.url)
-    lost = {url: why for url, why in document.lost.items() if url not in lines}
+    lost = {url: why for url, why in lost.items() if url not in by_url}
     document = msgspec.structs.replace(after[0], beside=tuple(after[1:]), lost=lost)
     Document(base.url, stores, base.facts).put(document.dumps())
     return max(added)

@@ -24,7 +24,7 @@ from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.hold_texts import hold_texts
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
 from refshard_fs.sets.opened_set import FileSystemLike
-from refshard_fs.sets.sources import read_sets
+from refshard_fs.sets.sources import read_sets, report_skipped
 from refshard_fs.sets.stacking import stack_like
 from refshard_fs.sets.stored_coordinates import add_coordinates
 from refshard_fs.sets.trim import trim
@@ -52,7 +52,7 @@ class GrownReferences(NamedTuple):
         *,
         holds_pins: bool,
     ) -> GrownReferences | None:
-        """Append ``fo`` to the set of ``target``, at ``url``, in memory; None if ``fo`` has nothing new."""
+        """Append ``fo`` to the set of ``target``, at ``url``, in memory; None if it has nothing new or is skipped."""
         dim = rules.dim
         before = collect_references(target)
         if not len(before):
@@ -60,7 +60,12 @@ class GrownReferences(NamedTuple):
         name = f"the set at {url}"
         stored = NamedSet(name, before, VariableReader().read(before, name), fo=target)
         old = target.source.run("", lambda: add_coordinates(stored))
-        (new,) = read_sets([fo], options, lambda _: None)
+        failed: dict[int, Exception] | None = {} if rules.skips_unreadable else None
+        found = read_sets([fo], options, lambda _: None, failed)
+        if failed:
+            report_skipped(failed, any_left=True)
+            return None
+        (new,) = found
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
         new = stack_like(new if "zarr.json" not in before.side else convert_to_version_3(new), dim, old)
         if new.refs.pins is not None and not holds_pins:

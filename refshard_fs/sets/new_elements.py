@@ -22,6 +22,7 @@ class AppendRules(NamedTuple):
     on_duplicate: OnDuplicate
     any_order: bool
     message: str | None
+    skips_unreadable: bool  # whether sets that cannot be opened or read are left out
 
 
 class NewElements(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final, Literal
 
-from refshard_fs.errors import RefShardError, TargetNotAllowed
+from refshard_fs.errors import RefShardError, TargetNotAllowed, sanitize
 from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.policy import LOCAL, protocol_of
@@ -32,6 +32,7 @@ from refshard_fs.source.source import find_running_loop
 
 OnError = Literal["raise", "skip", "hole"]  # what happens to a set that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
+REASON: Final = 200  # characters of an error that a document keeps
 
 
 # Options that change what a document means: with one of these each set is opened by itself.
@@ -158,6 +159,11 @@ def report_skipped(failed: Mapping[int, Exception], *, any_left: bool) -> None:
         if not any_left:
             raise error
         warnings.warn(f"set {number} is left out: {error}", UserWarning, stacklevel=3)
+
+
+def describe_error(error: Exception) -> str:
+    """Return the text by which a document explains why it lacks a set."""
+    return sanitize(str(error))[:REASON]
 
 
 def _is_local(url: str) -> bool:

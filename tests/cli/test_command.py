@@ -46,6 +46,7 @@ from refshard_fs.cli.command import name_options
         ("did you mean allow=?", "did you mean --option allow=[...]?"),
         ("another store (endpoint_url=)", "another store (--fo-option endpoint_url=...)"),
         ("allow=3: it is 'any'", "--option allow=3: it is 'any'"),
+        ("same='a/b' takes the first, drop='b' leaves it out", "--same a/b takes the first, --drop b leaves it out"),
     ],
 )
 def test_errors_spell_arguments_as_options(text: str, said: str) -> None:

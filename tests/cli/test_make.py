@@ -261,6 +261,33 @@ def test_watch_appends_only_new_files(refshard: Callable[..., str], tmp_path: Pa
     assert refshard("watch", source, "-o", "all.refshard") == "all.refshard: time: +1\n"
 
 
+def test_watch_skips_a_damaged_file_until_it_is_mended(refshard: Callable[..., str], tmp_path: Path) -> None:
+    for day in (0, 1, 2):
+        write_packed(tmp_path / f"{day}.nc", day)
+    whole = (tmp_path / "2.nc").read_bytes()
+    (tmp_path / "2.nc").write_bytes(b"damaged")
+    arguments = ("watch", "*.nc", "-o", "all.refshard")
+    assert "damaged" in refshard(*arguments, status=2)
+    assert "all.refshard: time: +2\n" in refshard(*arguments, "--on-error", "skip")
+    assert "nothing new" in refshard(*arguments, "--on-error", "skip")
+    (tmp_path / "2.nc").write_bytes(whole)
+    assert refshard(*arguments, "--on-error", "skip") == "all.refshard: time: +1\n"
+
+
+def test_watch_refuses_the_name_of_a_repository(refshard: Callable[..., str], tmp_path: Path) -> None:
+    write_packed(tmp_path / "0.nc", 0)
+    said = refshard("watch", "*.nc", "-o", "all.icechunk", status=2)
+    assert "expected a name such as all.refshard or all.json for the document of a cube" in said
+    assert not (tmp_path / "all.icechunk").exists()
+
+
+def test_snapshot_never_replaces_a_file_of_values(refshard: Callable[..., str], tmp_path: Path) -> None:
+    write_packed(tmp_path / "0.nc", 0)
+    before = (tmp_path / "0.nc").read_bytes()
+    assert "save writes references, and no .nc file" in refshard("snapshot", "0.nc", "0.nc", status=2)
+    assert (tmp_path / "0.nc").read_bytes() == before
+
+
 def test_files_of_several_formats_are_joined_with_lazy(refshard: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     write_day_files(tmp_path, "references", 1)

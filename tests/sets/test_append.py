@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refshard_fs
-from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, SourceNotReachable
+from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, SourceNotReachable, UnknownSource
 from refshard_fs.cli import main
 from refshard_fs.sets import grown_document, grown_references
 from tests.servers.s3 import SeaweedServer
@@ -53,6 +53,41 @@ def test_append_along_the_second_axis_equals_concat(tmp_path: Path, kind: str) -
     keys = [key for key in expected.find("a") if ".z" not in key]
     assert [key for key in found.find("a") if ".z" not in key] == keys
     assert found.cat(keys) == expected.cat(keys)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_unreadable_sets_are_skipped_and_appended_later(tmp_path: Path, kind: str) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    parts = [make_day_set(4 * i, 4, 2) for i in range(3)]
+    url = write_target(tmp_path, kind, parts[:1])
+    names = [write_part(tmp_path, part, number) for number, part in enumerate(parts[1:], 1)]
+    whole = Path(names[1]).read_bytes()
+    Path(names[1]).write_bytes(b"damaged")
+    with pytest.raises(UnknownSource):
+        refshard_fs.append(url, names[1], "time")
+    with pytest.warns(UserWarning, match=r"is left out: .*part2\.json"):
+        assert refshard_fs.append(url, names, "time", on_error="skip") == 4
+    Path(names[1]).write_bytes(whole)
+    assert refshard_fs.append(url, names, "time", on_error="skip", on_duplicate="skip") == 4
+    expected = read(refshard_fs.concat(parts, "time"))
+    for name, values in read(url).items():
+        np.testing.assert_array_equal(values, expected[name])
+
+
+def test_damaged_first_set_of_a_document_is_not_skipped(tmp_path: Path) -> None:
+    parts = [make_day_set(4 * i, 4, 2) for i in range(2)]
+    url = write_target(tmp_path, "lazy", parts[:1])
+    (tmp_path / "part0.json").write_bytes(b"damaged")
+    with pytest.raises(UnknownSource, match=r"part0\.json"):
+        refshard_fs.append(url, write_part(tmp_path, parts[1], 1), on_error="skip")
+
+
+@pytest.mark.parametrize("name", ["on_duplicate", "on_error"])
+def test_unknown_choices_are_refused(tmp_path: Path, name: str) -> None:
+    url = write_target(tmp_path, "json", [make_day_set(0, 4, 2)])
+    with pytest.raises(ValueError, match=f"^{name}='skipp': expected '"):
+        refshard_fs.append(url, make_day_set(4, 4, 2), "time", **{name: "skipp"})
 
 
 @pytest.mark.parametrize("kind", TARGETS)

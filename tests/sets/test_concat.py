@@ -125,7 +125,7 @@ def test_unknown_dimension_error_lists_the_dimensions() -> None:
 
 
 def test_same_takes_variables_from_the_first_set() -> None:
-    both = read(refshard_fs.concat([make_day_set(0, 4), make_day_set(4, 2, first=1)], dim="time", same=["x"]))
+    both = read(refshard_fs.concat([make_day_set(0, 4), make_day_set(4, 2, first=1)], dim="time", same="x"))
     np.testing.assert_array_equal(both["x"], np.arange(5))
 
 
