@@ -150,7 +150,7 @@ def _check_first_latitude(latitude: float, parallels: int) -> None:
 # eccodes matches a latitude with a latitude of the grid that is less than a thousandth of a degree away. If the first
 # latitude is farther north, it reads beyond its arrays, and ends the process.
 _LATITUDE_ERROR: Final = 0.000999
-# Most latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to compute so many.
+# The most latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to compute so many.
 FINEST: Final = 1 << 13
 # By edition and by kind of grid: the octets of latitudes. eccodes ends the process for some latitudes beyond the poles.
 _LATITUDES: Final = {

@@ -85,10 +85,10 @@ class Sharding(msgspec.Struct, frozen=True):
         """Return the name of a shard's file without ``.shard``."""
         return f"{shard:0{-(-self.shard_bits // 4)}x}"
 
-    def parse_shard_name(self, name: str) -> int | None:
-        """Return the number of the shard whose file has this ``name``; None for files that are not shards."""
-        stem, dot, kind = name.partition(".")
-        if not dot or kind != "shard" or not 0 < len(stem) <= 16 or not set(stem) <= set("0123456789abcdef"):
+    def parse_shard_name(self, name: str, suffix: str = "shard") -> int | None:
+        """Return the number of the shard whose file with this ``suffix`` has this ``name``; None for other files."""
+        stem, _, actual_suffix = name.partition(".")
+        if actual_suffix != suffix or not 0 < len(stem) <= 16 or not set(stem) <= set("0123456789abcdef"):
             return None
         number = int(stem, 16)
         return number if number >> self.shard_bits == 0 and self.name_shard(number) == stem else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -167,11 +167,10 @@ class ShardChunks(_ScaleChunks):
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         names = yield from self._list_names()
-        shards = [
-            number
-            for number in (self._sharding.parse_shard_name(listed.name) for listed in names)
-            if number is not None
-        ]
+        shards = self._find_shards(names, "shard")
+        for shard in self._find_shards(names, "index"):
+            if shard not in shards:
+                raise self._make_form_error(shard)
         chunks: list[Listed] = []
         for shard in shards:
             number = 0
@@ -186,6 +185,11 @@ class ShardChunks(_ScaleChunks):
                         chunks += self._list_chunks(minishard.ids, (shard, number + row))
                 number = block.stop
         return chunks
+
+    def _find_shards(self, names: Sequence[Listed], suffix: str) -> dict[int, None]:
+        """Return the numbers of the shards that have a file with this suffix, in the order of ``names``."""
+        numbers = (self._sharding.parse_shard_name(listed.name, suffix) for listed in names)
+        return dict.fromkeys(number for number in numbers if number is not None)
 
     def _list_chunks(self, ids: npt.NDArray[np.uint64], shard_and_minishard: tuple[int, int]) -> Iterator[Listed]:
         """Yield the chunks ``ids`` of a minishard, without chunks that belong to another minishard."""
@@ -225,8 +229,11 @@ class ShardChunks(_ScaleChunks):
             return
         facts: Facts | None = yield Stat(relative_to(self.url, f"{self._sharding.name_shard(shard)}.index"))
         if facts is not None:
-            raise ManifestError(f"{self.url} has shards in an obsolete form: expected .shard files, found .index files")
-        self._has_current_form = True
+            raise self._make_form_error(shard)
+
+    def _make_form_error(self, shard: int) -> ManifestError:
+        name = self._sharding.name_shard(shard)
+        return ManifestError(f"{self.url} has shards in an obsolete form: expected {name}.shard, found {name}.index")
 
 
 def _make_chunks(url: str, scale: Scale, grid: ChunkGrid) -> Chunks:

@@ -146,5 +146,19 @@ def test_obsolete_two_file_shards_are_an_error(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "identity", tmp_path, dirs_exist_ok=True)
     for path in list((tmp_path / KEY).iterdir()):
         path.rename(path.with_suffix(".index"))
-    with pytest.raises(ManifestError, match="obsolete"):
+    with pytest.raises(ManifestError, match=r"obsolete.*0\.index"):
         open_source(str(tmp_path)).cat_file(f"{KEY}/0.0.0.0")
+    with pytest.raises(ManifestError, match=r"obsolete.*\d\.index"):
+        open_source(str(tmp_path)).find(KEY)
+
+
+def test_missing_shard_does_not_hide_the_obsolete_form_of_others(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES / "identity", tmp_path, dirs_exist_ok=True)
+    for path in list((tmp_path / KEY).iterdir()):
+        path.rename(path.with_suffix(".index"))
+    (tmp_path / KEY / "0.index").unlink()
+    fs = open_source(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file(f"{KEY}/0.0.0.0")
+    with pytest.raises(ManifestError, match="obsolete"):
+        fs.cat_file(f"{KEY}/2.2.1.0")
