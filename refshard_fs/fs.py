@@ -806,7 +806,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def __repr__(self) -> str:
         # The address keeps filesystems apart: fsspec compares arguments that are filesystems by their repr.
-        source = self.fo if isinstance(self.fo, str) else "references in memory"
+        source = self.fo if isinstance(self.fo, str) else "a source in memory"
         overlay = self.source.transaction
         pending = 0 if overlay is None else len(overlay.edits)
         writes = f", {format_count(pending, 'write')} not committed" if pending else ""

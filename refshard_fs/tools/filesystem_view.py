@@ -25,7 +25,7 @@ TARGETS: Final = 10  # the most targets in the table
 def render_filesystem(source: Source) -> str:
     """Return the HTML that a notebook shows for the filesystem of ``source``."""
     url = source.options.source
-    title = url if isinstance(url, str) else "references in memory"
+    title = url if isinstance(url, str) else "a source in memory"
     keyspace = source.open_now()
     if keyspace is None:
         return render_view(title, "refshard", render_paragraph("not opened yet: the first use opens the source"))

@@ -39,7 +39,7 @@ def make_picture(fs: SurveyedFileSystem, array: str | None = None, select: Any =
             raise ValueError(f"the selection {text!r} names the array {named!r}, but the picture is of {array!r}")
     elif select is not None:
         text = f"{array or ''}[{format_selection(select)}]"
-    source = "references in memory"
+    source = "a source in memory"
     if isinstance(fs.fo, str):
         source = PurePath(fs.fo).name if protocol_of(fs.fo) is None else fs.fo
     try:

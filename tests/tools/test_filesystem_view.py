@@ -20,14 +20,14 @@ def test_filesystem_over_references_shows_its_arrays_and_targets() -> None:
     assert cells[:10] == ["array", "shape", "dtype", "chunk", "chunks", "a", "4", "|u1", "2", "2"]
     assert "<summary>1 target</summary>" in said
     assert "<td>s3://b/k</td>" in said
-    assert "references in memory" in said
+    assert "a source in memory" in said
 
 
 def test_filesystem_view_names_the_source() -> None:
     fs, other = (RefShardFileSystem("https://me:secret@host/refs.json", allow=["s3://b/"], retries=n) for n in (1, 2))
     assert repr(fs).startswith("<RefShardFileSystem of https://...@host/refs.json at 0x")
     assert repr(fs) != repr(other)
-    assert repr(RefShardFileSystem({})).startswith("<RefShardFileSystem of references in memory at 0x")
+    assert repr(RefShardFileSystem({})).startswith("<RefShardFileSystem of a source in memory at 0x")
 
 
 def test_view_reads_nothing(http_server: RangeServer) -> None:

@@ -58,7 +58,7 @@ def test_shards_are_outlined_in_coarse_grids() -> None:
 def test_root_array_has_the_name_of_its_source(shared_data: Path) -> None:
     shown = RefShardFileSystem(str(shared_data / "shards" / "zarrs-rust-8x8")).visualize()
     assert shown.scene.labels[0].text == "zarrs-rust-8x8"
-    assert make_source((2,), place_in_files(1), path="").visualize().scene.labels[0].text == "references in memory"
+    assert make_source((2,), place_in_files(1), path="").visualize().scene.labels[0].text == "a source in memory"
 
 
 def test_each_chunk_has_a_cell_with_its_place() -> None:
