@@ -53,7 +53,7 @@ def _choose_fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) ->
         wanted = next((value for value in named if math.isfinite(value)), "NaN")
     if wanted is None or not (lazy or not any(_lacks_chunks(part, path) for part in parts)):
         advice = (
-            "Give it a _FillValue of its type"
+            f"Give it a _FillValue of its type, as by attrs={{{path!r}: {{'_FillValue': ...}}}} of concat"
             if wanted is None
             else f"{wanted} cannot become its fill value, because it would change the values of chunks that are "
             f"missing already, which are {fill} now"

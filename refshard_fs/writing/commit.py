@@ -80,8 +80,8 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
         raise ReadOnlyError("cannot commit: these references are in memory, not at a URL: write them with fs.save(url)")
     if not is_writable_url(url):
         raise ReadOnlyError(
-            f"cannot commit to {url}, which is on a web server or in an archive: fs.save(url) writes it, with your "
-            "writes, to another URL, as a set of references"
+            f"cannot commit to {url}, which is on a web server, in an archive or a chain of URLs: fs.save(url) writes "
+            "it, with your writes, to another URL, as a set of references"
         )
     _find_manifests(writer, base, edits)
     format = writer.format_of(base)
