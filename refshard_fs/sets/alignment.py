@@ -201,7 +201,7 @@ def _place_elements(
             names = ", ".join(repr(variable.dims[axis]) for axis in within)
             raise ManifestError(
                 f"{path!r} of {part.name} has the dimension {names} and not {dim!r}, and the sets have different "
-                f"values of {names}: the result would have the array of one set only. drop=[{path!r}] leaves it out"
+                f"values of {names}: the result would have the array of one set only. drop={path!r} leaves it out"
             )
     return changed.finish()
 

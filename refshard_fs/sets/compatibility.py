@@ -40,7 +40,7 @@ def check_shapes(path: str, one: NamedSet, other: NamedSet, axis: int) -> None:
     a, b = one.variables[path], other.variables[path]
     if a.dims != b.dims:
         reason = make_difference_error(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
-        raise ManifestError(f"{reason}: concat with drop=[{path!r}] leaves the variable out")
+        raise ManifestError(f"{reason}: concat with drop={path!r} leaves the variable out")
     for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
         if k != axis and length != theirs:
             reason = make_difference_error(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)

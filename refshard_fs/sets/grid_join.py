@@ -78,7 +78,7 @@ class GridJoin(msgspec.Struct, frozen=True):
                     raise ManifestError(
                         f"{path!r} of {part.name} does not have the dimension {lacked}, so it is taken from the "
                         f"first sets along {lacked}; but these sets lack values of {path!r} that this set has: "
-                        f"drop=[{path!r}] leaves it out"
+                        f"drop={path!r} leaves it out"
                     )
 
     def _join_below(self, start: Position, leaves: Mapping[Position, Leaf]) -> Leaf:

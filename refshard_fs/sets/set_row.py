@@ -163,7 +163,7 @@ def _warn_of_lost_variables(whole: NamedSet, parts: Sequence[NamedSet], first: i
         owner = next(part.name for part in parts if path in part.variables)
         warnings.warn(
             f"{path!r} of {owner} is left out: it does not have the dimension {dim!r}, and {parts[first].name}, from "
-            f"which the cube takes such variables, lacks it. drop=[{path!r}] leaves it out without this warning",
+            f"which the cube takes such variables, lacks it. drop={path!r} leaves it out without this warning",
             UserWarning,
             stacklevel=2,
         )
