@@ -91,7 +91,10 @@ class IcechunkCommit:
         grids = self._base.keyspace.grids
         if entry is None:
             at = find_chunk(grids, key)
-            self._removed.append(key if at is None else make_key(at.array, grids[at.array], at.number))
+            if at is not None:
+                self._removed.append(make_key(at.array, grids[at.array], at.number))
+            elif parent(key)[1] == DOCUMENT:  # a repository has no other keys
+                self._removed.append(key)
         elif parent(key)[1] == DOCUMENT and isinstance(entry, Inline):
             document = {n: v for n, v in zarrmeta.object_in(entry.data, key).items() if n != "consolidated_metadata"}
             self._documents[key] = encode_document(document, key)
@@ -102,7 +105,8 @@ class IcechunkCommit:
             block.put_entry(at.number - numbers.start, entry)
         else:
             raise ManifestError(
-                f"{key!r} is neither metadata of zarr version 3 nor a chunk: an Icechunk repository holds nothing else"
+                f"{key!r} is neither metadata of zarr version 3 nor a chunk: an Icechunk repository holds nothing "
+                "else. Remove this key, and commit again"
             )
 
     def _resolve_chunks(self, chunks: Chunks, resolve: Any) -> Chunks:

@@ -139,6 +139,15 @@ def test_commit_error_names_unsupported_keys(repository: str) -> None:
     assert list_messages(repository) == before
 
 
+def test_removed_key_that_icechunk_cannot_hold_is_no_edit(repository: str) -> None:
+    fs = RefShardFileSystem(repository, mode="a")
+    fs.pipe_file("notes.txt", b"x")
+    fs.rm_file("notes.txt")
+    fs.pipe_file("zarr.json", json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"n": 1}}).encode())
+    fs.commit()
+    assert zarr.open_group(open_session(repository).store, mode="r").attrs["n"] == 1
+
+
 def test_message_for_other_formats_is_an_error(tmp_path: Path) -> None:
     fs = RefShardFileSystem(str(tmp_path / "refs.json"), mode="a")
     fs.pipe_file("a", b"1")
