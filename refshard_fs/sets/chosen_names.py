@@ -45,7 +45,7 @@ def check_chosen_names(
 
 
 def _has(part: NamedSet, name: str) -> bool:
-    """Return whether ``part`` has a variable, a group or a dimension of this name, or path if it has a slash."""
+    """Return whether ``part`` has a variable, group or dimension ``name``; with a slash, it is a path."""
     path = name.strip("/")
     if "/" in name:
         return any(is_within(known, path) for known in part.variables)

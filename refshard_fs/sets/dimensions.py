@@ -45,7 +45,7 @@ class Arrangement(NamedTuple):
 def find_dimensions(
     parts: Sequence[NamedSet], *, is_outer: bool = False, find_unlimited: FindUnlimited = lambda part: ()
 ) -> Arrangement:
-    """Return the dimensions along which ``parts`` differ; ManifestError, with the choices, if there are none.
+    """Return the dimensions along which to join ``parts``; ManifestError, with the choices, if none fit.
 
     If ``is_outer``, places in a grid of sets may be empty. ``find_unlimited`` returns the unlimited dimensions of a
     set; it is called only for a single set without a time.

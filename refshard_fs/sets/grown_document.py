@@ -89,7 +89,7 @@ def extend_document(
 def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, name: str) -> None:
     """Raise ManifestError unless ``document``, a part of the ``whole`` at ``name``, can get another piece."""
     if document.dim != dim:
-        raise ManifestError(f"{name} joins its sets along {document.dim!r}, not {dim!r}")
+        raise ManifestError(f"{name} joins its sets along {document.dim!r}: expected this dimension, got dim={dim!r}")
     reason = ""
     if document.stacked and document.coordinate not in document.stacked:
         reason = f"its sets get the dimension {dim!r} from a pattern, a table or coords="

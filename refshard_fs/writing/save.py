@@ -119,7 +119,7 @@ def make_stream(
     """Return the references of ``keyspace`` in the form that ``sink`` accepts.
 
     If chunks are not ranges of objects, and the sink cannot hold them, they are stored inline, or in ``copies`` if they
-    are large.
+    are too large together.
     """
     run = source.run
 
@@ -152,7 +152,10 @@ def make_stream(
 
 
 def _gather_with_copies(keyspace: KeySpace, source: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
-    """Return references to all keys of ``keyspace``, as `gather` does; bytes beyond `MAX_INLINE` go to ``copies``."""
+    """Return references to all keys of ``keyspace``, as `gather` does, but without a limit for computed chunks.
+
+    If these have more than `MAX_INLINE` bytes together, their bytes go to ``copies``.
+    """
     collection = source.run("", partial(collect_keys, keyspace, for_others=True))
     is_much = collection.find_first_beyond_limit() is not None
     if is_much:
