@@ -38,7 +38,7 @@ from refshard_fs.tuning import hook_zarr
 
 LARGE: Final = 16 * MIB  # larger selections (bytes after decoding) are read on an event loop, and decoded meanwhile
 COPIED: Final = 4 * MIB  # bytes (after decoding) that are read at a time of a large selection of local chunks
-ALONE: Final = 2 * MIB  # the main thread decodes larger selections by a pool; other threads may be dask's
+ALONE: Final = 2 * MIB  # the main thread decodes larger selections by a pool
 NEAR: Final = 256 * KIB  # bytes: the largest array that is read before other arrays, not together with them
 IN_PLACE: Final = 128 * KIB  # bytes: smaller selections are copied to the result, since a further look-up takes longer
 SWAPPED: Final = 512 * KIB  # bytes that are read at a time if their order has to be swapped
@@ -185,7 +185,9 @@ class DirectArray(BackendArray):
             if is_small:
                 return self._read_now(selection, parts, numbers, entries)
             if entries is not None:  # an event loop, and its threads for requests, would take longer than the reads
-                together = max(COPIED // self._chunk_size, 1 if is_plain else WORKERS)
+                size = self._chunk_size
+                threads = 1 if is_plain else min(_count_threads(), self._fs.source.memory // size)
+                together = max(COPIED // size, threads, 1)
                 for some in iterate_batches(numbers, together):
                     self._read_now(selection, parts, some, entries)
                 return selection.out
@@ -378,8 +380,7 @@ class DirectArray(BackendArray):
             return out
 
         size = len(missing) * self._chunk_size
-        is_main = threading.current_thread() is threading.main_thread()
-        if size > ALONE and len(missing) > 1 and is_main and self._takes_threads(encoded):
+        if size > ALONE and len(missing) > 1 and _count_threads() > 1 and self._takes_threads(encoded):
             with ThreadPoolExecutor(WORKERS) as pool:
                 filled = list(pool.map(fill, numbers))
         else:
@@ -427,6 +428,11 @@ class DirectArray(BackendArray):
             return _ChunkValues(self._decoder.decode(data))
         except ValueError as e:
             raise _NotDecoded(str(e)) from e
+
+
+def _count_threads() -> int:
+    """Return how many threads decode the chunks of this thread: threads other than the main one may be dask's."""
+    return WORKERS if threading.current_thread() is threading.main_thread() else 1
 
 
 def find_direct_array(variable: xr.Variable) -> DirectArray | None:

@@ -289,6 +289,31 @@ def test_large_local_chunks_are_decoded_by_several_threads(tmp_path: Path, monke
     assert len(threads - {threading.get_ident()}) > 1
 
 
+@pytest.mark.parametrize(("is_main", "most"), [(True, 2), (False, 1)])
+def test_large_local_chunks_that_wait_fit_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_main: bool, most: int
+) -> None:
+    monkeypatch.setattr(direct_array, "WORKERS", 64)
+    values = np.arange(5 << 20, dtype="<i4").reshape(5, 1 << 20)
+    encoding = {"a": {"zlib": True, "chunksizes": (1, 1 << 20)}}
+    xr.Dataset({"a": (("x", "y"), values)}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding=encoding)
+    counts: list[int] = []
+    take_chunks = Immediate.take_chunks
+
+    def note_count(self: Immediate, jobs: Any) -> Any:
+        counts.append(len(jobs))
+        return take_chunks(self, jobs)
+
+    monkeypatch.setattr(Immediate, "take_chunks", note_count)
+    array = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend, storage_options={"max_memory": 8 << 20})["a"]
+    if not is_main:
+        thread = threading.Thread(target=array.load)
+        thread.start()
+        thread.join()
+    np.testing.assert_array_equal(array.values, values)
+    assert max(counts) == most  # dask's threads decode one chunk after the other
+
+
 def test_loop_over_uncompressed_chunks_reads_them_whole(http_server: RangeServer) -> None:
     array, values = open_uncompressed(http_server)
     for row in range(0, 3072, 64):
