@@ -155,6 +155,11 @@ def note(error: Exception, need: Need) -> None:
     error.add_note(READING + sanitize(where))
 
 
+def is_of_need(error: Exception) -> bool:
+    """Return whether ``error`` comes from the answer to a need, which several look-ups may share."""
+    return _find_noted_place(error, READING) is not None
+
+
 def name_key(key: str, error: Exception) -> Exception:
     """Return an error like ``error`` that names ``key``, and is never a FileNotFoundError."""
     if isinstance(error, (DamagedIndex, ReferenceNotReachable)):

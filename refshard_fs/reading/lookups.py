@@ -17,7 +17,7 @@ from refshard_fs.core.model import Entry, Head, Load, Names, Need, Origin, Packe
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.reading.dispatch import Reader
-from refshard_fs.reading.failures import name_key, note
+from refshard_fs.reading.failures import is_of_need, name_key, note
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.loading import (
     Answers,
@@ -92,12 +92,13 @@ class Lookups:
         while answers:
             needs: dict[int, Need | tuple[Need, ...]] = {}
             for i, answer in answers.items():
+                trace = answer.__traceback__ if isinstance(answer, BaseException) else None
                 try:
                     needs[i] = advance(many[i], answer, self._find_outcome)
                 except StopIteration as stop:
                     results[i] = stop.value
                 except Exception as e:  # noqa: BLE001  # any error ends this look-up, and not the others
-                    results[i] = e
+                    results[i] = e.with_traceback(trace) if e is answer else e  # look-ups that share it add no frames
             answers = dict(zip(needs, await self._answer_all(list(needs.values())), strict=True)) if needs else {}
         return results
 
@@ -110,9 +111,9 @@ class Lookups:
         """
         many = keyspace.make_read_lookups(keys) if reads else keyspace.make_lookups(keys)
         out: list[Entry | Exception | None] = [None] * len(keys)
-        alone: list[LookUp] = []  # look-ups of the keys of a shared look-up that failed: not all of them have to fail
+        alone: list[LookUp] = []  # look-ups of the keys of a look-up that found damage: not all of them have to fail
         for look_up, found in zip(many, await self.run_all([look_up.steps for look_up in many]), strict=True):
-            if isinstance(found, DamagedIndex) and len(look_up.places) > 1:
+            if isinstance(found, DamagedIndex) and not is_of_need(found) and len(look_up.places) > 1:
                 alone += [keyspace.make_single_lookup(place, keys[place]) for place in look_up.places]
             for i, place in enumerate(look_up.places):
                 out[place] = found if isinstance(found, Exception) else found[i]

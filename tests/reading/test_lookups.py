@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.model import Entry, Inline, Load
-from refshard_fs.errors import ManifestError
+from refshard_fs.core.keyspace import KeySpace, LookUp
+from refshard_fs.core.model import Entry, Inline, Listed, Load, ParsedIndex, Raw, Span, Steps
+from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.reading import loading
 from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.loading import load
@@ -80,6 +83,41 @@ def test_error_reaches_all_tasks_and_is_not_cached(http_server: RangeServer) -> 
     assert [type(e) for e in asyncio.run(both(good[:-9]))] == [ManifestError] * 2
     http_server.put("/refs.json", good)
     assert [len(refs) for refs in asyncio.run(both(good))] == [5002] * 2
+
+
+def test_error_of_several_lookups_has_the_frames_of_one(http_server: RangeServer) -> None:
+    url = http_server.url + "/missing"
+
+    def look_up() -> Steps[Any]:
+        return (yield Load(Span(url, 0, 9), Raw()))
+
+    async def fail(count: int) -> list[int]:
+        errors = await engine(url).run_all([look_up() for _ in range(count)])
+        return [len(traceback.extract_tb(error.__traceback__)) for error in errors if isinstance(error, Exception)]
+
+    assert asyncio.run(fail(9)) == asyncio.run(fail(1)) * 9
+
+
+def test_keys_in_a_damaged_index_are_looked_up_once(http_server: RangeServer) -> None:
+    url = http_server.put("/index", bytes(9))
+
+    class Shared(KeySpace):
+        def lookup(self, key: str) -> Steps[Entry | None]:
+            pytest.fail(f"{key} is looked up again")
+
+        def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+            raise NotImplementedError
+
+        def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
+            return [LookUp(range(len(keys)), self.find_together())]
+
+        def find_together(self) -> Steps[Any]:
+            yield Load(Span(url, 0, 9), ParsedIndex(int))
+
+    async def find() -> list[Any]:
+        return await engine(url).find_all(Shared(), ["a", "b"])
+
+    assert [type(error) for error in asyncio.run(find())] == [DamagedIndex] * 2
 
 
 def test_long_decode_leaves_the_event_loop_free() -> None:
