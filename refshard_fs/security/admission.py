@@ -244,7 +244,7 @@ class Admission(msgspec.Struct, frozen=True, dict=True):
         """Return the rule for a source at URL ``source`` (None: in memory); ``allow="any"`` admits all."""
         if allow == "any":
             return cls()
-        if isinstance(allow, str):
+        if allow is not None and (isinstance(allow, str) or not isinstance(allow, Iterable)):
             raise TypeError(f"invalid allow={allow!r}: expected 'any' or a list of URL prefixes")
         listed = None if allow is None else _parse_prefixes(tuple(allow))
         if listed is None and (source is None or is_trusted(source)):
@@ -438,7 +438,7 @@ def _parse_prefixes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _parse_prefix(prefix: str) -> str:
     """Return the canonical spelling of a prefix in ``allow=`` or ``options=``; ValueError if it has none."""
-    if "://" not in prefix and not prefix.startswith("/"):
+    if not isinstance(prefix, str) or ("://" not in prefix and not prefix.startswith("/")):
         raise ValueError(f"invalid URL prefix {prefix!r}: expected one such as 's3://bucket/path/'")
     try:
         return canonicalize(prefix)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from numbers import Real
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import msgspec
@@ -93,13 +94,15 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise ValueError or TypeError for an invalid value."""
+        _check_numbers(self, max_manifest_bytes=1, head=LEAST_HEAD)
+        _check_mappings(self, "template_overrides", "shard_options", "concat")
+        if self.group is not None and not isinstance(self.group, str):
+            raise TypeError(f"invalid group={self.group!r}: expected the path of a group")
         if self.shards not in ("inner", "whole"):
             raise ValueError(f"invalid shards={self.shards!r}: expected 'inner' or 'whole'")
         check_options(self.shard_options or {})
         if self.zarr_format not in (2, 3):
             raise ValueError(f"invalid zarr_format={self.zarr_format!r}: expected 2 or 3")
-        if self.head < LEAST_HEAD:
-            raise ValueError(f"invalid head={self.head!r}: expected at least {LEAST_HEAD} bytes")
         given = [name for name in ("branch", "tag", "snapshot") if getattr(self, name) is not None]
         if len(given) > 1 or (self.as_of is not None and given == ["snapshot"]):
             raise ValueError(
@@ -127,6 +130,24 @@ def _parse_time(text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"invalid as_of={text!r}: expected a time such as '2026-01-31T12:00:00Z'") from None
+
+
+def _check_numbers(options: msgspec.Struct, **least: int) -> None:
+    """Raise TypeError or ValueError unless each option in ``least`` is a number of at least this value."""
+    for name, bound in least.items():
+        value = getattr(options, name)
+        if not isinstance(value, Real):
+            raise TypeError(f"invalid {name}={value!r}: expected a number")
+        if not value >= bound:
+            raise ValueError(f"invalid {name}={value!r}: expected at least {bound}")
+
+
+def _check_mappings(options: msgspec.Struct, *names: str) -> None:
+    """Raise TypeError unless each of the options ``names`` is a mapping or None."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, Mapping):
+            raise TypeError(f"invalid {name}={value!r}: expected a mapping")
 
 
 class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +183,13 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"invalid remote_options={self.remote_options!r}: expected a mapping of options (a protocol belongs in "
                 "remote_protocol=)"
             )
+        _check_mappings(self, "target_options", "ref_storage_args", "options")
+        for prefix, own in (self.options or {}).items():
+            if own is None or isinstance(own, str | int | float | list | tuple):
+                raise TypeError(
+                    f"invalid options={{{prefix!r}: {own!r}}}: expected a mapping of options for each URL prefix, such "
+                    "as {'s3://bucket/': {'anon': True}}"
+                )
 
     @property
     def of_source(self) -> Mapping[str, Any] | None:
@@ -195,6 +223,10 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: Annotated[int, _describe("The most requests to one host at a time.", "requests")] = 128
     verify: Annotated[bool, _describe("Verifies the checksum of each chunk, if the source has checksums.")] = False
 
+    def __post_init__(self) -> None:
+        """Raise ValueError or TypeError for an invalid value; with ``max_gap=-1``, neighbours are not merged either."""
+        _check_numbers(self, max_gap=-1, max_block=0, retries=0, timeout=0, readahead=0, max_memory=0, concurrency=1)
+
 
 class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options for caching data that was read."""
@@ -210,6 +242,14 @@ class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_size: Annotated[
         int, _describe("Parts of a lazily read manifest, or of a lazy cube, that stay open.", "partitions")
     ] = 128
+
+    def __post_init__(self) -> None:
+        """Raise ValueError or TypeError for an invalid value."""
+        _check_numbers(self, cache_bytes=0, block_cache=0, cache_size=0)
+        for name in ("index_cache", "cache_dir"):
+            place = getattr(self, name)
+            if not isinstance(place, bool | str | os.PathLike | None):
+                raise TypeError(f"invalid {name}={place!r}: expected a directory, or True for the user's own")
 
 
 class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,7 +270,8 @@ class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
     record_size: Annotated[int, _describe("References in each file of a new parquet set.", "references")] = RECORD_SIZE
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown mode."""
+        """Raise ValueError or TypeError for an invalid value."""
+        _check_numbers(self, inline_threshold=-1, write_memory=0, record_size=1)
         if self.mode is not None and self.mode not in MODES:
             raise ValueError(
                 f"invalid mode={self.mode!r}: expected 'r', 'a' (reads and writes) or 'w' (begins with an empty source)"

@@ -37,13 +37,38 @@ def test_constructor_has_the_signature_of_parse() -> None:
 
 def test_each_keyword_sets_its_field() -> None:
     for name, parameter in list_keywords().items():
-        value: Any = object()
-        if name in ("shards", "mode", "zarr_format", "head", "shard_options", "remote_options"):
-            value = {"shards": "whole", "mode": "a", "zarr_format": 3, "head": 5000}.get(name, {})
+        kind = TABLE[name].kind
+        value: Any = {} if kind.startswith("Mapping") else 5000 if kind in ("int", "float") else "text"
+        value = {"shards": "whole", "mode": "a", "zarr_format": 3, "as_of": "2026-01-31"}.get(name, value)
         options = Options.parse(**{"fo": "refs.json", name: value})
         groups = [getattr(options, group) for group in options.__struct_fields__]
         found = [getattr(group, name) for group in groups if name in group.__struct_fields__]
         assert found == [value], parameter
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("concurrency", 0, "invalid concurrency=0: expected at least 1"),
+        ("concurrency", None, "invalid concurrency=None: expected a number"),
+        ("max_gap", "1MB", "invalid max_gap='1MB': expected a number"),
+        ("block_cache", "1GB", "invalid block_cache='1GB': expected a number"),
+        ("timeout", "5s", "invalid timeout='5s': expected a number"),
+        ("retries", -1, "invalid retries=-1: expected at least 0"),
+        ("head", 5, "invalid head=5: expected at least 4096"),
+        ("record_size", 0, "invalid record_size=0: expected at least 1"),
+        ("group", 1, "invalid group=1: expected the path of a group"),
+        ("cache_dir", 1, "invalid cache_dir=1: expected a directory"),
+        ("target_options", "anon", "invalid target_options=.anon.: expected a mapping"),
+        ("options", ["a"], r"invalid options=\['a'\]: expected a mapping"),
+        ("options", {"s3://b/": 1}, r"invalid options={'s3://b/': 1}: expected a mapping of options for each URL"),
+        ("allow", 5, "invalid allow=5: expected 'any' or a list of URL prefixes"),
+        ("allow", [None], "invalid URL prefix None: expected one such as"),
+    ],
+)
+def test_values_of_another_type_or_range_are_refused(name: str, value: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        RefShardFileSystem({"k": "v"}, **{name: value})
 
 
 def test_options_are_frozen_and_equal_by_value() -> None:
