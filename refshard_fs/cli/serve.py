@@ -6,6 +6,7 @@ import socket
 import sys
 from argparse import ArgumentTypeError, Namespace
 from pathlib import PurePosixPath
+from urllib.parse import quote
 
 import refshard_fs
 from refshard_fs.cli.command import argument, command, get_opening_options, parse_positive, print_line
@@ -43,7 +44,8 @@ def _serve(arguments: Namespace) -> None:
     names = [PurePosixPath(fo.rstrip("/").partition("?")[0]).stem for fo in arguments.sources]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"expected sources with different names, because the names begin their URLs: {', '.join(names)}"
+            f"expected sources with different names, because the names begin their URLs: {', '.join(names)}. Serve the "
+            "others on another port"
         )
     served = opened[0] if len(opened) == 1 else dict(zip(names, opened, strict=True))
     app = refshard_fs.asgi(
@@ -56,7 +58,9 @@ def _serve(arguments: Namespace) -> None:
     config = uvicorn.Config(app, limit_concurrency=arguments.max_requests, lifespan="off")
     with _listen(arguments.host, arguments.port) as listening:
         host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-        print_line(f"serving {', '.join(arguments.sources)} on http://{host}:{listening.getsockname()[1]}/")
+        root = f"http://{host}:{listening.getsockname()[1]}/"
+        for source, name in zip(arguments.sources, names, strict=True):
+            print_line(f"serving {source} on {root}{quote(name) + '/' if len(names) > 1 else ''}")
         sys.stdout.flush()
         uvicorn.Server(config).run([listening])
 

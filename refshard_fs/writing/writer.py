@@ -18,7 +18,7 @@ from refshard_fs.core.edits import REMOVED, Edits
 from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Entry, Inline, Span, add_origin
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import ReadOnlyError
+from refshard_fs.errors import ReadOnlyError, sanitize
 from refshard_fs.security.origins import find_origin
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.options import Options
@@ -79,8 +79,12 @@ class Writer:
         """Return the format that a commit writes; None if the source does not support commits."""
         if base.facts is None and base.url == self.fo:  # nothing exists at the URL
             format = self.options.format
-            if format is None:
-                return READ_AS[format_by_suffix(str(self.fo))]
+            format = format or format_by_suffix(str(self.fo))
+            if format == ICECHUNK:
+                raise ReadOnlyError(
+                    f"there is no Icechunk repository at {sanitize(str(self.fo))}, and a commit makes none: write to "
+                    "another source, such as a .json set, and save it to this place by fs.save(url)"
+                )
             if format not in _NEW:
                 raise ReadOnlyError(f"unknown format={format!r}: expected one of {', '.join(_NEW)}")
             return _NEW[format]

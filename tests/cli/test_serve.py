@@ -15,8 +15,9 @@ from refshard_fs.cli import main
 from refshard_fs.cli.serve import _listen
 from tests.servers.ports import free_ports
 
-pytest.importorskip("uvicorn")
+uvicorn = pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
+starlette = pytest.importorskip("starlette.testclient")
 
 
 def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
@@ -36,6 +37,26 @@ def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
         finally:
             process.terminate()
         assert b"GET /a/0" in process.communicate(timeout=30)[0]
+
+
+def test_each_of_several_sources_has_its_url(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "days.json", tmp_path / "a month.json"]
+    for path in paths:
+        path.write_text('{".zgroup": "{\\"zarr_format\\": 2}"}')
+    answers = []
+
+    def answer(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        client = starlette.TestClient(server.config.app)
+        answers.extend(client.get(f"/{name}/.zgroup").status_code for name in ("days", "a%20month"))
+
+    monkeypatch.setattr(uvicorn.Server, "run", answer)
+    assert main(["serve", *map(str, paths), "--port", "0"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("/days/")
+    assert second.endswith("/a%20month/")
+    assert answers == [200, 200]
 
 
 def test_serving_two_sources_of_one_name_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

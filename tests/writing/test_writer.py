@@ -459,6 +459,14 @@ def test_chunk_manifests_refuse_commits_but_can_be_saved(tmp_path: Path) -> None
     assert RefShardFileSystem(str(tmp_path / "new.zarr")).cat("a/c", recursive=True) == {"a/c/0": b"1", "a/c/1": b"2"}
 
 
+def test_writes_to_a_missing_repository_are_refused(tmp_path: Path) -> None:
+    fs = RefShardFileSystem(str(tmp_path / "new.icechunk"), mode="a")
+    fs.pipe("zarr.json", make_group_document())
+    with pytest.raises(ReadOnlyError, match=r"no Icechunk repository at .*new\.icechunk, and a commit makes none"):
+        fs.commit()
+    fs.discard()
+
+
 @pytest.mark.parametrize("key", ["a/../b", "../b", ".", "a/./b", "a\0", "a" * 5000, "a/" * 100 + "a"])
 def test_invalid_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) -> None:
     """Before it was mended: An invalid key, such as `a/../b` or one of 5000 characters, was committed to a JSON set,
