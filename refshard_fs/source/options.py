@@ -500,14 +500,16 @@ def check_names(given: Iterable[str], caller: Callable[..., Any] | None = None) 
     for name in sorted(set(given) - FSSPEC_ARGUMENTS - _WITHOUT_EFFECT):
         import difflib  # needed only here
 
-        own = () if caller is None else inspect.signature(caller).parameters
-        near = difflib.get_close_matches(name, [*own, *list_keywords(), *FSSPEC_ARGUMENTS], 1)
+        own = {*(() if caller is None else inspect.signature(caller).parameters), *list_keywords(), *FSSPEC_ARGUMENTS}
+        of_web, of_targets = list_argument_names("https"), list_argument_names("s3") | list_argument_names("https")
+        near = difflib.get_close_matches(name, sorted(own | of_targets), 1)
+        spelled, place = near[0] if near else name, "https://host/" if near and near[0] in of_web else "s3://bucket/"
         hint = (
-            f": did you mean {near[0]}=?"
-            if near
+            f": did you mean {spelled}=?"
+            if spelled in own
             else (
-                f": put options of targets into remote_options={{{name!r}: ...}}, options of the source into "
-                f"target_options={{{name!r}: ...}}"
+                f": put options of targets into options={{{place!r}: {{{spelled!r}: ...}}}}, options of the source "
+                f"into target_options={{{spelled!r}: ...}}"
             )
         )
         raise TypeError(f"{'refshard' if caller is None else caller.__name__} has no argument {name}={hint}")

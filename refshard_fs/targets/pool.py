@@ -376,7 +376,7 @@ def list_argument_names(protocol: str) -> frozenset[str]:
         found = inspect.signature(fsspec.get_filesystem_class(protocol).__init__).parameters
     except (ImportError, ValueError):  # opening the filesystem raises the error that names the remedy
         return frozenset()
-    return frozenset(found) | (_OF_AIOHTTP if protocol in WEB else frozenset())
+    return frozenset(found) - {"self", "args", "kwargs"} | (_OF_AIOHTTP if protocol in WEB else frozenset())
 
 
 def _admit(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:

@@ -80,6 +80,8 @@ def test_options_are_frozen_and_equal_by_value() -> None:
 
 
 def test_unknown_keywords_are_errors_or_protocol_options() -> None:
+    with pytest.raises(TypeError, match="headers=: put options of targets into options={'https://host/': {"):
+        Options.parse("/here/refs.json", headers={"a": "b"})
     with pytest.raises(TypeError, match="did you mean max_gap="):
         Options.parse("refs.json", max_gab=1)
     options = Options.parse("s3://bucket/refs.json", anon=True, asynchronous=True)
