@@ -48,6 +48,10 @@ _OTHER: Final = (
     "The object is damaged, or has changed since it was opened or since references to it were made: `refshard check` "
     "compares all chunks with their objects"
 )
+_INEXACT: Final = (
+    "The encoding that the cube has from its first set cannot hold these values: read the object by itself, or join "
+    "such objects to a cube of their own"
+)
 _HOST: Final = "Check that the host name is right, and that the host is running and reachable from here"
 _BUSY: Final = "The server may be overloaded: increase retries= and timeout=, or reduce concurrency="
 _RANGES: Final = (
@@ -100,6 +104,8 @@ def _choose_advice(error: BaseException, where: str, reason: str, *, of_source: 
             return _RANGES
         case ValueError() if "Protocol not known" in text:
             return _advise_protocol(text.rpartition(":")[2].strip())
+        case ValueError() if "cannot be stored exactly" in text or "the shown array" in text:
+            return _INEXACT
         case ValueError():  # bytes that cannot be decoded
             return "" if of_source else _OTHER
     if "NoCredentialsError" in text:

@@ -117,6 +117,12 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
         is_equal &= one.find_inline_chunks(path) == other.find_inline_chunks(path)
         if not is_equal and path in one.digests and path in other.digests:
             what, is_equal = "bytes", one.digests[path] == other.digests[path]
+    if not is_equal and one.variables[path].is_coordinate:  # the data of each set belong to its own values
+        raise ManifestError(
+            f"{one.name} and {other.name} have different {what} of {path!r}, the coordinate of a dimension: concat "
+            "with join='outer' puts the data of each set at its own values, and tolerance= takes small differences as "
+            "rounding"
+        )
     if not is_equal:
         raise ManifestError(
             f"{one.name} and {other.name} have different {what} of {path!r}, which does not have the dimension "

@@ -59,6 +59,7 @@ def test_error_of_an_unknown_protocol_has_a_remedy() -> None:
         (Unreadable("NoCredentialsError: Unable to locate credentials"), "'anon': True"),
         (PermissionError("no"), "PermissionError: no. Credentials"),
         (ValueError("its bytes are damaged"), "damaged. The object is damaged, or has changed since it was opened"),
+        (ValueError("2 cannot be stored exactly as int8"), "int8. The encoding that the cube has from its first set"),
         (ConnectionLost("it is down."), "it is down. Check that the host name is right"),
         (HttpStatus(503, "SlowDown"), "HTTP 503 Service Unavailable (SlowDown). The server may be overloaded"),
         (HttpStatus(416), "the range lies outside the object. The object is damaged, or has changed"),

@@ -63,7 +63,7 @@ def test_concatenation_equals_that_of_xarray() -> None:
         ({"dtype": "<i4"}, ["'air'", "dtype", "'<f4'", "'<i4'"]),
         ({"order": "F"}, ["'air'", "order"]),
         ({"fill_value": 7}, ["'air'", "fill_value"]),
-        ({"first": 1}, ["'x'", "values", "same="]),
+        ({"first": 1}, ["'x'", "values", "join='outer'", "tolerance="]),
         ({"width": 4}, ["'air'", "along 'x'", "5", "4"]),
     ],
 )
