@@ -212,7 +212,7 @@ def test_error_of_inconvertible_times_says_what_to_do() -> None:
     for words in (
         "'days since 2001-01-01' in set 0",
         "'months since 2001-01-03' in set 1",
-        "expected seconds",
+        "expected a unit from nanoseconds to days",
         "Leave one of these sets out",
     ):
         assert words in str(caught.value)
