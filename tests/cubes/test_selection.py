@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +149,15 @@ def read(fs: RefShardFileSystem, **options: Any) -> Any:
         return ds.load()
 
 
-@pytest.fixture(scope="module", params=SOURCES)
-def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RefShardFileSystem:
-    return SOURCES[request.param](tmp_path_factory.mktemp(request.param))
+@pytest.fixture(scope="module")
+def write_source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RefShardFileSystem]:
+    """Write each source once, in whatever order the tests need them."""
+    return cache(lambda name: SOURCES[name](tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest, write_source: Callable[[str], RefShardFileSystem]) -> RefShardFileSystem:
+    return write_source(request.param)
 
 
 EVERYWHERE = ("drop_air", "rename", "within", "all", "integer", "assign")
