@@ -29,21 +29,37 @@ def parse_dtype(spelled: Any) -> np.dtype[Any]:
 
 
 class Shown:
-    """An array that numcodecs decodes by its metadata of zarr version 2, because zarr itself takes far longer."""
+    """An array that numcodecs decodes by its metadata of zarr version 2, because zarr itself takes far longer.
+
+    `take_chunks` takes chunks from a read of many arrays, because a call of the filesystem for each array takes longer.
+    """
 
     def __init__(self, fs: RefShardFileSystem, path: str, document: dict[str, Any]) -> None:
         self._fs = fs
         self._path = path
+        self._data: dict[str, bytes] | None = None
         self._document = document
         self.dtype = parse_dtype(document["dtype"])
         self._codecs = [
             get_codec(config) for config in [*(document["filters"] or []), document["compressor"]] if config
         ]
 
+    @property
+    def keys(self) -> dict[str, tuple[int, ...]]:
+        """The key of each chunk, and its place in the grid of chunks."""
+        pairs = zip(self._document["shape"], self._document["chunks"], strict=True)
+        places = np.ndindex(*(-(-n // chunk) for n, chunk in pairs))
+        return {f"{self._path}/{'.'.join(map(str, at)) or '0'}": at for at in places}
+
+    def take_chunks(self, data: dict[str, bytes]) -> None:
+        """Decode chunks of ``data``, which has each chunk of this array that exists."""
+        self._data = {key: data[key] for key in self.keys if key in data}
+
     def __getitem__(self, everything: Any) -> np.ndarray[Any, Any]:
-        shape, chunks = self._document["shape"], self._document["chunks"]
+        shape, chunks, keys = self._document["shape"], self._document["chunks"], self.keys
         counts = [-(-n // chunk) for n, chunk in zip(shape, chunks, strict=True)]
-        keys = {f"{self._path}/{'.'.join(map(str, at)) or '0'}": at for at in np.ndindex(*counts)}
+        if self._data is None:
+            self._data = self._fs.cat(list(keys), on_error="omit") if keys else {}
         fill = self._document["fill_value"]
         if isinstance(fill, str) and self.dtype.kind in "SV":
             fill = np.frombuffer(base64.b64decode(fill), self.dtype)[0]
@@ -51,7 +67,7 @@ class Shown:
         made = np.full(
             padded, ("" if self.dtype == object else np.zeros((), self.dtype)[()]) if fill is None else fill, self.dtype
         )
-        for key, data in (self._fs.cat(list(keys), on_error="omit") if keys else {}).items():
+        for key, data in self._data.items():
             for codec in reversed(self._codecs):
                 data = codec.decode(data)
             chunk = data if self.dtype == object else np.frombuffer(data, self.dtype)
@@ -138,6 +154,10 @@ def check_file(path: Path, refused: frozenset[str] = frozenset(), **options: Any
     if options:
         fs = RefShardFileSystem(fo=str(path), **options)
         shown = find_arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
+    elif keys := [key for array in shown.values() for key in array.keys]:
+        data = fs.cat(keys, on_error="omit")
+        for array in shown.values():
+            array.take_chunks(data)
     with h5py.File(path) as file:
         known = {name: dataset for name, dataset in find_datasets(file).items() if not is_bare(dataset)}
         shown = {find_hdf5_name(name, known): array for name, array in shown.items()}
