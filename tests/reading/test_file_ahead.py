@@ -64,35 +64,41 @@ def test_requests_are_not_extended_beyond_the_end() -> None:
     assert stop == 5000 * SURE + 300
 
 
-@pytest.fixture
-def many(http_server: RangeServer, tmp_path: Path) -> str:
-    """Return the URL of a file of many variables that is too large to be read whole."""
+@pytest.fixture(scope="module")
+def many_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a file of many variables that is too large to be read whole."""
+    path = tmp_path_factory.mktemp("many") / "many.nc"
     values = np.random.default_rng(1).normal(size=(4, 30, 40))
-    with h5netcdf.File(tmp_path / "many.nc", "w") as file:
+    with h5netcdf.File(path, "w") as file:
         file.dimensions = {"t": 4, "y": 30, "x": 40}
         for i in range(COUNT):
             file.create_variable(f"v{i}", ("t", "y", "x"), "f8", chunks=(1, 30, 40), compression="gzip")[:] = values + i
-    data = (tmp_path / "many.nc").read_bytes()
-    assert len(data) > SMALL_FILE
-    return http_server.put("many.nc", data)
+    assert path.stat().st_size > SMALL_FILE
+    return path
 
 
-def test_load_of_many_variables_takes_few_requests(http_server: RangeServer, many: str, tmp_path: Path) -> None:
+@pytest.fixture
+def many(http_server: RangeServer, many_file: Path) -> str:
+    """Return the URL of the file of many variables."""
+    return http_server.put("many.nc", many_file.read_bytes())
+
+
+def test_load_of_many_variables_takes_few_requests(http_server: RangeServer, many: str, many_file: Path) -> None:
     with (
         xr.open_dataset(many, engine="refshard") as ds,
-        xr.open_dataset(tmp_path / "many.nc", engine="h5netcdf") as same,
+        xr.open_dataset(many_file, engine="h5netcdf") as same,
     ):
         before = len(http_server.requests())
         xr.testing.assert_identical(ds.load(), same)
     assert len(http_server.requests()) - before < COUNT // 3
 
 
-def test_load_fetches_bytes_between_metadata_once(http_server: RangeServer, many: str, tmp_path: Path) -> None:
+def test_load_fetches_bytes_between_metadata_once(http_server: RangeServer, many: str, many_file: Path) -> None:
     """Opening reads most of the file, because metadata lie between the chunks."""
     with xr.open_dataset(many, engine="refshard") as ds:
         opened = http_server.bytes_sent
         ds.load()
-    size = (tmp_path / "many.nc").stat().st_size
+    size = many_file.stat().st_size
     assert opened > size // 2
     assert http_server.bytes_sent < 1.1 * size
     again = xr.open_dataset(many, engine="refshard", storage_options={"skip_instance_cache": True})
