@@ -139,9 +139,10 @@ def test_invalid_json_is_a_value_error(text: bytes | str) -> None:
     assert len(str(caught.value)) < 300
 
 
+texts = st.text(st.characters(codec=None))
 json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(st.characters(codec=None))),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(), inner, max_size=4)),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=4)),
     max_leaves=10,
 )
 
