@@ -227,10 +227,11 @@ class Answers:
         return {key: value for key, value in found.items() if value is not None}
 
 
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=pytest.mark.slow)], ids=["one", "more"])
 @pytest.mark.parametrize("is_edited", [False, True], ids=["as it is", "edited"])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_chunks_agree_with_lookups(kind: str, is_edited: bool, tmp_path: Path) -> None:
-    for seed in range(2):
+def test_chunks_agree_with_lookups(kind: str, is_edited: bool, seeds: range, tmp_path: Path) -> None:
+    for seed in seeds:
         rng = random.Random(f"{kind} {seed}")
         folder = tmp_path / str(seed)
         folder.mkdir()

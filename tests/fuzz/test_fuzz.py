@@ -70,9 +70,10 @@ def test_inputs_that_once_failed_are_handled(what: str) -> None:
         harness.check_input(data)
 
 
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.fuzz)])
 @pytest.mark.parametrize("name", driver.list_names())
-def test_nearly_valid_inputs_are_handled(name: str) -> None:
-    failures = list(itertools.islice(driver.search(name, range(200), seed=0), 3))
+def test_nearly_valid_inputs_are_handled(name: str, count: int) -> None:
+    failures = list(itertools.islice(driver.search(name, range(count), seed=0), 3))
     assert not failures, failures[0].reason
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,26 @@ pytest.importorskip("scipy")
 pytest.importorskip("zarr", minversion="3")
 
 
-@pytest.mark.parametrize("way", ["characters of NetCDF-4", "texts of NetCDF-4", "characters of zarr 2"])
+WAYS = ["characters of NetCDF-4", "texts of NetCDF-4", "characters of zarr 2"]
+TEXTS = [
+    [["abc"], ["ab"], ["a"]],
+    [["a"], ["abc"], ["abcde"]],
+    [["ab"], ["ab"], ["abcd"]],
+    [["abc"], ["a"], ["ab", "abcd"]],
+]
+CASES = list(itertools.product(WAYS, TEXTS, [1, 2]))
+
+
+# Each pair of two arguments by default: a document of one file, or of two, for each way and each list of texts.
 @pytest.mark.parametrize(
-    "texts",
+    ("way", "texts", "first"),
     [
-        [["abc"], ["ab"], ["a"]],
-        [["a"], ["abc"], ["abcde"]],
-        [["ab"], ["ab"], ["abcd"]],
-        [["abc"], ["a"], ["ab", "abcd"]],
+        pytest.param(
+            *case, marks=[] if (WAYS.index(case[0]) + TEXTS.index(case[1])) % 2 == case[2] % 2 else pytest.mark.slow
+        )
+        for case in CASES
     ],
 )
-@pytest.mark.parametrize("first", [1, 2])
 def test_document_grows_by_texts_of_other_widths(tmp_path: Path, way: str, texts: list[list[str]], first: int) -> None:
     urls, expected = write(tmp_path, way, texts)
     version, target = find_version(way), str(tmp_path / "grows.refshard")

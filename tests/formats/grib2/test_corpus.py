@@ -174,12 +174,20 @@ def decode_by_eccodes(data: bytes) -> np.ndarray:
         return np.where(values == 1e300, np.nan, values).astype("f4")
 
 
+def list_packed(edition: int, grid: str) -> list[tuple[str, str]]:
+    """Return each packing with two kinds of values, which differ from grid to grid: all kinds on each pair of grids."""
+    kinds = KINDS[:2] if GRIDS.index(grid) % 2 else KINDS[2:]
+    return list(itertools.product(PACKINGS[edition], kinds))
+
+
 @pytest.mark.parametrize("edition", [1, 2])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_values_of_all_packings_equal_eccodes(edition: int, grid: str) -> None:
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_values_of_all_packings_equal_eccodes(edition: int, grid: str, is_whole: bool) -> None:
     compared = 0
     sample = f"{grid}_grib{edition}"
-    for packing, kind in itertools.product(PACKINGS[edition], KINDS):
+    packed = list(itertools.product(PACKINGS[edition], KINDS)) if is_whole else list_packed(edition, grid)
+    for packing, kind in packed:
         for by_columns, alternates in SCANS if packing == "grid_simple" and "reduced" not in grid else SCANS[:1]:
             handle = eccodes.codes_grib_new_from_samples(sample)
             values = make_values(kind, eccodes.codes_get(handle, "numberOfDataPoints"))
@@ -202,7 +210,7 @@ def test_values_of_all_packings_equal_eccodes(edition: int, grid: str) -> None:
                 want = arrange_in_rows(want, found.shape, by_columns, alternates)
             np.testing.assert_array_equal(found.ravel(), want.ravel(), f"{packing}, {kind}, {by_columns}{alternates}")
             compared += 1
-    assert compared >= 4 * (5 if edition == 2 else 1), "eccodes writes most packings"
+    assert 2 * compared >= len(packed), "eccodes writes most packings"
 
 
 def get_name_by_eccodes(data: bytes) -> str:
