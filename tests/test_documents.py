@@ -167,7 +167,7 @@ def test_unknown_language_is_an_error(tmp_path: Path) -> None:
     assert "python, json or text, found 'fortran'" in done.stderr
 
 
-def test_plugin_of_the_architecture_page_works(tmp_path: Path) -> None:
+def test_plugin_of_the_architecture_page_works(fast_python: list[str], tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs/pages/architecture.md").read_text()
     module, points = re.findall(r"```(?:python|text)\n((?:import numpy|\[project).*?)```", page, re.DOTALL)
     about = tmp_path / "site/tiny_plugin-1.0.dist-info"
@@ -180,9 +180,9 @@ def test_plugin_of_the_architecture_page_works(tmp_path: Path) -> None:
     file = tmp_path / "x.tiny"
     file.write_bytes(b"TINY" + (2).to_bytes(4, "little") + rows.tobytes())
     program = OPEN + "import xarray as xr\nprint(xr.open_dataset(sys.argv[1], engine='refshard').air.values.tolist())"
-    assert run(program, about.parent, of=file) == str(rows.tolist())
-    run(OPEN + "fs.save(sys.argv[1] + '.lines', 'lines')", about.parent, of=file)
+    assert run(fast_python, program, about.parent, of=file) == str(rows.tolist())
+    run(fast_python, OPEN + "fs.save(sys.argv[1] + '.lines', 'lines')", about.parent, of=file)
     assert (tmp_path / "x.tiny.lines").read_text().endswith(f"air/0.0 {file} 8 20\nair/1.0 {file} 28 20\n")
     file.write_bytes(file.read_bytes()[:-1])
-    said = run(OPEN + "try:\n    fs.ls('')\nexcept Exception as e:\n    print(e)", about.parent, of=file)
+    said = run(fast_python, OPEN + "try:\n    fs.ls('')\nexcept Exception as e:\n    print(e)", about.parent, of=file)
     assert said.startswith(f"{file} cannot be read: it is cut short or damaged")

@@ -32,18 +32,22 @@ def installed(tmp_path: Path) -> Path:
 OPEN_TO_WRITE = OPEN.replace("(sys.argv[1])", "(sys.argv[1], mode='a')")
 
 
-def test_format_of_another_package_is_recognised_and_read(installed: Path, tmp_path: Path) -> None:
+def test_format_of_another_package_is_recognised_and_read(
+    fast_python: list[str], installed: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "x.tiny"
     file.write_bytes(b"TINY" + (2).to_bytes(4, "little") + b"abcdefgh")
-    said = run(OPEN + "print(sorted(fs.find('')), fs.cat_file('1'), fs.info('0')['size'])", installed, of=file)
+    said = run(
+        fast_python, OPEN + "print(sorted(fs.find('')), fs.cat_file('1'), fs.info('0')['size'])", installed, of=file
+    )
     assert said == "['.zarray', '.zattrs', '0', '1'] b'efgh' 4"
 
 
-def test_source_of_a_missing_plugin_is_not_recognised(tmp_path: Path) -> None:
+def test_source_of_a_missing_plugin_is_not_recognised(fast_python: list[str], tmp_path: Path) -> None:
     file = tmp_path / "x.tiny"
     file.write_bytes(b"TINY")
     program = OPEN + "\ntry:\n    fs.ls('')\nexcept Exception as e:\n    print(type(e).__name__)"
-    assert run(program, of=file) == "UnknownSource"
+    assert run(fast_python, program, of=file) == "UnknownSource"
 
 
 def sharded(folder: Path) -> Path:
@@ -58,38 +62,46 @@ def sharded(folder: Path) -> Path:
     return array
 
 
-def test_shards_of_another_package_are_shown_as_their_chunks(installed: Path, tmp_path: Path) -> None:
+def test_shards_of_another_package_are_shown_as_their_chunks(
+    fast_python: list[str], installed: Path, tmp_path: Path
+) -> None:
     array = sharded(tmp_path)
     program = OPEN + "print(sorted(fs.find('')), fs.cat_file('2'), fs.exists('1'), b'paired' in fs.cat_file('.zarray'))"
-    assert run(program, installed, of=array) == "['.zarray', '0', '2'] b'ijkl' False False"
+    assert run(fast_python, program, installed, of=array) == "['.zarray', '0', '2'] b'ijkl' False False"
 
 
-def test_chunks_are_written_into_shards_of_another_package(installed: Path, tmp_path: Path) -> None:
+def test_chunks_are_written_into_shards_of_another_package(
+    fast_python: list[str], installed: Path, tmp_path: Path
+) -> None:
     array = sharded(tmp_path)
     program = (
         "import sys\nfrom refshard_fs.fs import RefShardFileSystem\nfs = RefShardFileSystem(sys.argv[1], mode='a')"
     )
-    run(program + "\nfs.pipe_file('1', b'efgh')\nfs.commit()", installed, of=array)
+    run(fast_python, program + "\nfs.pipe_file('1', b'efgh')\nfs.commit()", installed, of=array)
     assert (array / "0").read_bytes() == b"\4\4abcdefgh"
 
 
-def test_failing_plugin_index_is_an_error_for_its_keys(installed: Path, tmp_path: Path) -> None:
+def test_failing_plugin_index_is_an_error_for_its_keys(fast_python: list[str], installed: Path, tmp_path: Path) -> None:
     array = sharded(tmp_path)
     broken = "import tiny_plugin\ntiny_plugin.LengthsLevel = lambda: 1 / 0\n"
     show = "found = fs.cat(['.zarray', '0'], on_error='return')\nprint(type(found['.zarray']), type(found['0']))"
-    assert run(broken + OPEN + show, installed, of=array).startswith("<class 'bytes'> <class 'refshard_fs.errors.")
+    assert run(fast_python, broken + OPEN + show, installed, of=array).startswith(
+        "<class 'bytes'> <class 'refshard_fs.errors."
+    )
 
 
 @pytest.mark.parametrize("name", ["set.json", "set.parq", "set.zarr"])
-def test_source_of_a_plugin_is_saved(installed: Path, tmp_path: Path, name: str) -> None:
+def test_source_of_a_plugin_is_saved(fast_python: list[str], installed: Path, tmp_path: Path, name: str) -> None:
     file = write_tiny(tmp_path / "x.tiny", b"abcdefgh")
     url = str(tmp_path / name)
-    run(OPEN + f"fs.save({url!r})", installed, of=file)
+    run(fast_python, OPEN + f"fs.save({url!r})", installed, of=file)
     fs = refshard_fs.RefShardFileSystem(url)
     assert fs.cat_file("1") == b"efgh"
 
 
-def test_sources_of_a_plugin_are_joined_checked_and_mapped(installed: Path, tmp_path: Path) -> None:
+def test_sources_of_a_plugin_are_joined_checked_and_mapped(
+    fast_python: list[str], installed: Path, tmp_path: Path
+) -> None:
     for number, chunks in enumerate((b"abcdefgh", b"ijklmnop")):
         write_tiny(tmp_path / f"{number}.tiny", chunks)
     program = """
@@ -103,12 +115,14 @@ fs = RefShardFileSystem(urls[0])
 report = refshard_fs.check(fs)
 print(report.findings, report.chunks, fs.visualize())
 """
-    said = run(program, installed, of=tmp_path).splitlines()
+    said = run(fast_python, program, installed, of=tmp_path).splitlines()
     assert said[:2] == ["abcdefghijklmnop"] * 2
     assert said[2].startswith("() 2 <Picture: Where the bytes of 0.tiny lie: 2 of 2 chunks in 1 file")
 
 
-def test_sources_of_a_plugin_are_converted_moved_and_compared(installed: Path, tmp_path: Path) -> None:
+def test_sources_of_a_plugin_are_converted_moved_and_compared(
+    fast_python: list[str], installed: Path, tmp_path: Path
+) -> None:
     for number, chunks in enumerate((b"abcdefgh", b"ijklmnop")):
         write_tiny(tmp_path / f"{number}.tiny", chunks)
     program = """
@@ -130,7 +144,7 @@ changes = compare(RefShardFileSystem(first), RefShardFileSystem(second))
 print(changes.keys[0].changed, summarise(RefShardFileSystem(first)).format)
 sys.exit(main(["convert", first, f"{sys.argv[1]}/made.json"]))
 """
-    said = run(program, installed, of=tmp_path).splitlines()
+    said = run(fast_python, program, installed, of=tmp_path).splitlines()
     assert said[:3] == ["abcdefgh", "abcdefghijklmnop", "efgh"]
     assert said[3] == "['s3://bucket/0.tiny', 12, 4]"
     assert said[4] == "2 tiny"

@@ -23,9 +23,9 @@ def installed(tmp_path: Path) -> Path:
     return folder
 
 
-def test_set_is_written_by_a_sink_of_another_package(installed: Path, tmp_path: Path) -> None:
+def test_set_is_written_by_a_sink_of_another_package(fast_python: list[str], installed: Path, tmp_path: Path) -> None:
     file = write_tiny(tmp_path / "x.tiny", b"abcdefgh")
-    assert run(OPEN + "print(fs.save(sys.argv[1] + '.lines', 'lines'))", installed, of=file) == "None"
+    assert run(fast_python, OPEN + "print(fs.save(sys.argv[1] + '.lines', 'lines'))", installed, of=file) == "None"
     assert (tmp_path / "x.tiny.lines").read_text() == f"0 {file} 8 4\n1 {file} 12 4\n"
 
 

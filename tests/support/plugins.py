@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
-
-import refshard_fs
 
 PLUGIN = Path(__file__).parents[1] / "plugin/tiny_plugin.py"
 
@@ -22,11 +18,10 @@ lines = tiny_plugin:LINES
 """
 
 
-def run(program: str, *folders: Path, of: Path) -> str:
-    """Run ``program`` in a new process that imports packages from ``folders``; return its output."""
-    paths = [*map(str, folders), str(Path(refshard_fs.__path__[0]).parent)]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    found = subprocess.run([sys.executable, "-c", program, str(of)], env=environ, capture_output=True, text=True)
+def run(python: list[str], program: str, *folders: Path, of: Path) -> str:
+    """Run ``program`` in a process of `fast_python` that imports packages from ``folders``; return its output."""
+    program = f"import sys\nsys.path[:0] = {[*map(str, folders)]}\n{program}"
+    found = subprocess.run([*python, "-c", program, str(of)], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     return found.stdout.strip()
 
