@@ -35,4 +35,5 @@ def write_member(folder: Path, member: str, day: int, **storage: Any) -> str:
 
 def open_members(folder: Path, members: Sequence[str] = MEMBERS, days: Sequence[int] = (1, 2), **storage: Any) -> Any:
     files = [[write_member(folder, member, day, **storage) for member in members] for day in days]
-    return xr.open_mfdataset(files, combine="nested", concat_dim=["time", "member"], engine="h5netcdf").load()
+    loaded = [[xr.load_dataset(file, engine="h5netcdf") for file in row] for row in files]
+    return xr.combine_nested(loaded, concat_dim=["time", "member"])

@@ -51,4 +51,4 @@ def open_by_xarray(fo: Any) -> Any:
 
 
 def open_expected(files: Sequence[str]) -> Any:
-    return xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()
+    return xr.combine_nested([xr.load_dataset(file, engine="h5netcdf") for file in files], concat_dim="time")
