@@ -7,9 +7,11 @@ Each environment is a copy of the sources with its own virtual environment. The 
 of the ordinary tests and of the quickstart.
 """
 
+import ast
 import re
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from running import ROOT, Environment, Stage, find_pythons, run_all
@@ -20,7 +22,8 @@ QUICKSTART, QUICKSTART_RUN = README[0].rsplit(" && ", 1)
 TESTS, TESTS_RUN = README[1].rsplit(" && ", 1)
 PIP, PYTEST = ".venv-test/bin/pip install -q", ".venv-test/bin/python -m pytest -n 3"
 ORDINARY = "not slow and not soak and not fuzz"
-PEERS = "fsspec|zarr|xarray|numcodecs|dask|kerchunk|virtualizarr"
+OTHERS = "zarr|xarray|numcodecs|dask|kerchunk|virtualizarr"  # packages of other versions with zarr 2
+PEERS = f"fsspec|{OTHERS}"
 VERSIONS = f".venv-test/bin/pip list 2>/dev/null | grep -iE '^({PEERS}) '"
 COMPUTING = (  # run with the oldest and the newest Python only
     *("benchmarks", "cli", "core", "cubes", "formats", "references", "sets", "sharding", "sinks", "source", "tools"),
@@ -73,15 +76,17 @@ def stages(pythons: dict[str, str], is_quick: bool) -> list[Stage]:
     zarr2 = Environment("zarr-2", path, f"python3 -m venv .venv-test && {PIP} -e '.[test-zarr2]'")
     make = f"echo '{' '.join(oldest_pins())}' | tr ' ' '\\n' >oldest.txt; python3 -m venv .venv-test"
     old = Environment("old-peers", path, f"{make}; {PIP} -c oldest.txt -e '.[testing,xarray]'")
+    modules = sorted((ROOT / "tests").rglob("test_*.py"))
+    # Modules that import no package of another version ran with the same packages on the oldest Python.
+    reading = name_files([one for one in modules if one.parts[-2] not in CONNECTING and imports_others(one)])
     # Old codecs load pickles, and old clients have faults: each promise is tested with the oldest versions, too.
-    marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.case(" in path.read_text()]
-    promises = [str(path.relative_to(ROOT)) for path in marked]
+    promises = name_files([path for path in modules if "pytest.mark.case(" in path.read_text()])
     check = [f".venv-test/bin/pip freeze | grep -E '^{pin}'" for pin in oldest_pins() if pin.split("=")[0] in OLD]
-    with_old = "\n".join([f"{PYTEST} tests/security tests/targets {' '.join(promises)}", *check])
+    with_old = "\n".join([f"{PYTEST} tests/security tests/targets {promises}", *check])
     return [
         *found,
         Stage("benchmarks", tests[newest], BENCHMARKS, is_beside=oldest != newest),
-        Stage("tests-zarr-2", zarr2, f"{PYTEST}\n{VERSIONS}", f"-m '{ORDINARY} and not once'{ignore(CONNECTING)}"),
+        Stage("tests-zarr-2", zarr2, f"{PYTEST} {reading}\n{VERSIONS}", f"-m '{ORDINARY} and not once'"),
         Stage("tests-old-peers", old, with_old),
         *last,
         Stage("quickstart", Environment("quickstart", path, QUICKSTART), f"{QUICKSTART_RUN}\ntest -s quickstart.png"),
@@ -92,6 +97,29 @@ def stages(pythons: dict[str, str], is_quick: bool) -> list[Stage]:
 def ignore(folders: tuple[str, ...]) -> str:
     """Return options of pytest that leave folders of tests out."""
     return "".join(f" --ignore=tests/{folder}" for folder in folders)
+
+
+def name_files(paths: list[Path]) -> str:
+    """Return paths in the sources as arguments of a command."""
+    return " ".join(str(path.relative_to(ROOT)) for path in paths)
+
+
+@cache
+def imports_others(path: Path) -> bool:
+    """Return whether a file, or a helper of the tests that it imports, imports one of `OTHERS`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                found |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {module, *(f"{module}.{alias.name}" for alias in names)}
+            case ast.Call(func=ast.Attribute(attr="importorskip"), args=[argument, *_]):
+                found.add(str(argument.value) if isinstance(argument, ast.Constant) else "zarr")
+    helpers = [ROOT / f"{name.replace('.', '/')}.py" for name in found if name.startswith("tests.")]
+    if any(re.match(rf"({OTHERS})\b", name) for name in found):
+        return True
+    return any(imports_others(helper) for helper in helpers if helper.is_file())
 
 
 def oldest_pins() -> list[str]:
