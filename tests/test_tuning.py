@@ -14,6 +14,14 @@ import pytest
 zarr = pytest.importorskip("zarr", minversion="3.1")
 
 from refshard_fs import RefShardFileSystem, tune_zarr, zarr_pipeline  # noqa: E402  # zarr 3 alone
+from tests.support.forked import ForkServer  # noqa: E402  # zarr 3 alone
+
+
+@pytest.fixture(scope="module")
+def python_with_zarr() -> Iterator[list[str]]:
+    """A command in place of ``[sys.executable]`` whose process has imported zarr alone: see `ForkServer`."""
+    with ForkServer("zarr") as server:
+        yield server.python
 
 
 @pytest.fixture(autouse=True)
@@ -49,16 +57,19 @@ zarr.config.set({"codec_pipeline.path": "__main__.Mine"})
     [
         ("", {}, "SelectionPipeline"),
         ("import zarr", {}, "SelectionPipeline"),
-        ("", {"REFSHARD_ZARR_PIPELINE": "0"}, "BatchedCodecPipeline"),
+        ("import zarr", {"REFSHARD_ZARR_PIPELINE": "0"}, "BatchedCodecPipeline"),
         (MINE, {}, "Mine"),
         ("import sys; sys.modules['refshard_fs.zarr_pipeline'] = None", {}, "BatchedCodecPipeline"),
     ],
     ids=["zarr later", "zarr first", "turned off", "another is set", "cannot be imported"],
 )
-def test_pipeline_is_set_unless_turned_off(before: str, environment: dict[str, str], name: str, tmp_path: Path) -> None:
+def test_pipeline_is_set_unless_turned_off(
+    before: str, environment: dict[str, str], name: str, tmp_path: Path, python_with_zarr: list[str]
+) -> None:
     zarr.create_array(zarr.storage.LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
+    python = python_with_zarr if before else [sys.executable]
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT.format(before=before), str(tmp_path)],
+        [*python, "-W", "ignore", "-c", SCRIPT.format(before=before), str(tmp_path)],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -67,7 +78,7 @@ def test_pipeline_is_set_unless_turned_off(before: str, environment: dict[str, s
     assert run.stdout.split()[1:] == ["45", str(name != "SelectionPipeline")]
 
 
-def test_only_a_read_by_zarr_changes_zarr_settings() -> None:
+def test_only_a_read_by_zarr_changes_zarr_settings(python_with_zarr: list[str]) -> None:
     code = """
 import logging, signal, sys, warnings
 import fsspec, numcodecs.registry, zarr
@@ -85,7 +96,7 @@ print(settings() == before)
 zarr.open_group(fs.get_mapper(), mode="r")
 print(zarr.config.get("codec_pipeline.path").startswith("refshard_fs."))
 """
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    run = subprocess.run([*python_with_zarr, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert run.stdout.split() == ["True", "True", "True"], run.stderr
 
 
@@ -152,10 +163,12 @@ is_fused = pytest.mark.skipif(zarr_pipeline._Fused is None, reason="this zarr de
         pytest.param(NO_DECODING, "SelectionPipeline", marks=is_fused),
     ],
 )
-def test_stats_say_whether_a_changed_zarr_disables_the_pipeline(change: str, name: str, tmp_path: Path) -> None:
+def test_stats_say_whether_a_changed_zarr_disables_the_pipeline(
+    change: str, name: str, tmp_path: Path, python_with_zarr: list[str]
+) -> None:
     zarr.create_array(zarr.storage.LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     code = SCRIPT.format(before=f"import zarr; zarr.__version__ = '4.0'\n{change}")
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], capture_output=True, text=True)
+    run = subprocess.run([*python_with_zarr, "-W", "ignore", "-c", code, tmp_path], capture_output=True, text=True)
     assert run.stdout.split() == [name, "45", str(name != "SelectionPipeline")], run.stderr
 
 

@@ -39,10 +39,14 @@ IMPORTED = (
 
 
 class ForkServer:
-    """Within a ``with`` block, the command ``python`` runs programs in forks; without `os.fork`, as usual."""
+    """Within a ``with`` block, the command ``python`` runs programs in forks; without `os.fork`, as usual.
 
-    def __init__(self) -> None:
+    Programs find ``imported`` imported; by default, all modules of this package and of those that it is used with.
+    """
+
+    def __init__(self, *imported: str) -> None:
         self.python = [sys.executable]
+        self._imported = imported
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -51,7 +55,7 @@ class ForkServer:
         self._folder = tempfile.TemporaryDirectory(prefix="forks")
         path = str(Path(self._folder.name, "socket"))
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, path],
+            [sys.executable, "-W", "error", __file__, path, *self._imported],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -70,16 +74,17 @@ class ForkServer:
             self._folder.cleanup()
 
 
-def _serve(path: str) -> None:
+def _serve(path: str, *imported: str) -> None:
     """Fork for each connection to a socket, until standard input ends."""
-    for name in IMPORTED:
+    for name in imported or IMPORTED:
         with contextlib.suppress(ImportError, Warning):
             importlib.import_module(name)
-    import refshard_fs
+    if not imported:
+        import refshard_fs
 
-    for module in pkgutil.walk_packages(refshard_fs.__path__, "refshard_fs."):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module.name)
+        for module in pkgutil.walk_packages(refshard_fs.__path__, "refshard_fs."):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -152,4 +157,4 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])
