@@ -135,6 +135,11 @@ def cheap_collections() -> None:
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that use a dask cluster: one worker of pytest gets them all, and starts the only cluster."""
+    items.sort(key=lambda item: "dask_cluster" not in getattr(item, "fixturenames", ()))
+
+
 def pytest_collection_finish() -> None:
     """Exclude the objects of imported modules from later garbage collections, because a test runs hundreds of them."""
     gc.collect()
