@@ -36,7 +36,7 @@ def check(outcome: Outcome, reads: int, files: int) -> None:
 
 @pytest.mark.usefixtures("cheap_collections")
 def test_threads_and_processes_read_right_bytes_without_growth(tmp_path: Path) -> None:
-    check(soak(tmp_path, keys=10_000, reads=12_000, threads=4, processes=2, patience=120, each=125), 12_000, files=16)
+    check(soak(tmp_path, keys=10_000, reads=8_000, threads=4, processes=2, patience=120, each=125), 8_000, files=16)
 
 
 @pytest.mark.soak
