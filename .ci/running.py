@@ -101,6 +101,7 @@ def run_all(planned: list[Stage], work: Path) -> int:
     if os.environ.get("CI") == "true" and os.geteuid() == 0:
         VARIABLES["REFSHARD_ZARRITA"] = str(work / "zarrita")
         subprocess.run(["timeout", "300", "bash", "-c", PROGRAMS], env=VARIABLES, stdin=subprocess.DEVNULL, check=False)
+    VARIABLES["HYPOTHESIS_STORAGE_DIRECTORY"] = str(work / "hypothesis")  # it parses the sources once for all stages
     environments = list({stage.environment.name: stage.environment for stage in planned}.values())
     for environment in environments:
         copy_sources(environment, work)
