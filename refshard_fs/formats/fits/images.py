@@ -52,8 +52,9 @@ def parse_image(header: Header, prefix: str = "") -> Image:
     attributes = header.attributes
     dtypes: dict[str, str] = {}
     blank: int | None = None
-    if bitpix > 0 and type(header.cards.get("BLANK")) is int:
-        blank = header.cards["BLANK"]
+    stated = header.cards.get("BLANK", header.cards.get("ZBLANK") if prefix else None)
+    if bitpix > 0 and type(stated) is int:
+        blank = stated
     other_zero, other = _OTHER_SIGN.get(bitpix, (None, ""))
     if scale == 1 and zero == other_zero:
         dtype = np.dtype(other)

@@ -83,6 +83,18 @@ def test_invalid_settings_of_rice_are_refused(tmp_path: Path, name: str, value: 
         fs.cat_file("TILES/0.0")
 
 
+@pytest.mark.parametrize("compression", ["RICE_1", "GZIP_2"])
+def test_zblank_marks_missing_pixels_of_integers(tmp_path: Path, compression: str) -> None:
+    image = fits.CompImageHDU(np.arange(20, dtype="i2").reshape(4, 5), compression_type=compression)
+    path = write(tmp_path / "a.fits", image)
+    with fits.open(path, mode="update", disable_image_compression=True) as hdus:
+        hdus[1].header["ZBLANK"] = 7
+    [array] = xr.open_dataset(path, engine="refshard").data_vars.values()
+    with fits.open(path) as hdus:
+        np.testing.assert_array_equal(array.values, hdus[1].data)
+    assert np.argwhere(np.isnan(array.values)).tolist() == [[1, 2]]
+
+
 def test_unquantized_floats_and_blank_pixels_are_read(tmp_path: Path) -> None:
     values = SKY.copy()
     values[3:5, 10:20] = np.nan
