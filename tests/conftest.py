@@ -135,6 +135,18 @@ def cheap_collections() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n``, give each worker whole modules, and let idle workers take tests from the busiest one.
+
+    By default, batches divide modules, so that more workers make the same fixtures, and one worker may be busy for
+    minutes with the last batch.
+    """
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that use a dask cluster: one worker of pytest gets them all, and starts the only cluster."""
     items.sort(key=lambda item: "dask_cluster" not in getattr(item, "fixturenames", ()))
