@@ -20,6 +20,15 @@ Attributes = dict[str, Any]
 DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute in which xarray names dimensions in version 2
 COORDINATES: Final = "coordinates"
 
+_EXAMPLES: Final = {  # values of arguments that are mappings
+    "rename": "such as {'air': 't2m'}",
+    "attrs": "such as {'air': {'units': 'K'}}",
+    "isel": "such as {'time': slice(0, 10)}",
+    "sel": "such as {'time': slice('2024-01', '2024-03')}",
+    "assign": "such as {'member': 3}",
+    "chunks": "such as {'time': 24}",
+    "subchunks": "such as {'time': 1}",
+}
 _KINDS: Final = "biufSU"  # numpy's kinds of the types that can be assigned
 
 
@@ -127,6 +136,8 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         assign: Mapping[str, Any] | None = None,
     ) -> Choice:
         """Make a choice of the arguments of ``fs.select``; TypeError or ValueError if an argument is invalid."""
+        for argument, mapping in (("rename", rename), ("attrs", attrs), ("isel", isel), ("assign", assign)):
+            check_mapping(argument, mapping)
         for path, own in (attrs or {}).items():
             if not isinstance(own, Mapping):
                 raise TypeError(
@@ -134,10 +145,10 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                     "stands for the attributes of the root"
                 )
         single = [dim for dim, bounds in (isel or {}).items() if isinstance(bounds, int | np.integer)]
-        squeezed: Any = True if squeeze is True else [*single, *list_names(squeeze or ())]
+        squeezed: Any = True if squeeze is True else [*single, *list_names("squeeze", squeeze or ())]
         values = {
-            "drop": list_names(drop),
-            "keep": None if keep is None else list_names(keep),
+            "drop": list_names("drop", drop),
+            "keep": None if keep is None else list_names("keep", keep),
             "rename": dict(rename or {}),
             "attrs": {path: dict(values) for path, values in (attrs or {}).items()},
             "isel": {dim: _parse_bounds(dim, bounds) for dim, bounds in (isel or {}).items()},
@@ -173,9 +184,17 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return ArrayGroup(arrays, chunks, zarr_format, {})
 
 
-def list_names(names: Iterable[str] | str) -> list[str]:
-    """Return ``names`` as a list; a text is one name."""
+def list_names(argument: str, names: Iterable[str] | str) -> list[str]:
+    """Return ``names``, the value of an ``argument``, as a list; a text is one name. TypeError for other values."""
+    if not isinstance(names, Iterable):
+        raise TypeError(f"{argument}={names!r:.200}: expected a name, or a list of names")
     return [names] if isinstance(names, str) else list(names)
+
+
+def check_mapping(argument: str, value: Any) -> None:
+    """Raise TypeError unless the value of an ``argument`` is a mapping or None."""
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{argument}={value!r:.200}: expected a mapping, {_EXAMPLES[argument]}")
 
 
 def _parse_bounds(dim: str, value: Any) -> tuple[int | None, int | None]:

@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from functools import cached_property, lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -436,7 +437,7 @@ def _parse_prefixes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(_parse_prefix, prefixes))
 
 
-def _parse_prefix(prefix: str) -> str:
+def _parse_prefix(prefix: Any) -> str:
     """Return the canonical spelling of a prefix in ``allow=`` or ``options=``; ValueError if it has none."""
     if not isinstance(prefix, str) or ("://" not in prefix and not prefix.startswith("/")):
         raise ValueError(f"invalid URL prefix {prefix!r}: expected one such as 's3://bucket/path/'")

@@ -117,7 +117,12 @@ def append(
         if value not in choices:
             raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, choices))}")
     rules = AppendRules(
-        dim or "", frozenset(list_names(same)), on_duplicate, any_order, message, skips_unreadable=on_error == "skip"
+        dim or "",
+        frozenset(list_names("same", same)),
+        on_duplicate,
+        any_order,
+        message,
+        skips_unreadable=on_error == "skip",
     )
     if create:
         words = {"same": same, "preprocess": preprocess, "on_error": on_error}

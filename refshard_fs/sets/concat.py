@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.cubes.choice import Choice, list_names
+from refshard_fs.cubes.choice import Choice, check_mapping, list_names
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
 from refshard_fs.reading.read_ranges import ReadRanges
@@ -73,7 +73,7 @@ def concat(
     sets: str | Sequence[Any],
     dim: str | None = None,
     *,
-    dims: Sequence[str | None] | None = None,
+    dims: Sequence[str | None] | str | None = None,
     same: Iterable[str] | str = (),
     keep: Iterable[str] | str | None = None,
     drop: Iterable[str] | str = (),
@@ -217,7 +217,7 @@ def concat(
     choice = Choice.of(drop, keep, rename, attrs)
     selecting = options if choice == Choice() else {**options, "select": _list_selections(options, choice)}
     rules = Rules(
-        same=frozenset(list_names(same)),
+        same=frozenset(list_names("same", same)),
         sort=sort,
         overlap=overlap,
         freq=freq,
@@ -228,7 +228,7 @@ def concat(
         lazy=lazy,
         select=tuple(map(Choice.read, selecting.get("select") or ())),
     )
-    order = None if finds_dims else (dim,) if dims is None else tuple(dims)
+    order = None if finds_dims else (dim,) if dims is None else tuple([dims] if isinstance(dims, str) else dims)
     inputs = Inputs.find(sets, order, selecting, on_error=on_error, coords=coords, assets=assets)
     if inputs.grid is not None and not rules.is_outer:
         inputs.grid.check_whole()
@@ -296,7 +296,7 @@ def _leave_out(
 
 def _check_combination(
     dim: str | None,
-    dims: Sequence[str | None] | None,
+    dims: Sequence[str | None] | str | None,
     chunks: Mapping[str, int] | None,
     grid: Grid,
     options: Mapping[str, Any],
@@ -376,6 +376,7 @@ def _check_dimensions(inputs: Inputs, rules: Rules, on_error: OnError, *, finds_
 
 def _check_lengths(argument: str, lengths: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return ``lengths``; ValueError, which names the ``argument``, if one is not an integer of at least 1."""
+    check_mapping(argument, lengths)
     for dim, length in (lengths or {}).items():
         if not isinstance(length, (int, np.integer)) or length < 1:
             raise ValueError(

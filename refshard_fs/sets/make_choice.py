@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from refshard_fs.cubes.choice import Choice
+from refshard_fs.cubes.choice import Choice, check_mapping
 from refshard_fs.source.source import Source
 
 
@@ -27,6 +27,8 @@ def make_choice(
     xarray opens ``opened``, which shows the source, to find the labels. The other arguments are those of
     `RefShardFileSystem.select`.
     """
+    check_mapping("sel", sel)
+    check_mapping("isel", isel)
     if sel:
         from refshard_fs.labels import find_positions  # needs xarray
 

@@ -138,7 +138,7 @@ def _check_numbers(options: msgspec.Struct, **least: int) -> None:
         value = getattr(options, name)
         if not isinstance(value, Real):
             raise TypeError(f"invalid {name}={value!r}: expected a number")
-        if not value >= bound:
+        if not float(value) >= bound:
             raise ValueError(f"invalid {name}={value!r}: expected at least {bound}")
 
 
@@ -184,7 +184,8 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "remote_protocol=)"
             )
         _check_mappings(self, "target_options", "ref_storage_args", "options")
-        for prefix, own in (self.options or {}).items():
+        by_prefix: Mapping[str, Any] = self.options or {}
+        for prefix, own in by_prefix.items():
             if own is None or isinstance(own, str | int | float | list | tuple):
                 raise TypeError(
                     f"invalid options={{{prefix!r}: {own!r}}}: expected a mapping of options for each URL prefix, such "

@@ -52,6 +52,22 @@ def test_invalid_json_forms_of_a_choice_are_errors(given: Any) -> None:
         Choice.read(given)
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "said"),
+    [
+        ("keep", 5, "keep=5: expected a name, or a list of names"),
+        ("squeeze", 5, "squeeze=5: expected a name, or a list of names"),
+        ("rename", ["a"], r"rename=\['a'\]: expected a mapping, such as {'air': 't2m'}"),
+        ("attrs", ["a"], r"attrs=\['a'\]: expected a mapping"),
+        ("isel", [1], r"isel=\[1\]: expected a mapping"),
+        ("assign", [1], r"assign=\[1\]: expected a mapping"),
+    ],
+)
+def test_arguments_of_another_type_are_errors(argument: str, value: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=f"^{said}"):
+        Choice.of(**{argument: value})
+
+
 def test_attributes_that_json_cannot_express_are_errors() -> None:
     with pytest.raises(TypeError):
         Choice.of(attrs={"a": {"b": object()}}).to_json()

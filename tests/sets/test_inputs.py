@@ -88,7 +88,7 @@ def test_dims_name_the_columns_that_are_dimensions(tmp_path: Path) -> None:
     open_members(tmp_path)
     urls = sorted(map(str, (tmp_path / "r1").glob("*.nc")))
     table = pd.DataFrame({"url": urls, "time": range(len(urls)), "cloud": [0.5 * n for n in range(len(urls))]})
-    found = refshard_fs.open(table, dims=("time",))
+    found = refshard_fs.open(table, dims="time")
     assert found.digest == refshard_fs.open(table.drop(columns="cloud")).digest
     with pytest.raises(ManifestError, match="If only some of time, cloud are dimensions, name these by dims="):
         refshard_fs.open(table)
