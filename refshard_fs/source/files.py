@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
@@ -17,8 +17,10 @@ from fsspec.asyn import AbstractAsyncStreamedFile, AsyncFileSystem
 from fsspec.mapping import FSMap
 from fsspec.spec import AbstractBufferedFile
 
+from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import Listing
 from refshard_fs.core.model import Directories, Entry, Facts, Inline, Listed, Span, Stat, Steps, answer_from_listing
+from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged, sanitize
 from refshard_fs.reading.failures import name_key
 from refshard_fs.reading.plan import Request
@@ -91,12 +93,16 @@ async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool
     engine = source.engine()
     known = await engine.run_for(key, keyspace.list_directories(key)) if maxdepth is None else None
     root = key if keyspace.url_of is None else keyspace.url_of(key)
+    # Listing the arrays needs their documents: they are read with those of the first level, in one round.
+    documents = [] if known is None or keyspace.url_of is None else _find_documents(known, key, keyspace.url_of)
     out: dict[str, dict[str, Any]] = {}
     level, depth = [key], 0
     while level and depth != maxdepth:
         below: list[str] = []
-        steps = [answer_from_listing(keyspace.children(name), root, known) for name in level]
-        for name, found in zip(level, await engine.run_all(steps), strict=True):
+        steps: list[Steps[Any]] = [answer_from_listing(keyspace.children(name), root, known) for name in level]
+        if depth == 0:
+            steps += [keyspace.lookup(name) for name in documents]
+        for name, found in zip(level, await engine.run_all(steps), strict=False):
             if isinstance(found, Exception):
                 raise name_key(name, found) from found
             for entry in _make_infos(name, found or ()):
@@ -113,6 +119,18 @@ async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool
                 out[key] = {"name": key, "size": 0, "type": "directory"}
         level, depth = below, depth + 1
     return {name: out[name] for name in sorted(out)}
+
+
+def _find_documents(known: Directories, key: str, url_of: Callable[[str], str]) -> list[str]:
+    """Return the keys of the metadata documents in the listed directories below ``key``."""
+    found: list[str] = []
+    level = [key]
+    while level:
+        listed = [(join(path, one.name), one.is_directory) for path in level for one in known.get(url_of(path), ())]
+        if level != [key]:
+            found += [name for name, is_directory in listed if not is_directory and is_metadata(name)]
+        level = [name for name, is_directory in listed if is_directory]
+    return found
 
 
 async def _measure(source: Source, key: str, entry: Entry) -> int | None:

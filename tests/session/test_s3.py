@@ -215,6 +215,22 @@ def test_documents_missing_from_a_listing_are_not_requested(
     assert len(asked) == len(set(asked))
 
 
+def test_find_reads_documents_of_all_levels_in_one_round(s3_server: Any, bucket: str, s3_proxy: CountingProxy) -> None:
+    array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    for path in ("a", "g/a", "g/h/a"):
+        document = json.dumps({**array, "filters": None, "compressor": None})
+        s3_server.put(f"{bucket}/deep.zarr/{path}/.zarray", document.encode())
+        s3_server.put(f"{bucket}/deep.zarr/{path}/0", b"x")
+    s3_server.put(f"{bucket}/deep.zarr/.zgroup", b'{"zarr_format": 2}')
+    options = {"key": "ak", "secret": s3_server.secret, "endpoint_url": s3_proxy.url}
+    fs = RefShardFileSystem(f"s3://{bucket}/deep.zarr", target_options=options, skip_instance_cache=True)
+    assert fs.exists("a/0")
+    s3_proxy.clear()
+    s3_proxy.latency = 0.2
+    assert len(fs.find("")) == 7
+    assert max(request.round for request in s3_proxy.requests()) == 2  # a listing, and the documents
+
+
 def test_each_request_to_s3_is_logged(
     image: RefShardFileSystem, s3_proxy: CountingProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
