@@ -351,13 +351,13 @@ def test_dask_tasks_are_read_ahead(http_server: RangeServer, task: int) -> None:
 
 
 def test_random_tasks_fetch_only_their_chunks(http_server: RangeServer) -> None:
-    chunked = Chunked(http_server)
+    chunked = Chunked(http_server, 512)  # too large to be fetched whole
     ds = xr.open_dataset(
         chunked.refs() | NAMED,
         engine=RefShardBackend,
         mask_and_scale=False,
     )
-    starts = np.random.default_rng(2).choice(64, 12, replace=False) * 4
+    starts = np.random.default_rng(2).choice(128, 12, replace=False) * 4
     for start in starts.tolist():
         np.testing.assert_array_equal(ds["a"][start : start + 4, 0].values, np.arange(start, start + 4) % 251)
     assert chunked.fetched == 48

@@ -22,12 +22,12 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.chunk_cache import ChunkCache, may_keep
 from refshard_fs.reading.dispatch import OVER, QUEUED, Block, Dispatch, Reader
-from refshard_fs.reading.file_ahead import MOST, FileAhead
+from refshard_fs.reading.file_ahead import MOST, SHARE, FileAhead
 from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.memory import SharedBudget
 from refshard_fs.targets import Answer, Pool, Unfit, check
 from refshard_fs.targets.failures import NOT_FOUND
-from refshard_fs.targets.versioned import Version, VersionedObject
+from refshard_fs.targets.versioned import SMALL_FILE, Version, VersionedObject
 
 FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while look-ups find out what to read of it
 # Bytes that were fetched ahead and are no longer expected, but are kept while there is room: dask reads chunks in the
@@ -73,6 +73,7 @@ class Fetcher:
         self._waiting: dict[asyncio.Future[bytes], Reader] = {}
         self._for_whole: dict[Version, list[Reader]] = {}  # readers that wait for the whole of a small object
         self._idle: dict[Block, None] = {}  # arrived blocks that are kept, oldest first
+        self._small: dict[Block, None] = {}  # blocks of small files that were fetched whole, oldest first
         self.progress = 0  # the number of answered requests, plus the number of reads from blocks fetched ahead
         self._unversioned: set[str] = set()  # objects whose servers report no version
         self._questions = asyncio.Semaphore(budget.budget.requests)
@@ -388,7 +389,7 @@ class Fetcher:
         if len(gaps) > 1 or len(parts) == len(gaps):  # one request is cheaper than a request for each of several gaps
             return [(span, reader)]
         start, stop, first = parts[0]
-        if first is not None and (start, stop) in first.expected:
+        if first is not None and ((start, stop) in first.expected or first in self._small):
             self._stats.count("ahead_hits", 1)
         if file is not None and not gaps:
             file.note(span.start, span.stop or 0)
@@ -488,7 +489,12 @@ class Fetcher:
             limits = self.limits.dense if dense else self.limits
             merging = limits.apart if any(span.apart for span, _ in members) else limits
             last_urgent: Block | None = None
-            for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], merging):
+            pieces = plan.coalesce([(s.start, s.stop or 0) for s, _ in members], merging)
+            rest = self._find_rest_of_small(object_id, members) if extends and merging.gap > 0 else None
+            if rest is not None:
+                first, last = min(rest[0], pieces[0].start), max(rest[1], pieces[-1].stop)
+                pieces = [plan.Block(first, last, tuple(range(len(members))))]
+            for start, stop, places in pieces:
                 merged = [members[i] for i in places]
                 url, pin, origin = merged[0][0].url, merged[0][0].pin, merged[0][0].origin
                 urgent = any(reader is not None for _, reader in merged)
@@ -502,23 +508,67 @@ class Fetcher:
                             block.expect(begin, end)
                         elif begin < end and reader is not None:
                             self._join(reader, block, begin, end)
+                    if rest is not None:
+                        self._expect_all(block)
                     last_urgent = block if urgent else last_urgent
             if any(reader is None for _, reader in members):  # `ReadAhead` follows an array of the file
                 self._files.discard(object_id)
-            elif extends and last_urgent is not None and merging.gap > 0 and self.most_ahead > 0:
+            elif rest is None and extends and last_urgent is not None and merging.gap > 0 and self.most_ahead > 0:
                 self._extend(last_urgent, object_id)
+
+    def _find_rest_of_small(
+        self, object_id: Hashable, members: Sequence[tuple[Span, Reader | None]]
+    ) -> tuple[int, int] | None:
+        """Return the range without the read parts of the object of ``members``, if it is to be fetched, else None.
+
+        The rest of a small file is fetched at the second request for its chunks: reads at random places would take a
+        round each. Of files that were fetched so, at most `SPARE` bytes, or a quarter of the bytes that readers asked
+        for, may be unread.
+        """
+        facts, file = self.requests.pool.versions.find_known_facts(members[0][0].url), self._files.peek(object_id)
+        if facts is None or facts.size is None or file is None or self._known.has_part(object_id):
+            return None
+        if facts.size > min(SMALL_FILE, self._room_for_spare, self.most_ahead) or 2 * file.read > facts.size:
+            return None
+        for span, reader in members:
+            if reader is None or reader.most is not None or not span.exact or (span.stop or 0) > facts.size:
+                return None
+            if (span.start, span.stop) in file.last:  # read again
+                return None
+        counts = self._stats.snapshot()
+        unread = counts["ahead_wasted"] + sum(sum(block.expected.values()) for block in self._small)
+        may_fetch = unread + facts.size <= max(SPARE, counts["bytes_wanted"] // SHARE)
+        return file.find_unread(facts.size) if may_fetch else None
+
+    def _expect_all(self, block: Block) -> None:
+        """Expect reads of all bytes of ``block``, a small file or a part of one, while there is room."""
+        block.expect(block.span.start, block.span.stop or 0)
+        self._small[block] = None
+        self.requests.loop.call_later(SPARE_SECONDS, partial(_drop_small, weakref.ref(self), block))
+        while sum(each.span.size or 0 for each in self._small) > self._room_for_spare:
+            self.drop_small(next(iter(self._small)))
+
+    def drop_small(self, block: Block) -> None:
+        """Expect no further reads of ``block``, a small file."""
+        if self._small.pop(block, block) is None:
+            self._count_waste(block)
+            if not block.readers:
+                self._forget(block)
 
     def _extend(self, block: Block, object_id: Hashable) -> None:
         """Extend the request for ``block`` by bytes of its object that will probably be read next."""
         span = block.span
-        facts = self.requests.pool.versions.find_known_facts(span.url)
-        if span.stop is None or facts is None or facts.size is None or self._find_remote_object(span) is None:
+        if span.stop is None or self._find_remote_object(span) is None:
             return
         file = self._files.get(object_id)
         if file is None:
             file = FileAhead()
             file.read = span.size or 0
             self._files.put(object_id, file)
+        facts = self.requests.pool.versions.find_known_facts(span.url)
+        if facts is None or facts.size is None:
+            file.note(span.start, span.stop)
+            return
         stop = file.extend(span.start, span.stop, facts.size, self._known.count_unread(object_id), self.most_ahead)
         if stop == span.stop:
             return
@@ -545,6 +595,7 @@ class Fetcher:
             block.shared = False
             self._known.take(block)
         self._idle.pop(block, None)
+        self._small.pop(block, None)
         block.data = None  # freed here, since a block and its task refer to each other
 
     def _keep_or_drop(self, block: Block) -> None:
@@ -555,11 +606,15 @@ class Fetcher:
             self._forget(block)
         if block.spare and not block.is_wanted:
             # Spare blocks take a small part of the memory, so that room remains for fetching ahead.
-            room = min(SPARE, self.requests.budget.memory // 8)
+            room = self._room_for_spare
             for spare in reversed([idle for idle in self._idle if not idle.is_wanted]):
                 room -= len(spare.data or b"")
                 if room < 0:
                     self._forget(spare)
+
+    @property
+    def _room_for_spare(self) -> int:
+        return min(SPARE, self.requests.budget.memory // 8)
 
     def _keep_for_a_while(self, block: Block) -> None:
         """Make ``block`` spare, for at most `SPARE_SECONDS`."""
@@ -655,6 +710,13 @@ class Fetcher:
             reader.fail(error)
 
 
+def _drop_small(fetcher_ref: weakref.ref[Fetcher], block: Block) -> None:
+    fetcher = fetcher_ref()
+    if fetcher is not None:
+        fetcher.drop_small(block)
+        fetcher.requests.pump()
+
+
 def _forget_spare(fetcher_ref: weakref.ref[Fetcher], block: Block) -> None:
     fetcher = fetcher_ref()
     block.spare = False
@@ -691,6 +753,10 @@ class BlockIndex:
         del blocks[blocks.index(block, bisect_left(blocks, block.span.start, key=_START))]
         if not blocks:
             del self._blocks[object_id]
+
+    def has_part(self, object_id: Hashable) -> bool:
+        """Return whether a block has a range of the object."""
+        return object_id in self._blocks
 
     def count_unread(self, object_id: Hashable) -> int:
         """Return the number of bytes of an object that are in blocks, and expected to be read.

@@ -30,7 +30,7 @@ class FileAhead:
         self.read = 0  # bytes that readers asked for
         self.wasted = 0  # bytes that were fetched ahead and dropped
         self._near = 0  # rises with each request near an earlier one, and falls with each other request
-        self._stops: deque[int] = deque(maxlen=RECENT)
+        self.last: deque[tuple[int, int]] = deque(maxlen=RECENT)  # the last ranges that readers asked for
 
     def extend(self, start: int, stop: int, size: int, unread: int, most: int = MOST) -> int:
         """Note a request for ``[start, stop)`` of a file of ``size`` bytes; return the end to which to extend it.
@@ -42,11 +42,20 @@ class FileAhead:
             room = min(min(max(FREE, self.read // SHARE), MOST) - self.wasted, most) - unread
             if room >= FREE // 4:  # else too few bytes to save a request
                 stop = max(min(stop + room, size), stop)
-        self._stops.append(stop)
+        self.last.append((start, stop))
         return stop
 
     def note(self, start: int, stop: int) -> None:
         """Note a read of ``[start, stop)``, for which no request was needed."""
-        is_near = any(0 <= start - before <= NEAR for before in self._stops)
+        is_near = any(0 <= start - before <= NEAR for _, before in self.last)
         self._near = self._near + 1 if is_near else max(self._near - 1, 0)
-        self._stops.append(stop)
+        self.last.append((start, stop))
+
+    def find_unread(self, size: int) -> tuple[int, int]:
+        """Return the range of a file of ``size`` bytes without the parts at its ends that were just read."""
+        start, stop = 0, size
+        for first, last in sorted(self.last):
+            start = last if first <= start < last else start
+        for first, last in sorted(self.last, reverse=True):
+            stop = first if first < stop <= last else stop
+        return min(start, size), max(stop, 0)

@@ -5,6 +5,7 @@
 ==================================  ==================================================================================
 blocks under way, or fetched ahead  `Dispatch`, of each event loop; data fetched ahead up to `Budget.ahead`
 bytes between metadata              `fetch.SPARE`, 16 MiB an event loop, for a minute; dropped when needed
+small files that are read in ranges the same
 chunks of selections                `SelectionRead`: from the request until they are decoded
 decoded chunks                      `source.DECODED`, at most an eighth; dropped first when a reader needs memory
 bytes of several arrays             `Span.mixed`, at most half; dropped when a reader needs memory

@@ -356,11 +356,11 @@ def test_cancelled_read_does_not_cancel_another_of_its_key(http_server: RangeSer
 
 
 def test_memory_is_released_after_all_reads(http_server: RangeServer) -> None:
-    chunked = Chunked(http_server)
+    chunked = Chunked(http_server, 512)  # too large to be fetched whole
 
     async def read() -> None:
         fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
-        for key in chunked.keys(range(256)):
+        for key in chunked.keys(range(512)):
             await fs._cat_file(key)
         assert fs.source.engine().fetcher.requests.used == 0
 

@@ -136,15 +136,15 @@ def test_unread_bytes_of_a_real_file_are_bounded(many: str) -> None:
 
 @pytest.mark.parametrize("kind", ["long_body", "missing_content_range", "gzip"])
 def test_refused_extension_is_requested_once(http_server: RangeServer, kind: Kind) -> None:
-    data = random.Random(1).randbytes(2 << 20)
+    data = random.Random(1).randbytes(SMALL_FILE + 1)
     url = http_server.put("data", data)
     refs = {f"a{i}": [url, 30_000 * i, 1000] for i in range(SURE + 4)}
     fs = RefShardFileSystem({"version": 1, "refs": refs}, retries=0, skip_instance_cache=True)
-    for i in range(SURE + 1):
+    for i in range(SURE):
         fs.cat_file(f"a{i}")
     http_server.clear()
     http_server.fault(kind, times=1)
-    for i in range(SURE + 1, SURE + 4):
+    for i in range(SURE, SURE + 3):
         assert fs.cat_file(f"a{i}") == data[30_000 * i : 30_000 * i + 1000]
     sizes = [(r.stop or 0) - (r.start or 0) for r in http_server.requests()]
     assert sizes[0] > 1000
@@ -161,3 +161,56 @@ def test_options_limit_how_far_requests_are_extended(http_server: RangeServer, o
         fs.cat_file(f"a{i}")
     lengths = [(r.stop or 0) - (r.start or 0) for r in http_server.requests()]
     assert max(lengths) <= 60_000 + size
+
+
+def put_chunks(server: RangeServer, files: int, chunks: int, size: int) -> dict[str, list[object]]:
+    """Serve ``files`` files of ``chunks`` chunks, and return references to the chunks."""
+    urls = [server.put(f"data{n}", random.Random(n).randbytes(chunks * size)) for n in range(files)]
+    return {f"{n}/{i}": [url, i * size, size] for n, url in enumerate(urls) for i in range(chunks)}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "options", "requests"),
+    [
+        (100, {}, 4),  # a chunk, and three parts of the file at the same time
+        (SMALL_FILE // 30_000 + 1, {}, 20),
+        (100, {"readahead": 0}, 20),
+        (100, {"max_memory": 16 << 20}, 20),  # less than a file may be kept
+    ],
+)
+def test_small_file_of_random_reads_is_fetched_whole(
+    http_server: RangeServer, chunks: int, options: dict[str, int], requests: int
+) -> None:
+    refs = put_chunks(http_server, 1, chunks, 30_000)
+    fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True, **options)
+    for i in random.Random(1).sample(range(0, chunks, 3), 20):  # no neighbours
+        assert len(fs.cat_file(f"0/{i}")) == 30_000
+    assert len(http_server.requests()) == requests
+
+
+def test_small_file_that_was_half_read_is_not_fetched_whole(http_server: RangeServer) -> None:
+    refs = put_chunks(http_server, 1, 2, 30_000)
+    fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True)
+    for key in refs:
+        fs.cat_file(key)
+    assert http_server.bytes_sent == 60_000
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_unread_bytes_of_small_files_are_bounded(
+    http_server: RangeServer, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each file of 1 MB, ``count`` chunks of 10 kB are read."""
+    refs = put_chunks(http_server, 40, 100, 10_000)
+    stats = []
+    for small in (SMALL_FILE, 0):
+        monkeypatch.setattr(fetch, "SMALL_FILE", small)
+        fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True)
+        orders = [random.Random(n).sample(range(100), count) for n in range(40)]
+        for i in range(count):
+            for n, order in enumerate(orders):
+                fs.cat_file(f"{n}/{order[i]}")
+        stats.append(fs.stats())
+    whole, ranges = stats
+    assert whole["requests"] < 0.95 * ranges["requests"]
+    assert whole["bytes_fetched"] - ranges["bytes_fetched"] <= max(fetch.SPARE, ranges["bytes_wanted"] // SHARE)

@@ -76,7 +76,7 @@ def test_manifest_of_nested_shards_in_a_zip_is_read(folder: Path, http_server: R
 def test_one_chunk_costs_one_request_a_level(folder: Path, http_server: RangeServer) -> None:
     content = archive(folder, zipfile.ZIP_STORED)
     url = http_server.put("/a.zip", content)
-    fs = open_source(ranges_of_members(content, url))
+    fs = open_source(ranges_of_members(content, url), readahead=0)
     fs.cat_file("a/zarr.json")
     http_server.clear()
     fs.cat_file("a/c/11/15")
