@@ -253,7 +253,7 @@ def _begin_opening(fs: RefShardFileSystem, options: Mapping[str, Any]) -> Iterat
 
 
 def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int], object] | None = None) -> None:
-    """Load ``variables`` at the same time; leave out those in dask, and those that xarray can only load by itself."""
+    """Load ``variables`` at the same time, but not those in dask, nor those that xarray cannot load asynchronously."""
     variables = list(variables)
     if not hasattr(xr.Variable, "load_async"):  # an old xarray
         return

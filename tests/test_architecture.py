@@ -202,7 +202,7 @@ KNOW_FORMATS = {
 }
 
 
-def test_only_the_table_and_sinks_know_formats() -> None:
+def test_only_the_table_and_listed_modules_know_formats() -> None:
     users = set()
     for path in list_modules():
         text = path.read_text(encoding="utf-8")

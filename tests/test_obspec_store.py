@@ -133,7 +133,7 @@ def test_store_is_pickled_and_compared() -> None:
         ObspecStore(store.fs, shards="whole")
 
 
-def test_registry_of_virtualizarr_reads_decoded_chunks() -> None:
+def test_virtualizarr_reads_keys_through_a_registry() -> None:
     manifests = pytest.importorskip("virtualizarr.manifests")
     protocols = pytest.importorskip("obspec_utils.protocols")
     registry = pytest.importorskip("obspec_utils.registry")

@@ -625,7 +625,7 @@ def test_pickled_array_is_read_in_another_process(tmp_path: Path) -> None:
     assert found.stdout.strip() == b"45", found.stderr
 
 
-def test_user_loops_end_without_leaks(http_server: RangeServer) -> None:
+def test_event_loops_of_the_user_end_without_leaks(http_server: RangeServer) -> None:
     refs = make_references(http_server.put("/x", PAYLOAD))
 
     async def read() -> bytes:

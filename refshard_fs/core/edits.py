@@ -421,6 +421,6 @@ def collect_documents(edits: Edits) -> dict[str, bytes | None]:
     return {key: edit.data if isinstance(edit, Inline) else None for key, edit in changes}
 
 
-def strip_edits(keyspace: KeySpace) -> KeySpace:
+def unwrap_if_unedited(keyspace: KeySpace) -> KeySpace:
     """Return the base of ``keyspace`` if it has no edits; else ``keyspace`` itself."""
     return keyspace.base if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits) else keyspace

@@ -281,7 +281,7 @@ def load_plugins(group: str, kind: type[Any]) -> Iterator[Any]:
             yield plugin
 
 
-def find_plugins() -> None:
+def start_finding_plugins() -> None:
     """Find the plug-ins of other packages in a thread, so that the first request for a source need not wait."""
     if not _find_entry_points.cache_info().currsize:
         threading.Thread(target=_list_entry_points, name="refshard-plugins", daemon=True).start()

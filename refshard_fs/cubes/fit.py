@@ -50,15 +50,13 @@ class Fit(NamedTuple):
 
         ``leading`` may be only the first coordinates of several chunks.
         """
-        return _get_complete(
+        return _require_all(
             [self.places[k].find_element(at) if k in self.places else at for k, at in enumerate(leading)]
         )
 
     def find_shown_chunk(self, leading: Sequence[int]) -> list[int] | None:
         """Return the shown coordinates of a chunk of the piece; None if this chunk is not shown."""
-        return _get_complete(
-            [self.places[k].find_place(at) if k in self.places else at for k, at in enumerate(leading)]
-        )
+        return _require_all([self.places[k].find_place(at) if k in self.places else at for k, at in enumerate(leading)])
 
     @property
     def is_same(self) -> bool:
@@ -152,6 +150,7 @@ def _list_fields(array: ArrayFacts) -> dict[str, Any]:
     return fields
 
 
-def _get_complete(coords: Sequence[int | None]) -> list[int] | None:
+def _require_all(coords: Sequence[int | None]) -> list[int] | None:
+    """Return ``coords``; None if one of them is None."""
     known = [at for at in coords if at is not None]
     return known if len(known) == len(coords) else None

@@ -377,7 +377,7 @@ class Selection(View):
 
 
 def _list_shown(found: Mapping[str, Any], whole: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of keys below arrays by their shown keys; ``whole`` has the shown paths of these arrays."""
+    """Return the values of chunks in the arrays of ``whole``, by shown keys; ``whole`` maps paths to shown paths."""
     owners = {key: find_nearest(key, whole) for key in found if not zarrmeta.is_metadata(key)}
     return {join(whole[p], make_relative(key, p)): found[key] for key, p in owners.items() if p is not None}
 

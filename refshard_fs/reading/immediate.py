@@ -282,7 +282,7 @@ class Immediate:
         return Outcome(known[1]) if known is not None and known[0] is keyspace else None
 
     def reaches(self, span: Span) -> bool:
-        """Return whether the bytes of ``span`` can be read without an event loop; False after any error."""
+        """Return whether the bytes of ``span`` can be read without an event loop; False if opening fails."""
         if self._is_kept(span):
             return True
         try:

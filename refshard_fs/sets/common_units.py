@@ -267,7 +267,7 @@ def _make_error(times: _Times, parts: Sequence[NamedSet], number: int, error: Va
 def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False) -> None:
     """Read the values of times and of their bounds into the sets; ManifestError if that fails.
 
-    If ``only_mixed``, read only arrays whose values some sets have and others lack: they are joined as values.
+    If ``only_mixed``, read only arrays that some sets hold inline, and others in chunks: they are joined by values.
     """
     wanted: dict[int, list[str]] = {}
     for path in (times.path, *times.bounds):

@@ -1,7 +1,7 @@
 """Scan many sources together: collect the references to the chunks of each source, and the values of its coordinates.
 
-One engine drives the look-ups of all sources in the same rounds: a source that is small, or has its index at the
-beginning, takes one request. Only the references stay in memory.
+One engine drives the look-ups of `ROUND` sources in the same rounds, for `ROUNDS` such batches at a time. A source that
+is small, or has its index at the beginning, takes one request. After a source is scanned, only its references are kept.
 """
 
 from __future__ import annotations
@@ -123,10 +123,11 @@ def choose_reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> d
 
 
 def choose_opening_options(sources: Collection[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with which a set made of ``sources``, opened with the user's ``options``, opens its targets.
+    """Return the options for the targets of a set that is made of ``sources``, which the user opened with ``options``.
 
-    Credentials for a source are used for its bucket only; over HTTP only for the URL of the source, because a prefix
-    of the whole server would permit a stranger's set to point to this server, even in a private network.
+    Credentials for a source apply to its bucket. For a source on a web server, or in a chain of URLs, they apply to
+    this URL only: a prefix of the whole server would permit a stranger's set to point to this server, even in a private
+    network.
     """
     found = {name: options[name] for name in ("fs", "remote_options", "remote_protocol") if options.get(name)}
     credentials = options.get("ref_storage_args") or options.get("target_options")

@@ -17,7 +17,7 @@ from refshard_fs.cubes.placement import Placement
 from refshard_fs.sets.changed_set import ChangedSet
 from refshard_fs.sets.variables import NamedSet, Variable
 
-_FILLS: Final = {2: None, 3: "AA=="}  # by version, the fill value that stands for no character
+_FILLS: Final = {2: None, 3: "AA=="}  # by zarr format: the fill_value of shorter texts, a NUL
 
 
 class _Texts(NamedTuple):

@@ -14,7 +14,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, make_column
 from refshard_fs.core.columns import NO_TARGET, WHOLE, ChunkTable, Part, Row, Texts, UInt64s
-from refshard_fs.core.edits import Edits, strip_edits
+from refshard_fs.core.edits import Edits, unwrap_if_unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import ChunkGrid, find_nearest, join, parent
 from refshard_fs.core.keyspace import KeySpace, Run
@@ -388,7 +388,7 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: UnreadArrays
 
     For ``unread`` see `gather`. Raises ManifestError if a reference set cannot hold the content.
     """
-    keyspace = strip_edits(keyspace.whole_shards)
+    keyspace = unwrap_if_unedited(keyspace.whole_shards)
     if keyspace.edits is not None and keyspace.base is not None:
         return apply_edits(collect(keyspace.base, run, respell), keyspace.edits.load_all(), "the uncommitted writes")
     found: ReferenceSet = run("", partial(collect_steps, keyspace, unread))
@@ -422,7 +422,7 @@ def pin(
     ``on_progress(n)`` is called when the versions of n more objects are known. If ``shard_options`` is not None,
     sharded arrays become arrays of their inner chunks.
     """
-    keyspace = strip_edits(keyspace)
+    keyspace = unwrap_if_unedited(keyspace)
     found: ReferenceSet | None = run("", partial(keyspace.snapshot, threshold, on_progress))
     if found is None:
         found = run("", partial(pin_targets, collect(keyspace, run, respell), on_progress))

@@ -97,7 +97,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         _check_numbers(self, max_manifest_bytes=1, head=LEAST_HEAD)
         _check_mappings(self, "template_overrides", "shard_options", "concat")
         if self.group is not None and not isinstance(self.group, str):
-            raise TypeError(f"invalid group={self.group!r}: expected the path of a group")
+            raise TypeError(f"invalid group={self.group!r}: expected a path as text, got {type(self.group).__name__}")
         if self.shards not in ("inner", "whole"):
             raise ValueError(f"invalid shards={self.shards!r}: expected 'inner' or 'whole'")
         check_options(self.shard_options or {})

@@ -24,7 +24,7 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import EditedKeySpace, Edits
 from refshard_fs.core.forks import call_in_child, fork_safe
-from refshard_fs.core.format import OpenOptions, find_plugins
+from refshard_fs.core.format import OpenOptions, start_finding_plugins
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
@@ -391,7 +391,7 @@ class Source(Engines):
                 if protocol_of(url) in (None, *LOCAL):  # checking a local file is cheap, and it may have been replaced
                     INDEXES.discard((options.token, Stat(url)))
                 else:
-                    find_plugins()
+                    start_finding_plugins()
                     self._versions.of(url).is_kept = self.reads_small_files_whole and self.transaction is None
                 steps = catalog.open_source(url, self._open_options(), options.format)
             case InMemorySource(bytes(data)):

@@ -1,8 +1,8 @@
 """Read S3 objects by plain requests, with the credentials, region and endpoint of s3fs, and the signatures of botocore.
 
-A request through s3fs and botocore costs many times the CPU of a plain one. This module does not send requests for
-other regions, object versions, customer keys, unusual signatures, proxies or the user's hooks. s3fs sends these
-requests, and later ones to the same bucket or, for some of the reasons, to all buckets.
+A request through s3fs and botocore costs many times the CPU of a plain one. s3fs sends what a plain request cannot: a
+key with ``?versionId=``, and all requests to a bucket that needs another region, customer keys, an unusual signature, a
+proxy or the user's hooks.
 """
 
 from __future__ import annotations

@@ -424,7 +424,7 @@ class VersionedObject:
         return self._count_listing(await self._persist(math.inf, self.target.list_tree, path))
 
     def _count_listing(self, listing: tuple[Listed, ...] | None) -> tuple[Listed, ...] | None:
-        if listing is not None:  # None: the target cannot list
+        if listing is not None:  # None: the target cannot list, or not a whole tree at once
             self._stats.count("listings", 1)
         return listing
 
@@ -495,7 +495,7 @@ class VersionedObject:
         with log_request(_METHODS[name], self._version.url, span) as log:
             result = await call(*args)
             log.size = len(result.data) if isinstance(result, Answer) else None
-            log.is_sent = result is not None  # None: the target cannot list
+            log.is_sent = result is not None  # None: the target cannot list, or not a whole tree at once
             return result
 
     async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:

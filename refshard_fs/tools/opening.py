@@ -79,7 +79,7 @@ def _split_by_group(arrays: Mapping[str, Extents]) -> dict[str, list[Extents]]:
 
 
 def _find_disagreements(arrays: Sequence[Extents]) -> Iterator[Refusal]:
-    """Yield the arrays of one group whose dimensions do not fit into one dataset of xarray."""
+    """Yield a refusal for each array of a group that does not fit into one dataset with the arrays before it."""
     lengths: dict[str, tuple[int, str]] = {}
     for extents in arrays:
         shape, names, key = extents.meta.shape, extents.dimensions, _make_key(extents.path, extents.meta)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, make_column
 from refshard_fs.core.columns import NO_TARGET, WHOLE, UInt64s
-from refshard_fs.core.edits import strip_edits
+from refshard_fs.core.edits import unwrap_if_unedited
 from refshard_fs.core.keys import ChunkGrid, find_nearest, join, make_relative, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, iterate_batches
@@ -248,7 +248,7 @@ class _SurveyBuilder:
         self._source = fs.source
         self._in_blocks = in_blocks
         self._blocks: dict[str, Blocks] = {}
-        self._keyspace = strip_edits(self._source.open())
+        self._keyspace = unwrap_if_unedited(self._source.open())
         self._urls: dict[str, int] = {}
         self._pins: dict[int, set[Pin]] = {}
         self._origins: dict[int, Origin] = {}

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.columns import Row
-from refshard_fs.core.edits import strip_edits
+from refshard_fs.core.edits import unwrap_if_unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
@@ -71,7 +71,7 @@ def save(
         adoption.add(whole(written))
         return spelled(written)
 
-    found = strip_edits(keyspace).whole_shards
+    found = unwrap_if_unedited(keyspace).whole_shards
     if found.root_url is not None and objects.is_at(found.root_url):
         raise FileExistsError(f"these references are read from {url}: give another URL, or use commit()")
     folder = choose_data_url(make_absolute(url), None)

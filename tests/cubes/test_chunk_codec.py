@@ -39,7 +39,7 @@ def test_oversized_chunks_are_refused_before_decoding() -> None:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(("stored", "shown", "bits"), [("i", "u", 8), ("u", "i", 8), ("i", "u", 16), ("i", "u", 32)])
-def test_change_of_sign_equals_that_of_numcodecs(order: str, stored: str, shown: str, bits: int) -> None:
+def test_signed_becomes_unsigned_and_back_as_in_numcodecs(order: str, stored: str, shown: str, bits: int) -> None:
     offset = (1 if shown == "u" else -1) << bits - 1
     dtypes = {"dtype": f"{order}{shown}{bits // 8}", "astype": f">{stored}{bits // 8}"}
     codec = {"id": "fixedscaleoffset", "offset": offset, "scale": 1, **dtypes}

@@ -50,7 +50,7 @@ def test_fit_refuses_unrecodable_arrays(changed: dict[str, Any], field: str) -> 
     assert "other" in str(caught.value)
 
 
-def test_fit_recuts_chunks_of_any_shape() -> None:
+def test_fit_recuts_chunks_of_another_shape() -> None:
     shown = make_facts("one")
     recut = Recut.of(shown.meta, [8], (4,), "a")
     found = fit("a", shown, make_facts("other", chunks=[3]), recut)

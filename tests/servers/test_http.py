@@ -275,7 +275,7 @@ def test_bandwidth_is_not_exceeded(server: RangeServer, limit: str) -> None:
     assert (end, len(body) < len(DATA)) == ("timeout", True)
 
 
-def test_total_bandwidth_is_shared_by_connections(server: RangeServer) -> None:
+def test_no_connection_gets_bytes_beyond_total_bandwidth(server: RangeServer) -> None:
     server.total_bandwidth = 0.001
     readers = [
         threading.Thread(target=raw, args=(server.url, "GET /a HTTP/1.1\nHost: x\n\n"), kwargs={"timeout": 0.3})

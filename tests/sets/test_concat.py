@@ -105,7 +105,7 @@ def test_invalid_fill_value_is_an_error_invalid_codecs_are_kept(member: str, val
           "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}}}, "an object of attributes"),
     ],
 )  # fmt: skip
-def test_error_names_the_document_with_invalid_metadata(change: dict[str, Any], why: str) -> None:
+def test_invalid_metadata_or_text_of_a_set_is_an_error(change: dict[str, Any], why: str) -> None:
     other = {key: value for key, value in (make_day_set(2, 2) | change).items() if value is not None}
     with pytest.raises(ManifestError, match=why):
         refshard_fs.concat([make_day_set(0, 2), other], dim="time")

@@ -311,7 +311,7 @@ def test_array_with_contradictory_metadata_shows_whole_shards(
     assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
 
 
-def test_grid_with_too_many_shards_is_reported(tmp_path: Path) -> None:
+def test_too_many_shards_or_a_too_large_index_is_reported(tmp_path: Path) -> None:
     write(tmp_path, make_sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
     doc["chunk_grid"] = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[[3, 2**40]], 8]}}

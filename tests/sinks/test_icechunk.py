@@ -324,7 +324,7 @@ def test_failed_save_commits_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "a%20b", "a#b", "a?b"])
-def test_target_with_a_quoted_name_is_virtual(name: str, tmp_path: Path, http_server: RangeServer) -> None:
+def test_target_whose_name_is_quoted_in_urls_is_virtual(name: str, tmp_path: Path, http_server: RangeServer) -> None:
     there = str(tmp_path / "made.icechunk")
     (tmp_path / name).mkdir()
     (tmp_path / name / name).write_bytes(bytes(range(100)))

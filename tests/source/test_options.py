@@ -57,7 +57,7 @@ def test_each_keyword_sets_its_field() -> None:
         ("retries", -1, "invalid retries=-1: expected at least 0"),
         ("head", 5, "invalid head=5: expected at least 4096"),
         ("record_size", 0, "invalid record_size=0: expected at least 1"),
-        ("group", 1, "invalid group=1: expected the path of a group"),
+        ("group", 1, "invalid group=1: expected a path as text, got int"),
         ("cache_dir", 1, "invalid cache_dir=1: expected a directory"),
         ("target_options", "anon", "invalid target_options=.anon.: expected a mapping"),
         ("options", ["a"], r"invalid options=\['a'\]: expected a mapping"),

@@ -137,7 +137,7 @@ def test_directories_are_not_objects(make: Make) -> None:
     assert objects.find("a") == objects.find("a/c") == {}
 
 
-def test_last_removal_removes_empty_directories(tmp_path: Path) -> None:
+def test_tidy_removes_directories_that_became_empty(tmp_path: Path) -> None:
     objects = Objects(str(tmp_path), {})
     objects.put("a/c/0/0", [b"x"])
     objects.put("a/z", [b"y"])

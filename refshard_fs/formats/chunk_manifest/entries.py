@@ -45,7 +45,9 @@ class JsonEntry(msgspec.Struct, gc=False, omit_defaults=True):
         offset, length = self.offset or 0, self.length or 0
         of_path = (self.path, self.offset, self.length, self.etag, self.last_modified)
         if self.data is not None and any(field is not None for field in of_path):
-            raise ValueError("it has data besides path, offset, length, etag or last_modified: expected data or a path")
+            raise ValueError(
+                "it has both data and a range (path, offset, length, etag or last_modified): expected one of them"
+            )
         if self.path == "":
             raise ValueError("its path is empty: expected a URL or a relative path")
         if min(offset, length) < 0 or offset + length >= MOST:

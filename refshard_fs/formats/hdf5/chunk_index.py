@@ -503,8 +503,9 @@ def _list_pages(
 def _check_array(space: ChunkSpace, client: int, width: int, page_bits: int) -> None:
     if client != int(space.has_filters) or page_bits > _MOST_PAGE_BITS or not width:
         raise ValueError(
-            f"its chunk index is damaged: expected elements of client {int(space.has_filters)}, of at least 1 byte, in "
-            f"pages of at most 2**{_MOST_PAGE_BITS}; found client {client}, {width} bytes, 2**{page_bits}"
+            f"its chunk index is damaged: expected the client ID {int(space.has_filters)}, elements of at least 1 "
+            f"byte, and pages of at most 2**{_MOST_PAGE_BITS} elements; found the client ID {client}, elements of "
+            f"{width} bytes, and pages of 2**{page_bits} elements"
         )
 
 

@@ -39,7 +39,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         )
     # Images of different granules have different places and equal names of bands.
     if len(granules := {name.split("/")[1] for name in names}) > 1:
-        raise ManifestError(f"{manifest}: expected images of one granule, found {len(granules)}: open them one by one")
+        raise ManifestError(
+            f"{manifest}: expected images of one granule, found images of {len(granules)} granules. Open the images "
+            "(GRANULE/*/IMG_DATA/*.jp2) one by one"
+        )
     urls = [relative_to(probe.url, name) for name in names]
     answers: tuple[tuple[Facts, bytes] | None, ...] = yield tuple(Head(url, options.head) for url in urls)
     group = RasterGroupBuilder(probe.url)

@@ -83,8 +83,10 @@ class BlockRecipe(msgspec.Struct, frozen=True):
         count = math.prod(sizes)
         if mode == 1:
             if (stated := int.from_bytes(raw[start : start + 4], "big")) != count or len(raw) < start + 4:
-                found = f"the header of an N5 chunk of the sizes {sizes} has {len(raw)} bytes, and {stated} elements"
-                raise ValueError(f"{found}: expected {count} elements, in at least {start + 4} bytes")
+                raise ValueError(
+                    f"an N5 chunk has {len(raw)} bytes, and its header states {stated} elements: expected at least "
+                    f"{start + 4} bytes, and {count} elements for the sizes {sizes}"
+                )
             start += 4
         size = count * np.dtype(self.dtype).itemsize
         data = _decompress_chunk(self.codec, memoryview(raw)[start:], size)

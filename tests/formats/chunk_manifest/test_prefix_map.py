@@ -50,7 +50,7 @@ def mapped(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_entry_precedes_prefixes_and_long_prefixes_short_ones(mapped: Path) -> None:
+def test_entry_wins_over_prefixes_and_longest_prefix_wins(mapped: Path) -> None:
     fs = open_source(str(mapped / "x"))
     found = {f"{i}/{j}": fs.cat_file(f"c/{i}/{j}") for i in range(3) for j in range(3) if (i, j) != (1, 2)}
     assert found == {

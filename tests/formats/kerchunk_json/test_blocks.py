@@ -84,7 +84,7 @@ def test_document_is_parsed_for_any_length_of_pieces(piece: int) -> None:
 
 @pytest.mark.parametrize("array", [ARRAY, {**ARRAY, "dimension_separator": "/"}])
 @pytest.mark.parametrize("path", ["", "a", "deep/er/a"])
-def test_chunk_keys_with_both_separators_become_columns(array: dict[str, Any], path: str) -> None:
+def test_chunk_keys_with_either_separator_become_columns(array: dict[str, Any], path: str) -> None:
     stem = path + "/" if path else ""
     separator = array.get("dimension_separator", ".")
     refs: dict[str, Any] = {stem + ".zarray": json.dumps(array)}
