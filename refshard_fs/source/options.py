@@ -136,7 +136,7 @@ def _check_numbers(options: msgspec.Struct, **least: int) -> None:
     """Raise TypeError or ValueError unless each option in ``least`` is a number of at least this value."""
     for name, bound in least.items():
         value = getattr(options, name)
-        if not isinstance(value, Real):
+        if type(value) is not int and not isinstance(value, Real):  # the first check takes a tenth of the second
             raise TypeError(f"invalid {name}={value!r}: expected a number")
         if not float(value) >= bound:
             raise ValueError(f"invalid {name}={value!r}: expected at least {bound}")
