@@ -56,4 +56,4 @@ BUILT_IN = (
 @cache
 def load_formats() -> dict[str, Format]:
     """Return all formats by name: the built-in formats, and those of plug-ins."""
-    return {format.name: format for format in (*BUILT_IN, *load_plugins("refshard.formats", Format))}
+    return load_plugins("refshard.formats", Format, BUILT_IN)

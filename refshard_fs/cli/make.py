@@ -31,12 +31,14 @@ _WHERE = (
 
 
 class _Formats(list[str]):
-    """The names of the built-in formats to write. Any other name is looked up among the sinks of plug-ins."""
+    """The names of the built-in formats to write; of the sinks of plug-ins, too, after another name is looked up."""
 
     def __contains__(self, name: object) -> bool:
-        from refshard_fs.sinks import load_sinks  # not imported for --help
+        if not super().__contains__(name):
+            from refshard_fs.sinks import load_sinks  # not imported for --help
 
-        return super().__contains__(name) or name in load_sinks()
+            self[:] = load_sinks()
+        return super().__contains__(name)
 
 
 _FORMATS = _Formats(["parquet", "json", "chunk-manifest", "icechunk"])

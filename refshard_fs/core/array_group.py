@@ -81,7 +81,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
     def make_metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield name and content of the metadata documents."""
-        attributes = {**_name_objects(self.attributes), _DIMENSIONS: self._choose_dimensions()}
+        attributes = {**_name_objects(self.attributes), _DIMENSIONS: self.choose_dimensions()}
         try:
             dtype = replace_array_fields(self.dtype, zarr_format)
         except ValueError as e:
@@ -109,7 +109,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
         yield ".zarray", document
         yield ".zattrs", attributes
 
-    def _choose_dimensions(self) -> list[str]:
+    def choose_dimensions(self) -> list[str]:
         """Return the names of the dimensions: from the attributes, if they have distinct names for all of them."""
         match self.attributes.get(_DIMENSIONS):
             case [*names] if len(set(map(str, names))) == len(self.shape) and all(type(n) is str for n in names):
@@ -478,7 +478,15 @@ class ArrayGroupBuilder:
         self.reports: dict[str, str] = {}
 
     def add(self, path: str, array: ArrayDescription, chunks: Chunks) -> None:
-        """Add an array."""
+        """Add an array; ManifestError if its shape, chunks and dimensions do not fit together."""
+        rank, names = len(array.shape), array.choose_dimensions()
+        if (len(array.chunks), len(names)) != (rank, rank):
+            raise ManifestError(
+                f"{array.where}: expected {rank} chunk lengths and names of dimensions, for the shape {array.shape}; "
+                f"got the chunks {array.chunks} and the names {list(names)}"
+            )
+        if any(length < min(extent, 1) or extent < 0 for extent, length in zip(array.shape, array.chunks, strict=True)):
+            raise ManifestError(f"{array.where}: invalid chunks {array.chunks} for the shape {array.shape}")
         self.arrays[path], self.chunks[path] = array, chunks
 
     @contextmanager

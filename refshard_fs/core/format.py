@@ -46,7 +46,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.metadata import EntryPoint, PathDistribution, distribution, distributions
@@ -260,8 +260,12 @@ def begins_with(*magics: bytes) -> Callable[[Probe], bool]:
     return lambda probe: probe.head.startswith(magics)
 
 
-def load_plugins(group: str, kind: type[Any]) -> Iterator[Any]:
-    """Yield the objects of class ``kind`` that other packages registered in ``group``; warn if one fails to load."""
+def load_plugins(group: str, kind: type[Any], built_in: Iterable[Any]) -> dict[str, Any]:
+    """Return ``built_in`` and the objects of class ``kind`` that other packages registered in ``group``, by name.
+
+    An object that cannot be loaded, or has the name of another one, is left out with a warning.
+    """
+    known = {found.name: found for found in built_in}
     for entry in _list_entry_points():
         if entry.group != group:
             continue
@@ -270,6 +274,8 @@ def load_plugins(group: str, kind: type[Any]) -> Iterator[Any]:
             if not isinstance(plugin, kind):
                 found = plugin.__name__ if isinstance(plugin, type) else f"an object of {type(plugin).__name__}"
                 raise TypeError(f"expected an object of {kind.__name__}, got {found}")
+            if known.setdefault(plugin.name, plugin) is not plugin:
+                raise ValueError(f"its name {plugin.name!r} is taken: expected none of {', '.join(known)}")
         except Exception as e:  # noqa: BLE001  # code of other packages must not prevent opening other sources
             warnings.warn(
                 f"the entry point {entry.name!r} of {group}, {entry.value}, cannot be loaded and is left out: "
@@ -277,8 +283,7 @@ def load_plugins(group: str, kind: type[Any]) -> Iterator[Any]:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        else:
-            yield plugin
+    return known
 
 
 def start_finding_plugins() -> None:

@@ -16,7 +16,7 @@ BUILT_IN: Final = (v2.SHARD_FORMAT, sharding_indexed.SHARD_FORMAT)
 @cache
 def load_shard_formats() -> tuple[ShardFormat, ...]:
     """Return this package's shard formats, and the formats of the entry point group ``refshard.shards``."""
-    return tuple({known.name: known for known in (*BUILT_IN, *load_plugins("refshard.shards", ShardFormat))}.values())
+    return tuple(load_plugins("refshard.shards", ShardFormat, BUILT_IN).values())
 
 
 def unshard_metadata(

@@ -20,7 +20,7 @@ BUILT_IN: tuple[Sink, ...] = (ParquetSink(), JsonSink(), ChunkManifestSink(), Ic
 @cache
 def load_sinks() -> dict[str, Sink]:
     """Return all sinks, by name."""
-    return {sink.name: sink for sink in (*BUILT_IN, *load_plugins("refshard.sinks", Sink))}
+    return load_plugins("refshard.sinks", Sink, BUILT_IN)
 
 
 def find_sink(name: str) -> Sink:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -45,7 +45,7 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
     if format is not None and format in load_formats() and load_formats()[format].opens_unseen:
         return (yield from _open(Probe(url), options, format))
     probe = yield from _probe(url, options)
-    if format is None and not probe.is_directory and not any(f.recognises(probe) for f in load_formats().values()):
+    if format is None and not probe.is_directory and not any(_find_fitting(probe)):
         try:  # a web server may answer the URL of a directory with a page about it
             probe = yield from _probe_directory(url, options.max_manifest_bytes)
         except SourceNotReachable:
@@ -95,10 +95,12 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
             f"{options.version} is not possible: {probe.url} has the format {opener.name!r}, which has no versions: "
             "leave this argument out"
         )
-    keyspace: Any = yield from opener.open(probe, options)  # a plug-in may return anything
-    if not isinstance(keyspace, KeySpace):
-        kind = type(keyspace).__name__
-        raise TypeError(f"open_ of format {opener.name!r} ({opener.module}) must return a KeySpace, got {kind}")
+    steps: Any = opener.open(probe, options)  # a plug-in may return anything
+    keyspace = (yield from steps) if (is_generator := isinstance(steps, Generator)) else steps
+    if not is_generator or not isinstance(keyspace, KeySpace):
+        kind = f"{'' if is_generator else 'no generator, but '}{type(keyspace).__name__}"
+        where = f"open_ of format {opener.name!r} ({opener.module})"
+        raise TypeError(f"{where} must be a generator that returns a KeySpace, got {kind}")
     keyspace.format = opener.name
     documents = keyspace.root_documents
     view = yield from apply_views(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names)
@@ -119,15 +121,15 @@ def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
             probe.url, 0, min(FIRST_BLOCK, max_bytes), exact=False, pin=probe.facts.pin
         )  # bzip2 has large blocks
         inner = decompress_probe(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
-    kind, known = recognise_unsupported(inner.head), load_formats().values()
+    kind = recognise_unsupported(inner.head)
     how = "" if codec is None else f", compressed as a whole with {codec}"
-    if any(f.recognises(probe) and not f.is_general for f in known):  # cubes are read compressed, too
+    if any(not f.is_general for f in _find_fitting(probe)):  # cubes are read compressed, too
         return probe
-    if any(f.recognises(inner) and not f.is_general for f in known):
+    if any(not f.is_general for f in _find_fitting(inner)):
         return (yield from _decompress(probe, options))
     if kind is not None:
         raise UnknownSource(f"{probe.url} is {kind[0]}{how}, which is not supported: {kind[1]}")
-    if codec is not None and inner.head and not any(f.recognises(inner) for f in known):
+    if codec is not None and inner.head and not any(_find_fitting(inner)):
         raise UnknownSource(
             f"{probe.url} is a document that starts with {inner.head[:16]!r}{how}: it fits no known format"
         )
@@ -142,6 +144,18 @@ def _decompress(probe: Probe, options: OpenOptions) -> Steps[Probe]:
     return Probe(IN_MEMORY, Facts(len(data)), data)
 
 
+def _find_fitting(probe: Probe) -> Iterator[Format]:
+    """Yield the formats that recognise the source. If a format fails to decide this, raise an error that names it."""
+    for format in load_formats().values():
+        try:
+            is_fitting = format.recognises(probe)
+        except Exception as e:
+            reason = f"{type(e).__name__}: {e}"
+            raise RuntimeError(f"`recognises` of format {format.name!r} ({format.module}) failed: {reason}") from e
+        if is_fitting:
+            yield format
+
+
 def _choose_format(probe: Probe, name: str | None) -> Format:
     """Return the format called ``name``, or the only one that recognises the source; else raise UnknownSource."""
     known = load_formats()
@@ -149,7 +163,7 @@ def _choose_format(probe: Probe, name: str | None) -> Format:
         if name not in known:
             raise UnknownSource(f"format={name!r} is unknown: expected one of {', '.join(sorted(known))}")
         return known[name]
-    fitting = [f for f in known.values() if f.recognises(probe)]
+    fitting = list(_find_fitting(probe))
     if len(fitting) > 1:
         fitting = [f for f in fitting if not f.is_general]
     if len(fitting) == 1:

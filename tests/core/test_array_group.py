@@ -13,6 +13,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import (
     ArrayDescription,
     ArrayGroup,
+    ArrayGroupBuilder,
     Chunks,
     Contiguous,
     choose_chunks,
@@ -166,6 +167,22 @@ def test_array_that_does_not_fit_its_file_is_refused() -> None:
         Contiguous(Span("file", 0, 49), 10, (5,), (2,), 8, "a")
     with pytest.raises(ManifestError, match="its records begin every"):
         Contiguous(Span("file", 0, 1000), 10, (5,), (1,), 8, "a", stride=4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "names"),
+    [((4, 6), (2, 3), ["y"]), ((4, 6), (2,), ["y", "x"]), ((4, 6), (2, -3), ["y", "x"]), ((4, 6), (2, 0), ["y", "x"]),
+     ((4, -6), (2, 3), ["y", "x"])],
+)  # fmt: skip
+def test_array_whose_lengths_do_not_fit_together_is_reported(
+    shape: tuple[int, ...], chunks: tuple[int, ...], names: list[str]
+) -> None:
+    builder = ArrayGroupBuilder("file")
+    builder.add("empty", ArrayDescription("a", (0, 2), (0, 1), np.dtype("<i2"), ["y", "x"]), Given())
+    with builder.report_errors("b"):
+        builder.add("b", ArrayDescription("'b' of file", shape, chunks, np.dtype("<i2"), names), Given())
+    assert list(builder.arrays) == ["empty"]
+    assert builder.reports["b"].startswith("'b' of file: ")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 
 import refshard_fs
 from refshard_fs.core.format import Format, OpenOptions, Probe, list_packages_with_plugins, load_plugins
-from refshard_fs.sinks import Sink
+from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.sinks.sink import Destination, Sink
 from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, write_tiny
 
 
@@ -155,23 +156,61 @@ def test_failing_plugin_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatc
     broken = EntryPoint("toy", "no_such_package:FORMAT", "refshard.formats")
     monkeypatch.setattr("refshard_fs.core.format._list_entry_points", lambda: [broken])
     with pytest.warns(RuntimeWarning, match=r"'toy' of refshard\.formats, no_such_package:FORMAT, cannot be loaded"):
-        assert list(load_plugins("refshard.formats", Format)) == []
+        assert load_plugins("refshard.formats", Format, ()) == {}
 
 
 def test_plugin_of_a_wrong_type_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     a_class = EntryPoint("toy", "refshard_fs.sinks:JsonSink", "refshard.sinks")
     monkeypatch.setattr("refshard_fs.core.format._list_entry_points", lambda: [a_class])
     with pytest.warns(RuntimeWarning, match="'toy' of refshard.sinks.*expected an object of Sink, got JsonSink"):
-        assert list(load_plugins("refshard.sinks", Sink)) == []
+        assert load_plugins("refshard.sinks", Sink, ()) == {}
+
+
+def test_plugin_with_a_taken_name_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not replace a format of this package, nor another plug-in; one that is registered twice is one."""
+    tiff, fits = (
+        EntryPoint("toy", f"refshard_fs.formats.{name}:FORMAT", "refshard.formats") for name in ("tiff", "fits")
+    )
+    monkeypatch.setattr("refshard_fs.core.format._list_entry_points", lambda: [tiff, fits, fits])
+    taken = Format("tiff", lambda probe: False, "none")
+    with pytest.warns(RuntimeWarning, match="tiff:FORMAT, cannot be loaded.*its name 'tiff' is taken") as warned:
+        assert load_plugins("refshard.formats", Format, [taken]) == {"tiff": taken, "fits": fits.load()}
+    assert len(warned) == 1
+
+
+def test_sink_without_a_name_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    nameless = EntryPoint("toy", "tests.core.test_format:NAMELESS", "refshard.sinks")
+    monkeypatch.setattr("refshard_fs.core.format._list_entry_points", lambda: [nameless])
+    with pytest.warns(RuntimeWarning, match="cannot be loaded and is left out: .* has no attribute 'name'"):
+        assert load_plugins("refshard.sinks", Sink, ()) == {}
 
 
 def test_error_names_format_that_returns_no_key_space(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Format("toy", lambda probe: probe.head == b"toy", "tests.core.test_format")
     monkeypatch.setattr("refshard_fs.source.recognition.load_formats", lambda: {"toy": toy})
     with pytest.raises(
-        refshard_fs.SourceNotReachable, match=r"open_ of format 'toy' \(.*\) must return a KeySpace, got dict"
+        refshard_fs.SourceNotReachable, match=r"open_ of format 'toy' \(.*\) must .* returns a KeySpace, got dict"
     ):
         refshard_fs.RefShardFileSystem(b"toy").ls("")
+    monkeypatch.setattr("tests.core.test_format.open_", lambda probe, options: {})
+    with pytest.raises(refshard_fs.SourceNotReachable, match="must be a generator .*, got no generator, but dict"):
+        refshard_fs.RefShardFileSystem(b"toy").ls("")
+
+
+def test_error_names_format_that_fails_to_recognise(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Format("toy", lambda probe: probe.heads, "toy_module")  # type: ignore[attr-defined]
+    monkeypatch.setattr("refshard_fs.source.recognition.load_formats", lambda: {"toy": toy})
+    with pytest.raises(
+        refshard_fs.SourceNotReachable, match=r"`recognises` of format 'toy' \(toy_module\) failed: AttributeError"
+    ):
+        refshard_fs.RefShardFileSystem(b"any").ls("")
+
+
+class Nameless(Sink):
+    def write(self, references: ReferenceStream, destination: Destination) -> None: ...
+
+
+NAMELESS = Nameless()
 
 
 def open_(probe: Probe, options: OpenOptions) -> Any:

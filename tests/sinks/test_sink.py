@@ -34,3 +34,19 @@ def test_error_of_an_unknown_format_lists_the_formats(tmp_path: Path) -> None:
         ValueError, match=r"unknown format='csv': expected 'parquet', 'json', 'chunk-manifest', 'icechunk'\Z"
     ):
         refshard_fs.RefShardFileSystem({}).save(str(tmp_path / "x"), "csv")
+
+
+def test_command_lists_the_sinks_of_other_packages(installed: Path, tmp_path: Path) -> None:
+    program = """
+import sys
+from refshard_fs.cli.program import main
+sys.stderr = sys.stdout
+try:
+    main(["convert", "refs.json", "made", "--format", "csv"])
+except SystemExit as e:
+    print(e.code)
+"""
+    said = run(program, installed, of=tmp_path)
+    assert "invalid choice: 'csv' (choose from " in said
+    assert "lines" in said
+    assert said.endswith("2")
