@@ -373,6 +373,16 @@ def test_architecture_page_names_existing_modules() -> None:
     assert not {name for name in named if not (ROOT / name).exists()}
 
 
+def test_architecture_page_lists_all_layers_from_the_top() -> None:
+    page = (ROOT.parent / "docs/pages/architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## The folders")[2].partition("\n## ")[0]
+    listed = [
+        name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)(?:/|\.py)", row)
+    ]
+    assert set(listed) == set(PLACE)
+    assert [PLACE[name] for name in listed] == sorted(PLACE.values(), reverse=True)
+
+
 SUPPORT = ("support", "servers", "fuzz", "soak")  # helpers, and two programs; all other modules are tests
 PROGRAMS = {"plugin/tiny_plugin.py", "typed/program.py"}  # another package, and a user's program
 

@@ -51,11 +51,13 @@ PIECE: Final = 4 << 20  # bytes: contiguous arrays are cut into chunks of about 
 class ArrayDescription(msgspec.Struct, frozen=True):
     """The description of an array, from which zarr's metadata are made.
 
-    ``where`` names the array at the beginning of errors. ``order`` is the order of elements within a chunk. ``codecs``
-    are documents of version 2, in the order in which they encode a chunk; without any, chunks are raw. The first codec
-    of a ``dtype`` of objects says what the objects are: ``vlen-utf8`` texts, ``vlen-bytes`` bytes, ``vlen-array``
-    sequences. ``file_codecs`` are names of codecs in the file that are not codecs of the array, because chunks are
-    decoded before zarr sees them.
+    ManifestError if shape, chunks and dimensions do not fit together.
+
+    ``where`` names the array at the beginning of errors. ``attributes`` are JSON values. ``order`` is the order of
+    elements within a chunk. ``codecs`` are documents of version 2, in the order in which they encode a chunk; without
+    any, chunks are raw. The first codec of a ``dtype`` of objects says what the objects are: ``vlen-utf8`` texts,
+    ``vlen-bytes`` bytes, ``vlen-array`` sequences. ``file_codecs`` are names of codecs in the file that are not codecs
+    of the array, because chunks are decoded before zarr sees them.
 
     ``fill_value`` is a JSON value of version 2 (see `encode_fill_value`). It is None unless the file has a missing
     value, or lacks chunks: in version 2 xarray masks all elements that equal the fill value, so 0 would mask zeros.
@@ -75,13 +77,23 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     is_masked: bool = False
     file_codecs: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        rank, names = len(self.shape), self._choose_dimensions()
+        if (len(self.chunks), len(names)) != (rank, rank):
+            raise ManifestError(
+                f"{self.where}: expected {rank} chunk lengths and names of dimensions, for the shape {self.shape}; "
+                f"got the chunks {self.chunks} and the names {names}"
+            )
+        if any(length < min(extent, 1) or extent < 0 for extent, length in zip(self.shape, self.chunks, strict=True)):
+            raise ManifestError(f"{self.where}: invalid chunks {self.chunks} for the shape {self.shape}")
+
     def grid(self, zarr_format: int) -> ChunkGrid:
         """Return the grid of chunks, whose keys are encoded as in version ``zarr_format``."""
         return ChunkGrid.regular(self.shape, self.chunks, ENCODINGS[zarr_format])
 
     def make_metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield name and content of the metadata documents."""
-        attributes = {**_name_objects(self.attributes), _DIMENSIONS: self.choose_dimensions()}
+        attributes = {**_name_objects(self.attributes), _DIMENSIONS: self._choose_dimensions()}
         try:
             dtype = replace_array_fields(self.dtype, zarr_format)
         except ValueError as e:
@@ -109,7 +121,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
         yield ".zarray", document
         yield ".zattrs", attributes
 
-    def choose_dimensions(self) -> list[str]:
+    def _choose_dimensions(self) -> list[str]:
         """Return the names of the dimensions: from the attributes, if they have distinct names for all of them."""
         match self.attributes.get(_DIMENSIONS):
             case [*names] if len(set(map(str, names))) == len(self.shape) and all(type(n) is str for n in names):
@@ -143,7 +155,8 @@ class Chunks:
     def list_existing(self) -> Steps[list[Listed] | None]:
         """Return the chunks that exist, by their keys relative to the array; None if all chunks of the grid exist.
 
-        Raises NotListable if there are too many chunks.
+        Override it if `find_entry` may return None: otherwise `ls` lists missing chunks, and `check` reports them.
+        `FilledChunks.list_written` makes the result from chunk numbers. Raises NotListable if chunks are too many.
         """
         yield from ()
         return None
@@ -478,15 +491,7 @@ class ArrayGroupBuilder:
         self.reports: dict[str, str] = {}
 
     def add(self, path: str, array: ArrayDescription, chunks: Chunks) -> None:
-        """Add an array; ManifestError if its shape, chunks and dimensions do not fit together."""
-        rank, names = len(array.shape), array.choose_dimensions()
-        if (len(array.chunks), len(names)) != (rank, rank):
-            raise ManifestError(
-                f"{array.where}: expected {rank} chunk lengths and names of dimensions, for the shape {array.shape}; "
-                f"got the chunks {array.chunks} and the names {list(names)}"
-            )
-        if any(length < min(extent, 1) or extent < 0 for extent, length in zip(array.shape, array.chunks, strict=True)):
-            raise ManifestError(f"{array.where}: invalid chunks {array.chunks} for the shape {array.shape}")
+        """Add an array."""
         self.arrays[path], self.chunks[path] = array, chunks
 
     @contextmanager

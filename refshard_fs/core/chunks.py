@@ -63,7 +63,10 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         return {target: pin.version for target, pin in enumerate(self.pins) if pin is not None and pin.version}
 
     def get_value(self, row: int) -> Row | bytes | None:
-        """Return the reference or the inline bytes in ``row``; None if it has neither."""
+        """Return the reference or the inline bytes in ``row``; None if it has neither.
+
+        A reference is a `core.columns.Row`: the target (an index into ``urls``), the offset and the length.
+        """
         found = self.ranges.get_row(row)
         return self.inline.get(row) if found is None else found
 

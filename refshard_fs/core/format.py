@@ -6,10 +6,10 @@ A format of another package is a `Format` that an entry point of the group ``ref
     tiny = "tiny_format:FORMAT"
 
 ``recognises`` is called for every source, so the module of a `Format` should import little. If ``recognises`` raises an
-error, no source can be opened. A module that cannot be imported is left out, with a warning. The module with ``open_``
-is imported only when a source of the format is opened; it may be the same module. ``open_(probe, options)`` is a
-generator that does no I/O: it yields needs (`core.model.Load` and others), is sent the answers, and returns a
-`core.keyspace.KeySpace`. For a file with a header and chunks of arrays, this is enough:
+error, no source can be opened. A module that cannot be imported, or whose format has the name of another one, is left
+out with a warning. The module with ``open_`` is imported only when a source of the format is opened; it may be the same
+module. ``open_(probe, options)`` is a generator that does no I/O: it yields needs (`core.model.Load` and others), is
+sent the answers, and returns a `core.keyspace.KeySpace`. For a file with a header and chunks of arrays, this is enough:
 
     import numpy as np
     from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks
@@ -30,7 +30,7 @@ generator that does no I/O: it yields needs (`core.model.Load` and others), is s
         def __init__(self, values):
             self._values = values
 
-        def find_entry(self, number):  # of a chunk; None if the file lacks it
+        def find_entry(self, number):  # of a chunk; see `Chunks.list_existing` if the file may lack it
             yield from ()  # or needs, if the place has to be read first
             return self._values.part(number * 292, 292)  # offset and size
 
@@ -238,6 +238,10 @@ class Format(msgspec.Struct, frozen=True):
     ``markers`` are names by which a directory of this format is recognised if the target cannot list. ``documents`` are
     markers whose content ``recognises`` needs, too: each is read once for all formats, before ``recognises`` is called.
     ``open_`` raises ManifestError, which names the source, or DamagedIndex if the source does not have the format.
+
+    - ``is_general``: a source that another format recognises, too, is opened by the other format.
+    - ``has_versions``: sources keep several versions, and the options may select one.
+    - ``opens_unseen``: if the user names the format, ``open_`` gets only the URL, and nothing is probed.
     """
 
     name: str
@@ -245,9 +249,9 @@ class Format(msgspec.Struct, frozen=True):
     module: str
     markers: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
-    is_general: bool = False  # a source that another format recognises, too, is opened by the other format
-    has_versions: bool = False  # sources keep several versions, and the options may select one
-    opens_unseen: bool = False  # if the user names the format, ``open_`` gets only the URL, and nothing is probed
+    is_general: bool = False
+    has_versions: bool = False
+    opens_unseen: bool = False
 
     def open(self, probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         """Return the steps that open the probed source."""

@@ -76,7 +76,8 @@ class KeySpace(ABC):
 
     Keys are in normal form (`normalise`). A subclass has to define `lookup` and `children`. Everything else has a
     default that is right for any source, though perhaps not fast. Methods that return `Steps` are generators: they
-    yield needs; a method without needs begins with ``yield from ()``.
+    yield needs; a method without needs begins with ``yield from ()``. Attributes, too, have defaults for any source:
+    see the comments beside them.
     """
 
     # The name of the source's format; "references" for references in memory.

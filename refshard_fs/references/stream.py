@@ -43,6 +43,7 @@ def keep_url(url: str | None) -> str | None:
 class ReferenceStream:
     """The references of a key space, for sinks; ``respell`` converts their URLs, and ``run`` runs look-ups.
 
+    ``grids`` has the `ChunkGrid` of each array, by path.
     ``checks`` are checksums and versions of single chunks, by array and number. ``packed`` has entries by array and
     number, which replace those of the key space. ``read`` reads the entries for `ReferenceStream.read`. With
     ``needs_lengths``, chunks that reach to the end of a target get their length from the target's size.

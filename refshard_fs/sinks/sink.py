@@ -1,4 +1,4 @@
-"""The interface of a sink, a format in which sets are written. Other packages need no other module.
+"""The interface of a sink, a format in which sets are written.
 
 A package defines one subclass of `Sink`, and names an instance of it (not the class) by an entry point in the group
 ``refshard.sinks``. Then ``fs.save(url, format=NAME)`` writes it, where NAME is the sink's ``name``:
@@ -62,20 +62,27 @@ class Destination(msgspec.Struct, frozen=True):
 
 
 class Sink(ABC):
-    """Write sets of references in one format. One instance serves all sets, on any thread."""
+    """Write sets of references in one format. One instance serves all sets, on any thread.
 
-    name: ClassVar[str]  # the value of ``format=``
-    # Whether the format holds versions of targets (`Chunks.pins`), and versions and checksums of single chunks
-    # (`Chunks.checks`). If False, the chunks have no checks.
+    A subclass has a ``name``, and changes these attributes if its format can hold more than ranges of targets:
+
+    - ``name``: the value of ``format=``.
+    - ``holds_versions``: whether the format holds versions of targets (`Chunks.pins`), and versions and checksums of
+      single chunks (`Chunks.checks`). If False, the chunks have no checks.
+    - ``holds_relative_urls``: whether a URL may be relative to the set's own directory, as the source spelled it. If
+      False, all are absolute.
+    - ``holds_packed``: whether `write` takes chunks that are not a range of a target (`Chunks.packed`), and reads their
+      bytes by `ReferenceStream.read`. If False, they come as bytes, or as references to copies beside the set.
+    - ``needs_lengths``: whether each reference must have a length. If False, the length `core.columns.WHOLE` means that
+      the chunk reaches to the end of the target.
+    - ``settings``: the names of further arguments of ``fs.save`` that the sink takes.
+    """
+
+    name: ClassVar[str]
     holds_versions: ClassVar[bool] = False
-    # Whether a URL may be relative to the set's own directory, as the source spelled it. If False, all are absolute.
     holds_relative_urls: ClassVar[bool] = False
-    # Whether `write` takes chunks that are not a range of a target (`Chunks.packed`), and reads their bytes by
-    # `ReferenceStream.read`. If False, they come as bytes, or as references to copies beside the set.
     holds_packed: ClassVar[bool] = False
-    # Whether each reference must have a length. If False, `core.columns.WHOLE` stands for the whole target.
     needs_lengths: ClassVar[bool] = False
-    # The names of further arguments of ``fs.save`` that the sink takes.
     settings: ClassVar[Sequence[str]] = ()
 
     def passes(self, references: ReferenceStream) -> int:

@@ -36,7 +36,7 @@ def test_error_of_an_unknown_format_lists_the_formats(tmp_path: Path) -> None:
         refshard_fs.RefShardFileSystem({}).save(str(tmp_path / "x"), "csv")
 
 
-def test_command_lists_the_sinks_of_other_packages(installed: Path, tmp_path: Path) -> None:
+def test_command_lists_the_sinks_of_other_packages(installed: Path, tmp_path: Path, fast_python: list[str]) -> None:
     program = """
 import sys
 from refshard_fs.cli.program import main
@@ -46,7 +46,7 @@ try:
 except SystemExit as e:
     print(e.code)
 """
-    said = run(program, installed, of=tmp_path)
+    said = run(fast_python, program, installed, of=tmp_path)
     assert "invalid choice: 'csv' (choose from " in said
     assert "lines" in said
     assert said.endswith("2")
