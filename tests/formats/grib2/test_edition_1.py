@@ -109,7 +109,7 @@ def test_message_with_an_unknown_grid_is_refused() -> None:
 def test_more_values_than_points_are_an_error() -> None:
     data = bytearray(write_grid(1))
     data[8 + int.from_bytes(data[8:11]) + 9] = 30  # rows
-    with pytest.raises(RefShardError, match="expected 480 values of 24 bits"):
+    with pytest.raises(RefShardError, match="has 480 values of 24 bits in 1489 bytes"):
         open_array(bytes(data), "t")[...]
 
 
