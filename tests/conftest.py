@@ -86,13 +86,22 @@ def shared_data() -> Path:
     return shared / "data"
 
 
-@pytest.fixture(scope="session")
+# Idle, a cluster takes a tenth of a core, so it ends with the module; its profiler takes a fourth of this.
+CLUSTER = {
+    "distributed.worker.daemon": True,
+    "distributed.comm.timeouts.connect": "60s",
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.system-monitor.interval": "10s",
+}
+
+
+@pytest.fixture(scope="module")
 def dask_cluster() -> Iterator[Any]:
-    """A dask cluster of two worker processes for the whole session; each test must connect its own client."""
+    """A dask cluster of two worker processes for the tests of a module, which connect their own clients."""
     dask = pytest.importorskip("dask")
     distributed = pytest.importorskip("distributed")
     with (
-        dask.config.set({"distributed.worker.daemon": True, "distributed.comm.timeouts.connect": "60s"}),
+        dask.config.set(CLUSTER),
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
         ) as cluster,
@@ -148,7 +157,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that use a dask cluster: one worker of pytest gets them all, and starts the only cluster."""
+    """Begin with the tests that use a dask cluster, so that those of a module follow each other, and it ends soon."""
     items.sort(key=lambda item: "dask_cluster" not in getattr(item, "fixturenames", ()))
 
 
