@@ -16,6 +16,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from refshard_fs.reading import fetch
 from refshard_fs.targets import failures, versioned
 from tests.servers.http import RangeServer
 from tests.servers.models import share_models
@@ -48,7 +49,8 @@ def http_server() -> Iterator[RangeServer]:
 @pytest.fixture
 def large_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read small files in ranges, as large files are read."""
-    monkeypatch.setattr(versioned, "SMALL_FILE", 0)
+    for module in (versioned, fetch):
+        monkeypatch.setattr(module, "SMALL_FILE", 0)
 
 
 @pytest.fixture(scope="session")

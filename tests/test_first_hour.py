@@ -160,7 +160,7 @@ def test_empty_group_error_lists_groups_with_variables(working_copy: Path) -> No
 
 
 def test_unused_target_options_error_has_a_remedy(working_copy: Path) -> None:
-    with pytest.raises(TypeError, match=r"remote_options=\{'anon': \.\.\.\}"):
+    with pytest.raises(TypeError, match=r"options=\{'s3://bucket/': \{'anon': \.\.\.\}\}"):
         open_fs("refs.json", storage_options={"anon": True})
     with pytest.raises(TypeError, match="did you mean remote_options=?"):
         open_fs("refs.json", storage_options={"remote_opts": {}})

@@ -101,6 +101,7 @@ def test_requests_forbid_compression(served: Served) -> None:
 
 
 @pytest.mark.evidence(id="T5")
+@pytest.mark.usefixtures("large_files")
 def test_expired_signed_links_are_requested_again(served: Served, http_server: RangeServer) -> None:
     (first, signature), (second, _) = signed(served, 1 << 40), signed(served, 2 << 40)
     http_server.fault("redirect", "/x.bin", to=first, times=1)

@@ -339,6 +339,7 @@ def test_colours_of_8_and_16_bits_equal_gdal(tmp_path: Path, factor: int) -> Non
 
 
 @pytest.mark.usefixtures("large_files")
+@pytest.mark.usefixtures("large_files")
 def test_overview_and_window_take_one_request_each(tmp_path: Path) -> None:
     values = np.tile(COLOURS, (1, 14, 10))
     path = write(tmp_path / "cog.tif", values, driver="COG", compress="deflate", predictor=2, blocksize=256)

@@ -275,6 +275,7 @@ def test_opening_takes_two_requests_and_reading_few(http_server: RangeServer) ->
     assert len(http_server.requests()) == 1
 
 
+@pytest.mark.usefixtures("large_files")
 def test_each_local_header_is_requested_only_once(http_server: RangeServer) -> None:
     members = make_members(4, 40_000)
     fs = RefShardFileSystem(fo=http_server.put("/a.zip", make_zip(members, piped=True)))
