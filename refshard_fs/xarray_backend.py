@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import difflib
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -21,9 +22,11 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import url_to_fs
 from xarray.backends import BackendEntrypoint, StoreBackendEntrypoint, ZarrBackendEntrypoint
 
-from refshard_fs.core.keys import join, make_relative
+from refshard_fs.core.keys import join, make_relative, parent
+from refshard_fs.core.stats import format_count
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.direct_array import find_direct_array
+from refshard_fs.errors import sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.group_metadata import GroupNode, read_groups, read_groups_now
 from refshard_fs.reading.selection import GUARD, TOGETHER, SelectionLimit
@@ -34,6 +37,7 @@ from refshard_fs.unpacking import unpack_in_blocks
 from refshard_fs.xarray_store import TASK_SIZE, GroupStore
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
+logger = logging.getLogger(__package__)
 
 # The options that say how xarray decodes.
 _DECODING: Final = frozenset(inspect.signature(StoreBackendEntrypoint.open_dataset).parameters) - {
@@ -41,6 +45,7 @@ _DECODING: Final = frozenset(inspect.signature(StoreBackendEntrypoint.open_datas
     "filename_or_obj",
 }
 
+_NAMED: Final = 3  # the most parts that a warning names
 _PLAIN = ("refshard", "reference")  # protocols of URLs that name a key; the source is in the options
 _URLS = ("refshard://", "refshard::", "reference://")
 
@@ -187,6 +192,7 @@ class _Opening:
     def make_store(self, group: GroupNode) -> GroupStore:
         """Return xarray's store of a group."""
         dropped = self._options.get("drop_variables") or ()
+        _log_left_out(self._fs, group)
         return GroupStore(
             self._fs,
             group,
@@ -296,6 +302,16 @@ def _warn_of_groups(group: GroupNode) -> None:
             UserWarning,
             stacklevel=4,
         )
+
+
+def _log_left_out(fs: RefShardFileSystem, group: GroupNode) -> None:
+    """Log a warning that names the parts of a group that cannot be shown, with the reasons."""
+    shown = group.arrays.keys() | set(group.groups)
+    left_out = {path: reason for path, reason in fs.left_whole.items() if parent(path)[0] == group.path and path}
+    texts = [f"{path!r} ({reason})" for path, reason in sorted(left_out.items()) if parent(path)[1] not in shown]
+    if texts:
+        more = f"; and {format_count(len(texts) - _NAMED, 'other')}" if len(texts) > _NAMED else ""
+        logger.warning("%s is opened without %s", sanitize(str(fs.fo)), sanitize("; ".join(texts[:_NAMED])) + more)
 
 
 def _make_filesystem(source: Any, storage_options: Mapping[str, Any] | None, group: str) -> RefShardFileSystem:

@@ -424,3 +424,24 @@ def test_missing_group_error_lists_groups_beside_it() -> None:
     refs = dict.fromkeys((".zgroup", "a/.zgroup", "a/b/.zgroup", "c/.zgroup"), '{"zarr_format": 2}')
     with pytest.raises(FileNotFoundError, match="there is no group 'a/x': the groups in 'a' are b$"):
         xr.open_dataset(refs, engine="refshard", group="a/x")
+
+
+def test_variable_that_cannot_be_shown_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for name in ("a/b", "g/b"):
+            file[name] = np.arange(3)
+        for name in ("g/wide", "g/w2", "g/w3", "g/w4"):
+            file[name] = np.zeros(3, np.longdouble)
+    with xr.open_dataset(path, engine="refshard", group="a") as ds:
+        assert list(ds) == ["b"]
+    assert not caplog.records
+    with xr.open_dataset(path, engine="refshard", group="g") as ds:
+        assert list(ds) == ["b"]
+    (record,) = caplog.records
+    assert record.name == "refshard_fs"
+    assert record.levelname == "WARNING"
+    text = record.getMessage()
+    assert text.startswith(f"{path} is opened without 'g/w2' (its datatype is a float of 80 bits")
+    assert text.endswith("; and 1 other")

@@ -550,7 +550,8 @@ class Fetcher:
 
     def drop_small(self, block: Block) -> None:
         """Expect no further reads of ``block``, a small file."""
-        if self._small.pop(block, block) is None:
+        if block in self._small:
+            del self._small[block]
             self._count_waste(block)
             if not block.readers:
                 self._forget(block)
