@@ -14,7 +14,12 @@ import pytest
 CLASS = "refshard_fs:RefShardFileSystem"
 PARTS = [(CLASS, part) for part in ("refs/", "values/", "shards", "manifest/", "bcolz/")]
 PARTS.append(("tests.support.whole_shards:WholeShards", "zip/"))
-CHECK = "import runpy, sys; sys.dont_write_bytecode = True; runpy.run_path('check.py', run_name='__main__')"
+CHECK = """
+import os, runpy, sys
+os.environ["PYTHONHASHSEED"] = "0"  # without it, the checker starts an interpreter, which does not find tests.support
+sys.dont_write_bytecode = True
+runpy.run_path("check.py", run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize(("cls", "part"), PARTS)
