@@ -106,7 +106,7 @@ class RefShardError(Exception):
 class ManifestError(RefShardError, ValueError):
     """A source does not follow its format, lacks what an argument names, or does not fit the format of a new set.
 
-    The text says where, and what was expected.
+    The text names the source or the argument, and says what was expected.
     """
 
 

@@ -11,8 +11,8 @@ decoded chunks                      `source.DECODED`, at most an eighth; dropped
 bytes of several arrays             `Span.mixed`, at most half; dropped when a reader needs memory
 ==================================  ==================================================================================
 
-Not included are results (the arrays that readers get, a chunk in each thread that decodes), one answer while it
-is divided into chunks, and what has a limit of its own:
+The sum does not include results (the arrays that readers get, and a chunk in each thread that decodes), an answer while
+it is divided into chunks, and these data, which have limits of their own:
 
 ==================================  ==================================================================================
 chunks for reading again            ``block_cache=`` bytes a source; none by default
