@@ -134,9 +134,8 @@ class _SignChange:
         shown, stored = codec.dtype, codec.astype
         kinds = {"iu": 1, "ui": -1}  # of the stored and the shown type; the sign of the offset
         sign = kinds.get(stored.kind + shown.kind)
-        is_alike = (
-            stored.itemsize == shown.itemsize < 8
-        )  # numcodecs computes with float64, which does not hold all 64-bit integers
+        # numcodecs computes with float64, which does not hold all 64-bit integers.
+        is_alike = stored.itemsize == shown.itemsize < 8
         return bool(sign and is_alike and codec.scale == 1 and codec.offset == sign << 8 * stored.itemsize - 1)
 
     def decode(self, data: Any) -> npt.NDArray[Any]:
