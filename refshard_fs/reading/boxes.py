@@ -18,7 +18,7 @@ class Boxes:
     def __init__(self, grid: ChunkGrid, extents: tuple[int, ...]) -> None:
         self.grid = grid
         self.extents = extents
-        self.is_of_chunks = math.prod(extents) == 1
+        self.has_single_chunks = math.prod(extents) == 1
         self._boxes = ChunkGrid.regular(grid.counts, extents, grid.encoding)
         self.counts = self._boxes.counts
 
@@ -32,7 +32,7 @@ class Boxes:
 
     def number_of(self, numbers: Sequence[int]) -> int | None:
         """Return the number of the box that has exactly the chunks ``numbers``; None if there is none."""
-        if self.is_of_chunks:
+        if self.has_single_chunks:
             return numbers[0] if len(numbers) == 1 else None
         low, high = _find_bounds(self.grid, numbers)
         size = 1
@@ -45,7 +45,7 @@ class Boxes:
 
     def chunks(self, number: int) -> Iterator[int]:
         """Yield the numbers of the chunks in a box, ascending."""
-        if self.is_of_chunks:
+        if self.has_single_chunks:
             yield number
             return
         ranges = [

@@ -57,7 +57,7 @@ _BINARY: Final = getattr(os, "O_BINARY", 0)
 _writing = fork_safe(threading.Lock())  # held with the file's lock, which does not exclude threads of this process
 
 
-class _Entry(NamedTuple):
+class _UnwrittenRange(NamedTuple):
     """A range that waits to be written."""
 
     name: str
@@ -81,7 +81,7 @@ class ChunkCache:
         self._root = os.fspath(directory)
         self._lock = fork_safe(threading.Lock())
         self._process = os.getpid()
-        self._waiting: deque[_Entry] = deque()
+        self._waiting: deque[_UnwrittenRange] = deque()
         self._bytes = 0  # bytes that wait to be written
         self._writer: threading.Thread | None = None
         self._is_full = threading.Event()  # set while a whole batch waits
@@ -131,22 +131,24 @@ class ChunkCache:
     def put(self, span: Span, facts: Facts | None, data: bytes) -> None:
         """Write ``data``, the bytes of ``span`` in the version of ``facts``, in a thread.
 
-        The process waits for the thread before it exits. Does nothing if ``facts`` do not identify a version, or if
-        too many bytes wait already.
+        The process waits for the thread before it exits. Does nothing if ``facts`` do not identify a version, too many
+        bytes wait already, or an earlier write failed.
         """
         version = _identify_version(facts)
         if version is None or not data or self._is_broken:
             return
-        entry = _Entry(_make_name(span), version, data)
+        unwritten = _UnwrittenRange(_make_name(span), version, data)
         with self._lock:
             if self._process != os.getpid():  # in a forked child, the thread does not exist
                 self._process, self._writer, self._bytes = os.getpid(), None, 0
                 self._is_full = threading.Event()
                 self._waiting.clear()
-            if entry.size > self.capacity or (self._waiting and self._bytes + entry.size > min(WAITING, self.capacity)):
+            if unwritten.size > self.capacity or (
+                self._waiting and self._bytes + unwritten.size > min(WAITING, self.capacity)
+            ):
                 return
-            self._waiting.append(entry)
-            self._bytes += entry.size
+            self._waiting.append(unwritten)
+            self._bytes += unwritten.size
             if self._bytes > BATCH:
                 self._is_full.set()
             if self._writer is None:
@@ -165,7 +167,7 @@ class ChunkCache:
         while True:
             self._is_full.wait(PAUSE)
             with self._lock:
-                batch: list[_Entry] = []
+                batch: list[_UnwrittenRange] = []
                 size = 0
                 while self._waiting and (not batch or size + self._waiting[0].size <= most):
                     batch.append(self._waiting.popleft())
@@ -179,15 +181,15 @@ class ChunkCache:
             if not self._is_broken:
                 self._write(batch, size)
 
-    def _write(self, batch: list[_Entry], size: int) -> None:
+    def _write(self, batch: list[_UnwrittenRange], size: int) -> None:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not is_private(self._root):
                 raise PermissionError(errno.EPERM, "it is a link, or other users may write to it", self._root)
             with _writing, _lock_total(os.path.join(self._root, TOTAL)) as descriptor:
                 if descriptor is not None and self._reserve(descriptor, size):
-                    for entry in batch:
-                        self._write_one(entry)
+                    for unwritten in batch:
+                        self._write_one(unwritten)
         except Exception as e:  # noqa: BLE001  # reading must continue after any error
             self._is_broken = True
             reason = e.strerror if isinstance(e, OSError) and e.strerror else repr(e)
@@ -199,8 +201,8 @@ class ChunkCache:
                 stacklevel=2,
             )
 
-    def _write_one(self, entry: _Entry) -> None:
-        path = self._make_path(entry.name)
+    def _write_one(self, unwritten: _UnwrittenRange) -> None:
+        path = self._make_path(unwritten.name)
         draft = f"{path.removesuffix(SUFFIX)}.{secrets.token_hex(8)}{DRAFT}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
         try:
@@ -211,7 +213,7 @@ class ChunkCache:
             descriptor = open_as_it_is(draft, flags)
         try:
             try:
-                for part in (entry.data, _make_end(entry.name, entry.version, entry.data)):
+                for part in (unwritten.data, _make_end(unwritten.name, unwritten.version, unwritten.data)):
                     left = memoryview(part)
                     while left:
                         left = left[os.write(descriptor, left) :]
@@ -253,8 +255,8 @@ class ChunkCache:
 def may_keep(span: Span, most: int | None) -> bool:
     """Return whether ``span`` may be kept on disk: a range, or a whole object that is not a document.
 
-    Only documents have a limit of ``most`` bytes. They may contain URLs with credentials, and reading one again costs
-    no more than asking for its version.
+    Only documents have a limit of ``most`` bytes. They may contain URLs with credentials, and requesting the version of
+    a document costs as much as reading it again.
     """
     return span.exact if span.stop is not None else most is None or span.start < 0
 

@@ -17,7 +17,7 @@ from refshard_fs.reading.plan import KIB
 from refshard_fs.targets import Answer, Pool, check
 
 UNSIZED_AT_ONCE = 8  # the most objects of unknown size that are requested at a time before the first has arrived
-GAP = 16 * KIB  # bytes: gaps up to this size are read between ranges of one request, too
+GAP = 16 * KIB  # bytes: if reads of a block leave out at most so many between them, these count as passed over
 QUEUED, UNDER_WAY, OVER = range(3)  # the states of a request
 
 

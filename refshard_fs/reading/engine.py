@@ -139,7 +139,7 @@ class Engine(Lookups):
         ``make`` false, a result may be an `UnmadeBytes` in place of bytes: the caller makes the bytes, in a thread.
 
         Requests under way take at most the budget's memory. With ``is_paid``, the caller has reserved memory for the
-        results. Otherwise nobody counts the memory of results: the caller must request only as many as it can hold.
+        results. Otherwise the memory of results is not counted: the caller must request only as many as it can hold.
         """
         loop = asyncio.get_running_loop()
         if not self._batch and requests:

@@ -519,11 +519,11 @@ class Fetcher:
     def _find_rest_of_small(
         self, object_id: Hashable, members: Sequence[tuple[Span, Reader | None]]
     ) -> tuple[int, int] | None:
-        """Return the range without the read parts of the object of ``members``, if it is to be fetched, else None.
+        """Return the unread range of the object of ``members`` if all of it should be fetched now; else None.
 
         The rest of a small file is fetched at the second request for its chunks: reads at random places would take a
-        round each. Of files that were fetched so, at most `SPARE` bytes, or a quarter of the bytes that readers asked
-        for, may be unread.
+        round each. Of all files that are fetched in this way, `SPARE` bytes may be unread, or a quarter of the bytes
+        that readers asked for, if that is more.
         """
         facts, file = self.requests.pool.versions.find_known_facts(members[0][0].url), self._files.peek(object_id)
         if facts is None or facts.size is None or file is None or self._known.has_part(object_id):

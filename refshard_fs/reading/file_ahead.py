@@ -11,8 +11,8 @@ from typing import Final
 
 from refshard_fs.reading.plan import KIB
 
-# More bytes are fetched when at least so many more requests were near earlier ones than not. `ReadAhead` predicts reads
-# of an array sooner, and better.
+# Requests are extended once the requests near earlier ones outnumber the others by SURE. `ReadAhead` predicts reads of
+# an array sooner, and better.
 SURE: Final = 6
 NEAR: Final = 256 * KIB  # requests are near each other if at most this many bytes lie between them
 RECENT: Final = 8  # last requests that are compared: indexes and chunks may lie in different parts of the file
@@ -46,7 +46,7 @@ class FileAhead:
         return stop
 
     def note(self, start: int, stop: int) -> None:
-        """Note a read of ``[start, stop)``, for which no request was needed."""
+        """Note a read of ``[start, stop)``."""
         is_near = any(0 <= start - before <= NEAR for _, before in self.last)
         self._near = self._near + 1 if is_near else max(self._near - 1, 0)
         self.last.append((start, stop))

@@ -187,7 +187,7 @@ class Immediate:
     def read_into(self, span: Span, buffer: memoryview) -> bool:
         """Read the bytes of ``span`` into ``buffer``, which has their size; False if they have to be read otherwise.
 
-        Then the buffer may have been changed.
+        After False, the buffer has undefined content.
         """
         with contextlib.suppress(OSError, RefShardError):  # the other read has the same error, which names the key
             place = self._pool.place(span.url, span.origin)

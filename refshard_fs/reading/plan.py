@@ -144,7 +144,7 @@ class Limits(msgspec.Struct, frozen=True):
     """The limits for merging ranges to requests, in bytes.
 
     Ranges are merged over gaps of at most ``gap`` (negative: never), to requests of at most ``block``, or a quarter
-    more, if the rest would be a short request: that costs almost as much as a long one. A longer range becomes several
+    more, if the rest would be a short request, which costs almost as much as a long one. A longer range becomes several
     requests of about ``block``, but of 1 MiB at least, so that the speed of one connection does not limit it. Over gaps
     of at most ``far``, ranges are merged if at least a third of the request is needed.
     """

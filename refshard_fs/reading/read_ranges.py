@@ -39,7 +39,7 @@ class _Object:
             start = max(start, end)
 
     def find(self, start: int, stop: int) -> bytes | None:
-        """Return the bytes from ``start`` to ``stop``, which is behind ``start``; None if not all are kept."""
+        """Return the bytes from ``start`` to a greater ``stop``; None if not all are kept."""
         found: list[bytes] = []
         for at in range(max(bisect_right(self.starts, start) - 1, 0), len(self.starts)):
             begin, data = self.starts[at], self.parts[at]

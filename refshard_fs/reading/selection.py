@@ -35,8 +35,8 @@ SHARE: Final = 4  # further chunks are requested when 1/4 of the memory is free,
 class SelectionLimit:
     """Limit how many selections one `load` reads at a time: their chunks have to fit into memory; one is always read.
 
-    Each selection may always have one chunk in memory, so that without this limit, thirty selections could have thirty
-    chunks. A limit belongs to one event loop.
+    A selection may have one chunk in memory even if there is no room: without this limit, thirty selections could have
+    thirty chunks. A limit belongs to one event loop.
     """
 
     def __init__(self) -> None:

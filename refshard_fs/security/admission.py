@@ -1,11 +1,11 @@
 """Decide whether a manifest may make this machine fetch a URL, and with whose credentials. No I/O here.
 
-By default a manifest from elsewhere may point to its own server or bucket, to other web servers and to object stores;
-never to this machine's files and memory, through chains of filesystems, or into private networks. The user's options
-permit more: targets of a protocol that the user names get the user's credentials for it, but only at public servers;
-targets below a prefix that the user names get credentials at any server. URLs are compared in their canonical spelling,
-and opened in this spelling; a URL without a canonical spelling is refused. Targets check the addresses of hosts again
-when they resolve host names: `Network` classifies addresses.
+By default a manifest from elsewhere may point to its own server or bucket or archive, to other public web servers, and
+to object stores; but not to this machine's files and memory, through other chains of filesystems, or into other private
+networks. The user's options permit more: if the user names a protocol, its targets get the user's credentials for it,
+but only at public servers; targets below a prefix that the user names get credentials at any server. URLs are compared
+and opened in their canonical spelling; a URL of another server that has none is refused. Targets check the addresses of
+hosts again when they resolve host names: `Network` classifies addresses.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Access(IntEnum):
 
 
 def is_trusted(source: str) -> bool:
-    """Return whether a manifest at ``source`` is the user's own: on this machine, or in a chain that ends there."""
+    """Return whether a manifest at ``source`` is the user's own: on this machine, a data URL, or a chain to these."""
     last = split_chain(source)[-1]
     return protocol_of(last) in (None, "memory", "data", *LOCAL)
 
@@ -150,13 +150,13 @@ class Network(IntEnum):
 
     PUBLIC = 0
     PRIVATE = 1
-    MACHINE = 2  # this machine, or a link-local address
+    MACHINE = 2  # this machine, or a link-local or multicast address
 
 
 def find_network(host: str) -> Network:
     """Return the network of ``host``: an address in any spelling, or a name, which is public if it has a dot.
 
-    Names that no public server has, such as ``localhost``, are not public.
+    Names that no public server has, such as ``printer.local``, are not public.
     """
     if host == "localhost" or host.endswith(".localhost"):
         return Network.MACHINE
@@ -229,8 +229,8 @@ class Admission(msgspec.Struct, frozen=True, dict=True):
     """The rule for the targets of one source.
 
     ``source`` is the URL of a manifest from elsewhere (None: the manifest is the user's own, or may point anywhere).
-    If ``allow``, the user's list of URL prefixes, is not None, only URLs below these prefixes are admitted, and URLs
-    that other options name by ``protocols`` or ``prefixes``.
+    If ``allow``, the user's list of URL prefixes, is not None, other URLs are refused, except for the source itself and
+    URLs that other options name by ``protocols`` or ``prefixes``.
     """
 
     source: str | None = None
@@ -312,7 +312,7 @@ class Admission(msgspec.Struct, frozen=True, dict=True):
         """Raise TargetNotAllowed unless a document of the user may take ``url`` over from this source.
 
         A document of the user may point anywhere, with the user's credentials, and does not record from where it took
-        its URLs. So it only takes URLs over that this source may open with the user's credentials.
+        its URLs. So it takes over only URLs that this source may open with the user's credentials.
         """
         _, access = self.admit(url)
         if access is not Access.OWN:
@@ -320,10 +320,10 @@ class Admission(msgspec.Struct, frozen=True, dict=True):
             raise TargetNotAllowed(url, rule, describe_remedy(url))
 
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
-        """Raise TargetNotAllowed unless the local ``path`` lies in a permitted directory.
+        """Raise TargetNotAllowed unless the user named a local protocol, or ``path`` lies in a permitted directory.
 
-        ``path`` has no symbolic links; ``real`` resolves the symbolic links of the permitted directories. A source that
-        is a local directory is permitted.
+        ``path`` is local, and has no symbolic links; ``real`` resolves the symbolic links of the permitted directories.
+        A source that is a local directory is permitted.
         """
         if self.protocols.intersection(LOCAL):
             return

@@ -82,7 +82,7 @@ class Origins(msgspec.Struct, frozen=True):
             else:
                 found |= {_choose_prefix(place, origins): origins for place, origins in known.items() if origins}
         for origin in sorted(servers - cls(found).servers):
-            place = _canonicalize_last_link(origin).rstrip("/")  # recorded as `Adoption.add_own` does
+            place = _canonicalize_last_link(origin).rstrip("/")  # the spelling of `Adoption.add_own`
             found[place] = (*found.get(place, ()), origin)
         return _drop_repeats(found)
 

@@ -1,6 +1,6 @@
 """Resolve URLs against the URL of a manifest, split chains, and match prefixes. No I/O here.
 
-Callers open exactly the string that was matched.
+Callers open the same string that they matched.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def server_of(url: str) -> str:
 
 
 def place_of(url: str) -> str | None:
-    """Return the prefix of the bucket or host of ``url``, or of the last link of a chain; None for local files."""
+    """Return the prefix of the bucket or host of ``url``, or of the last link of a chain; None on this machine."""
     last = split_chain(url)[-1]
     return None if protocol_of(last) in (None, "data", "memory", *LOCAL) else server_of(last) + "/"
 

@@ -84,7 +84,7 @@ class Target:
         return None
 
     def read_into(self, path: str, start: int, buffer: memoryview) -> Facts | None:
-        """Read bytes from ``start`` on into ``buffer`` at once; None if they cannot be read so, or do not fill it."""
+        """Fill ``buffer`` with bytes from ``start`` on at once; None if this is not possible, or there are too few."""
         return None
 
     async def store(self, path: str) -> tuple[AbstractFileSystem, str] | None:

@@ -32,10 +32,10 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     only_sizes: tuple[str, ...] = ()  # prefixes of objects whose answers are compared by size alone, not by version
 
     def with_fallback(self, given: Mapping[str, Any], protocol: str, source: str | None) -> PoolOptions:
-        """Return these options, with ``given``, options without a protocol, for the first ``protocol`` of references.
+        """Return these options, with the options ``given`` for ``protocol``, the protocol of the set's first reference.
 
-        The author of a set from elsewhere chose its references. So then the options are only for the server of the
-        set itself, and only if the set has that protocol. ``source`` is the URL of the set, None for a set in memory.
+        The author of a set from elsewhere chose its references. So for such a set, ``given`` is only for the server of
+        the set, if the URL of the set has that protocol. ``source`` is the URL of the set, None for a set in memory.
         """
         if protocol in self.by_protocol:
             return self

@@ -72,7 +72,7 @@ class HttpStatus(OSError):
 
 
 class Denied(HttpStatus, PermissionError):
-    """The server refused the reader's credentials, or their absence."""
+    """The server refused the reader's credentials, or a request without credentials."""
 
 
 def _find_phrase(status: int) -> str:
@@ -193,7 +193,9 @@ def convert_s3_error(error: Exception) -> OSError:
     if type(error).__module__.startswith("aiohttp."):
         return convert_error(error)
     if isinstance(error, RecursionError):  # botocore asks for the bucket's region again and again
-        return Unreadable("the S3 endpoint redirects all requests: give the endpoint of its redirects as endpoint_url=")
+        return Unreadable(
+            "the S3 endpoint redirects all requests: pass the endpoint that it redirects to as endpoint_url="
+        )
     from s3fs.errors import translate_boto_error  # s3fs is installed: its filesystem raised the error
 
     return convert_error(translate_boto_error(error))

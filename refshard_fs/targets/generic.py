@@ -119,8 +119,8 @@ class GuardedFtp(FTPFileSystem):  # type: ignore[misc]  # fsspec has no types
 class FsspecTarget(Target):
     """The objects of one filesystem instance; an ``owned`` instance is closed with the target.
 
-    ``fs`` may be a function that opens the instance, and may block. The first read calls it. Then paths are URLs of
-    that filesystem.
+    ``fs`` may be a function that opens the instance, and may block; the first read calls it. If ``fs`` is a function,
+    paths are URLs of that filesystem.
     """
 
     most_retries = 2

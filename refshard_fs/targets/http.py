@@ -79,7 +79,7 @@ class HttpTarget(Target):
     """The objects of all HTTP servers, by URL.
 
     ``judge`` is the rule for a set from elsewhere (None: the set is the user's own); it is also applied to the URL of
-    each redirect. ``access`` is the access that it has granted to the objects' own URLs.
+    each redirect. ``access`` is the access that the rule has granted to the objects' own URLs.
     """
 
     patience = 60.0

@@ -1,8 +1,8 @@
 """Read S3 objects by plain requests, with the credentials, region and endpoint of s3fs, and the signatures of botocore.
 
-A request through s3fs and botocore costs many times the CPU of a plain one. s3fs sends what a plain request cannot: a
-key with ``?versionId=``, and all requests to a bucket that needs another region, customer keys, an unusual signature, a
-proxy or the user's hooks.
+A request through s3fs and botocore costs many times the CPU of a plain one. s3fs sends only requests that need it: for
+a key with ``?versionId=``, and for all keys of a bucket that needs another region, customer keys, an unusual signature,
+a proxy or the user's hooks.
 """
 
 from __future__ import annotations

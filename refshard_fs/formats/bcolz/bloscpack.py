@@ -371,7 +371,7 @@ def _describe_array(metadata: Mapping[str, Any], header: Header, url: str, zarr_
 
 
 def _count_rows_per_chunk(array: DescribedArray, header: Header, url: str) -> int:
-    """Return how many steps along the slowest axis a chunk has: the fewest that fill a frame, all for one frame."""
+    """Return how many steps along the slowest axis a chunk has: the fewest that fill a frame; for one frame, all."""
     if not header.total:
         return 1
     if header.frames == 1:

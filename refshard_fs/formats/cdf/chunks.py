@@ -218,7 +218,7 @@ class VariableChunks(FilledChunks):
     def _locate_values(self, run: Run, offset: int, size: int) -> Entry:
         """Return the entry of ``size`` bytes of values at ``offset`` in a run."""
         kind, stored_size = self._headers[run.offset]
-        values_offset = run.offset + self._records.find_values(kind)
+        values_offset = run.offset + self._records.find_values_offset(kind)
         run_size = (run.last - run.first + 1) * self._record_size
         if kind == VVR and offset + size <= stored_size:
             return self._records.source.part(values_offset + offset, size)

@@ -157,7 +157,7 @@ class Records(FileBytes):
         for offset, data in zip(offsets, data_by_record, strict=True):
             size, kind, _, compressed = layout.unpack(data.ljust(layout.size, b"\0"))
             length = compressed if kind == CVVR else size - self.header
-            if kind in (VVR, CVVR) and (length < 0 or offset + self.find_values(kind) + length > self.size):
+            if kind in (VVR, CVVR) and (length < 0 or offset + self.find_values_offset(kind) + length > self.size):
                 raise self.make_error(
                     f"the record of values at byte {offset} has {length} bytes of values: expected at least 0, within "
                     f"the file of {self.size} bytes"
@@ -165,7 +165,7 @@ class Records(FileBytes):
             headers.append((kind, length))
         return headers
 
-    def find_values(self, kind: int) -> int:
+    def find_values_offset(self, kind: int) -> int:
         """Return the offset of the values in a VVR or a CVVR, from the start of the record."""
         return self.header if kind == VVR else self.make_struct("OiiO").size
 

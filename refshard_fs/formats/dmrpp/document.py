@@ -57,7 +57,7 @@ class Variable(msgspec.Struct):
     """A variable, with texts as they are in the document. ``inline`` are values in the document: (element, text).
 
     An item of ``dims`` is the path of a shared dimension, or the size of an unnamed one. Structures have ``members``.
-    The lists from ``offsets`` on have an item for each chunk.
+    The lists from ``offsets`` on have an item for each chunk or linked block.
     """
 
     path: str
