@@ -188,9 +188,10 @@ class DirectArray(BackendArray):
                 size = self._chunk_size
                 threads = 1 if is_plain else min(_count_threads(), self._fs.source.memory // size)
                 together = max(COPIED // size, threads, 1)
+                out = selection.out
                 for some in iterate_batches(numbers, together):
-                    self._read_now(selection, parts, some, entries)
-                return selection.out
+                    out = self._read_now(selection, parts, some, entries)  # of one chunk, another array
+                return out
             return self._fs.source.wait(self._read, selection)
         return np.asarray(self._open_by_zarr()[key], self.dtype)
 

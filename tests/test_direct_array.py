@@ -289,6 +289,17 @@ def test_large_local_chunks_are_decoded_by_several_threads(tmp_path: Path, monke
     assert len(threads - {threading.get_ident()}) > 1
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_large_local_chunk_is_read_whole(tmp_path: Path, shuffle: bool) -> None:
+    values = np.arange(1 << 16, dtype="<i4")
+    encoding = {"a": {"zlib": True, "shuffle": shuffle, "chunksizes": values.shape}}
+    xr.Dataset({"a": ("x", values)}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding=encoding)
+    options = {"max_memory": values.nbytes}
+    for chunks in (None, {}):
+        ds = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend, storage_options=options, chunks=chunks)
+        np.testing.assert_array_equal(ds["a"].values, values)
+
+
 @pytest.mark.parametrize(("is_main", "most"), [(True, 2), (False, 1)])
 def test_large_local_chunks_that_wait_fit_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_main: bool, most: int
