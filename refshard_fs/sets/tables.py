@@ -185,7 +185,11 @@ def convert_to_place(value: Any, dim: str, url: str) -> Place:
     elif hasattr(value, "to_pydatetime"):
         value = value.to_pydatetime(warn=False)
     if isinstance(value, str) and dim == "time":
-        value = datetime.fromisoformat(value)
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            expected = "expected a time such as '2024-01-31T12:00'"
+            raise ValueError(f"{url!r} comes with {dim} = {value!r}: {expected}") from None
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if isinstance(value, datetime):

@@ -58,6 +58,11 @@ def test_table_with_invalid_dimensions_or_values_is_refused() -> None:
         parse_placed_sources([("a.nc", {"band": None})])
 
 
+def test_text_that_is_not_a_time_is_an_error_with_its_url() -> None:
+    with pytest.raises(ValueError, match=r"^'a\.nc' comes with time = 'yesterday': expected a time such as"):
+        parse_placed_sources([("a.nc", {"time": "yesterday"})])
+
+
 def test_incomplete_stac_items_are_refused() -> None:
     with pytest.raises(ValueError, match="expected assets in each item, got an item with no assets"):
         parse_placed_sources([make_item()])
