@@ -33,7 +33,10 @@ _KINDS: Final = "biufSU"  # numpy's kinds of the types that can be assigned
 
 
 class AssignedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An array that a selection adds: its dimensions, numpy's name of its type, and its values, little-endian."""
+    """An array that a selection adds: its dimensions, numpy's name of its type, and its values as base64.
+
+    The values are little-endian, in C order.
+    """
 
     dims: tuple[str, ...]
     dtype: str
@@ -43,13 +46,15 @@ class AssignedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     @classmethod
     def of(cls, name: str, value: Any) -> AssignedArray:
-        """Make an array of an argument of xarray's ``assign_coords``: values, ``(dims, values[, attrs])``, an array."""
+        """Make an array of values, of ``(dims, values[, attrs])`` or of xarray's arrays, as ``assign_coords`` does."""
         dims: Any
         attrs: Mapping[str, Any] = {}
         match value:
-            case tuple() if len(value) in (2, 3):
+            case tuple() if len(value) in (2, 3) and isinstance(value[0], str | list | tuple):
                 dims, value, attrs = value if len(value) == 3 else (*value, {})
                 dims = (dims,) if isinstance(dims, str) else tuple(dims)
+                if not isinstance(attrs, Mapping):
+                    raise TypeError(f"assign={{{name!r}: ...}}: expected attributes as a mapping, got {attrs!r:.200}")
             case _ if hasattr(value, "dims") and hasattr(value, "values"):
                 dims, value, attrs = tuple(value.dims), value.values, value.attrs
             case _:
@@ -111,8 +116,9 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     A name without a slash means the variables, or groups, of that name in every group; a name with a slash is one path
     ("/air" in the root). ``isel`` has bounds of slices. ``squeeze`` names dimensions of length 1 to drop, or is True
-    for all. ``assign`` has, by path, arrays that are added, or that replace arrays of the source. If ``lenient``, names
-    that the source lacks are ignored, except in ``isel`` and ``squeeze``: it is one of several, and others have them.
+    for all. ``assign`` has, by path, arrays that are added, or that replace arrays of the source. A ``lenient`` choice
+    is for one of several sources, which may lack names, but not all names in ``keep``, nor any dimension in ``isel`` or
+    ``squeeze``.
     """
 
     drop: tuple[str, ...] = ()
@@ -169,7 +175,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def only_leaves_out(self) -> bool:
-        """Whether all shown arrays are unchanged, and have their paths in the source."""
+        """Whether the choice changes neither the arrays that are shown, nor their paths."""
         return self == Choice(self.drop, self.keep, lenient=self.lenient)
 
     def to_json(self) -> dict[str, Any]:
@@ -206,5 +212,10 @@ def _parse_bounds(dim: str, value: Any) -> tuple[int | None, int | None]:
         raise TypeError(f"isel={{{dim!r}: {value!r}}}: expected an integer or a slice: chunks hold successive elements")
     if value.step not in (None, 1):
         raise ValueError(f"isel={{{dim!r}: {value!r}}}: expected a slice with step 1: chunks hold successive elements")
-    start, stop = (None if bound is None else index(bound) for bound in (value.start, value.stop))
+    try:
+        start, stop = (None if bound is None else index(bound) for bound in (value.start, value.stop))
+    except TypeError as e:
+        raise TypeError(
+            f"isel={{{dim!r}: {value!r}}}: expected integers as the bounds of a slice; sel= takes labels"
+        ) from e
     return start, stop

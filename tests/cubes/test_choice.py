@@ -68,6 +68,22 @@ def test_arguments_of_another_type_are_errors(argument: str, value: Any, said: s
         Choice.of(**{argument: value})
 
 
+def test_assigned_tuple_of_two_numbers_is_its_values() -> None:
+    two = Choice.of(assign={"m": (1, 2)}).assign["m"]
+    assert (two.dims, two.shape) == (("m",), (2,))
+
+
+@pytest.mark.parametrize("bounds", [slice(0, 1.5), slice("a", None)])
+def test_bounds_of_another_type_are_errors_with_the_dimension(bounds: Any) -> None:
+    with pytest.raises(TypeError, match=r"^isel={'x': slice.*: expected integers as the bounds of a slice"):
+        Choice.of(isel={"x": bounds})
+
+
+def test_assigned_attributes_of_another_type_are_errors() -> None:
+    with pytest.raises(TypeError, match=r"^assign={'m': \.\.\.}: expected attributes as a mapping, got 5"):
+        Choice.of(assign={"m": ("x", [1, 2], 5)})
+
+
 def test_attributes_that_json_cannot_express_are_errors() -> None:
     with pytest.raises(TypeError):
         Choice.of(attrs={"a": {"b": object()}}).to_json()
