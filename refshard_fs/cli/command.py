@@ -34,7 +34,10 @@ class Argument(NamedTuple):
 def argument(
     names: str, help: str, metavar: str = "", choices: str | list[str] = "", group: str = "", **keywords: Any
 ) -> Argument:
-    """Return an argument; the first of ``choices`` is the default. With neither ``choices`` nor ``metavar``: a flag."""
+    """Return an argument. It is a flag without ``choices`` and ``metavar``.
+
+    The default is the first of ``choices``, unless ``keywords`` has another one.
+    """
     if metavar:
         keywords["metavar"] = metavar
     if choices:
@@ -51,10 +54,10 @@ Run = Callable[[Namespace], int | None]
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One command. ``run`` returns the exit status, None for 0. ``example`` has its arguments, for ``--help``.
+    """One command. ``run`` returns the exit status, None for 0. ``--help`` shows the command with ``example``.
 
-    ``sources`` are the names of its sources ("SOURCE...": one or more). A command with sources has the options for
-    opening them. ``json`` adds the option ``--json``.
+    ``sources`` are names of arguments ("SOURCE...": one or more). A command with sources has the options for opening
+    them. ``json`` adds the option ``--json``.
     """
 
     name: str
@@ -96,11 +99,7 @@ def command(
     return make_command
 
 
-# The options for opening sources.
-
-
 def _add_opening_options(parser: ArgumentParser) -> None:
-    """Add the options for opening sources to ``parser``."""
     group = parser.add_argument_group("options for opening sources")
     pairs: Any = {"metavar": "KEY=VALUE", "type": parse_pair, "action": "append"}
     group.add_argument("--fo-option", help="option of the source's filesystem", **pairs)
@@ -130,7 +129,7 @@ def get_opening_options(arguments: Namespace, **defaults: Any) -> dict[str, Any]
         for name in _VERSIONS:  # fsspec's filesystems ignore unknown options, so another version would be shown
             if name in options["target_options"]:
                 raise ValueError(
-                    f"--fo-option has no {name!r}: --option {name}=... chooses the version of a repository"
+                    f"--fo-option has no {name!r}: write --option {name}=..., which chooses the version of a repository"
                 )
     for name in ("remote_protocol", "remote_options"):
         value = getattr(arguments, name)
@@ -208,15 +207,12 @@ def _parse_mapping(text: str) -> dict[str, Any]:
         raise ArgumentTypeError(str(e)) from e
 
 
-# The output of commands. Only terminals get colours. Control characters in keys and URLs are escaped.
-
-
 Style = Literal["", "bold", "red", "green", "yellow"]
 _CODES: Final = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
 
 
 def print_line(text: str = "", style: Style = "") -> None:
-    """Print one line, in colour on a terminal that shows it."""
+    """Print one line, with control characters escaped; use ``style`` only on a terminal with colours."""
     text = escape_controls(text)
     has_colours = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
     print(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and has_colours else text)
@@ -225,8 +221,8 @@ def print_line(text: str = "", style: Style = "") -> None:
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Print ``rows`` in columns below their ``heading``; the columns named ``right`` are aligned on the right.
 
-    The table is at most as wide as the terminal, or 80 columns, unless a word is longer. Long cells are wrapped at
-    spaces. A longer first cell gets a line of its own. Nothing is cut off.
+    The table is as wide as the terminal at most, unless a word is wider. Wrap long cells at spaces. A first cell with a
+    word that is wider than its column gets a line of its own.
     """
     table = [heading, *([escape_controls(cell) for cell in row] for row in rows)]
     widths = _measure_widths(table, shutil.get_terminal_size().columns)
@@ -246,8 +242,9 @@ _WHOLE_WORDS: Final[Any] = {"break_long_words": False, "break_on_hyphens": False
 
 
 def _measure_widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
-    """Return the widths of columns. With two spaces between columns, they fill at most ``most`` characters, if words
-    allow.
+    """Return the widths of columns that, with two spaces between them, fit into ``most`` characters.
+
+    No column but the first is narrower than its longest word.
     """
     columns = list(zip(*table, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -262,17 +259,14 @@ def _measure_widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
 
 
 def print_json(value: Any, **more: Any) -> None:
-    """Print ``value`` as JSON, for programs; with ``more``, these members come before those of ``value``."""
+    """Print ``value`` as JSON, after the members in ``more``."""
     built = msgspec.to_builtins(value)
     built = {**more, **built} if more else built
     print(json.dumps(built, indent=2).replace("\x7f", "\\u007f"))  # in ASCII: no key controls a terminal
 
 
 def print_written(arguments: Namespace, destination: str, what: Sequence[str] = (), files: Iterable[str] = ()) -> None:
-    """Print a summary of written data: ``destination``, ``what``, the size of local ``files``, and the time.
-
-    Without ``files``, count all files at ``destination``.
-    """
+    """Print ``destination``, ``what``, the size of local ``files`` (default: all at ``destination``), and the time."""
     path = Path(destination)
     written = list(map(Path, files)) or (
         [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]

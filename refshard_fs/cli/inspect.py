@@ -189,7 +189,7 @@ def _diff(arguments: Namespace) -> int:
     """Show arrays, metadata and references that differ."""
     from refshard_fs.tools.diff import compare
 
-    # Chunks are compared in their order: no partition of a lazy set is needed a second time.
+    # compare() goes through chunks in their order, so a cache of two partitions is enough.
     difference = compare(*(open_source(arguments, name, cache_size=2) for name in ("A", "B")))
     if arguments.json:
         print_json(difference, same=difference.is_empty)
@@ -275,7 +275,7 @@ def _get(arguments: Namespace) -> None:
             destination = os.path.join(destination, name)
         files, directory = {key: destination}, os.path.dirname(destination) or "."
     os.makedirs(directory, exist_ok=True)
-    # Fetch all keys into a separate directory before the first file appears.
+    # Fetch all keys into a separate directory first: after an error, no file has appeared.
     with show_progress("get") as shown, tempfile.TemporaryDirectory(prefix=".refshard-", dir=directory) as fetched:
         parts = [os.path.join(fetched, str(number)) for number in range(len(files))]
         if len(files) == 1:
@@ -295,7 +295,10 @@ def _make_path_below(directory: str, name: str) -> str:
     root = os.path.realpath(directory)
     path = os.path.join(directory, *name.split("/"))
     if "\0" in name or os.path.isabs(name) or os.path.commonpath([root, os.path.realpath(path)]) != root:
-        raise ManifestError(f"expected a path below {directory!r}, got {name!r}: nothing was written")
+        raise ManifestError(
+            f"expected keys below {directory!r}, got {name!r}: nothing was written. Get the keys that you need one by "
+            "one, without -r"
+        )
     return path
 
 

@@ -31,7 +31,7 @@ _WHERE = (
 
 
 class _Formats(list[str]):
-    """The names of the built-in formats to write; of the sinks of plug-ins, too, after another name is looked up."""
+    """Names of formats: the built-in ones, and those of plug-ins once an unknown name was looked up."""
 
     def __contains__(self, name: object) -> bool:
         if not super().__contains__(name):
@@ -195,7 +195,6 @@ def _concat(arguments: Namespace) -> None:
 
 
 def _get_arguments(arguments: Namespace, *names: str) -> dict[str, Any]:
-    """Return the arguments of the command line with these names."""
     return {name: getattr(arguments, name) for name in names}
 
 

@@ -1,8 +1,8 @@
 """Run the command ``refshard``, which shows and checks sources, and writes references in other formats.
 
-Exit status: 0; 1 if ``check`` finds errors, ``diff`` a difference, or ``rule check`` other files than the rule says; 2
-if the command line is wrong, or a source or a key cannot be read. Then one line on stderr has the reason, except of
-``check``, which reports a source that cannot be read as a finding.
+Exit status: 0; 1 if ``check`` finds errors, ``diff`` a difference, or ``rule check`` files that differ from the rule; 2
+after any other error; 130 after an interrupt. With status 2, stderr has the reason in one line; if ``check`` cannot
+read a source, the reason is a finding.
 """
 
 from __future__ import annotations

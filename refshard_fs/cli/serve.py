@@ -70,14 +70,18 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as e:
-        raise OSError(e.errno, f"cannot listen on {host!r}, which is no address of this machine: {e.strerror}") from e
+        raise OSError(
+            e.errno, f"cannot listen on {host!r}: expected an address of this machine for --host: {e.strerror}"
+        ) from e
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except OSError as e:
         listening.close()
-        raise OSError(e.errno, f"cannot listen on port {port} of {host}: {e.strerror}") from e
+        raise OSError(
+            e.errno, f"cannot listen on port {port} of {host}: {e.strerror}: choose another --port or --host"
+        ) from e
     return listening
 
 

@@ -75,7 +75,9 @@ def test_check_of_an_unreadable_source_exits_with_2(
 def test_version_as_an_option_of_the_filesystem_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """fsspec's local filesystem ignores it, so the branch main would be shown."""
     assert main(["info", str(Path(__file__).parents[1] / "data/icechunk"), "--fo-option", "branch=next"]) == 2
-    assert "--fo-option has no 'branch': --option branch=... chooses the version" in capsys.readouterr().err
+    assert (
+        "--fo-option has no 'branch': write --option branch=..., which chooses the version" in capsys.readouterr().err
+    )
 
 
 def test_check_and_its_usage_errors_name_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

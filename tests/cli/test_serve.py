@@ -115,4 +115,4 @@ def test_unusable_port_or_host_is_named(tmp_path: Path, capsys: pytest.CaptureFi
         main(["serve", str(tmp_path / "refs.json"), "--port", "99999"])
     assert "expected a number from 0 to 65535, got '99999'" in capsys.readouterr().err
     assert main(["serve", str(tmp_path / "refs.json"), "--host", "no host"]) == 2
-    assert "cannot listen on 'no host', which is no address of this machine" in capsys.readouterr().err
+    assert "cannot listen on 'no host': expected an address of this machine for --host" in capsys.readouterr().err
