@@ -54,7 +54,7 @@ MAIN_BRANCH: Final = "main"
 OTHER_CREDENTIALS: Final = ("profile", "session", "sas_token", "connection_string", "credential")  # fsspec's options
 REMAINS: Final = {"snapshots", "transactions", "repo#1"}  # left by a killed process that created the repository
 OLDEST: Final = (2, 3)  # version of icechunk, as setup.cfg has it
-_MADE_TWICE: Final = "another process created the repository {} meanwhile: nothing was written"
+_MADE_TWICE: Final = "another process created the repository {} meanwhile: nothing was written; save again"
 _WHY: Final = "they are not ranges of objects that Icechunk can read"
 
 IntArray = npt.NDArray[np.int64]
@@ -142,9 +142,6 @@ def translate_errors(url: str) -> Iterator[None]:
         raise OSError(sanitize(f"Icechunk cannot write to {url}: {reason}{advice}")) from e
 
 
-# The repository, and the stores that its virtual chunks lie in.
-
-
 def _open_repository(storage: Any, destination: Destination) -> tuple[Any, bool]:
     """Return the repository, which is created if it does not exist, and whether it is new."""
     icechunk = _require_icechunk()
@@ -195,7 +192,10 @@ def commit(repository: Any, branch: str, session: Any, message: str | None, orig
         else:  # create the branch last, so that readers never see it without its commit
             repository.create_branch(branch, session.flush(message, metadata=metadata))
     except (icechunk.ConflictError, icechunk.AlreadyExistsError) as e:
-        raise ConflictError(f"another process committed to the branch {branch!r}: nothing was written") from e
+        raise ConflictError(
+            f"another process committed to the branch {branch!r}: nothing was written. Open the repository again, and "
+            "repeat your writes"
+        ) from e
 
 
 def make_storage(url: str, options: Mapping[str, Any]) -> Any:
@@ -292,7 +292,7 @@ class VirtualStores:
         return stores
 
     def save(self, storage: Any) -> None:
-        """Add the stores to the configuration of a repository. A store that is known stays, unless the user gave it."""
+        """Add the stores to the configuration of a repository; only the user's stores replace known ones."""
         icechunk = _require_icechunk()
         config = icechunk.Repository.fetch_config(storage) or icechunk.RepositoryConfig.default()
         known = tuple(config.virtual_chunk_containers or ())
@@ -377,13 +377,10 @@ def _make_location(url: str | None) -> str | None:
     return None
 
 
-# Documents, virtual chunks and native chunks.
-
-
 def _divide_documents(references: ReferenceStream) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Return the documents for a repository, and the keys outside of arrays that it cannot hold.
+    """Return the documents for a repository, and the keys that it cannot hold.
 
-    Keys within an array are among the documents: they may be chunks that do not fit the metadata, which is an error.
+    The keys within an array count as documents: a chunk that does not fit the metadata must be an error.
     """
     documents, left_out = [], []
     for key, value in references.documents():
@@ -458,7 +455,10 @@ def _refuse_empty(array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -
     rows = np.flatnonzero((chunks.ranges.targets != NO_TARGET) & (chunks.ranges.lengths == 0)).tolist()
     for row in (*rows, *(row for row, data in chunks.inline.items() if not data)):
         key = join(array, grid.tail(numbers.start + row))
-        raise ManifestError(f"{key!r} has no bytes: an Icechunk repository cannot hold a chunk of length 0")
+        raise ManifestError(
+            f"{key!r} has no bytes: an Icechunk repository cannot hold a chunk of length 0. Save the set as JSON or "
+            "parquet"
+        )
 
 
 async def put_virtual(
@@ -470,7 +470,8 @@ async def put_virtual(
     """
     if max(grid.counts, default=0) > MOST_CHUNKS:
         raise ManifestError(
-            f"{array!r} has {grid.counts} chunks: Icechunk holds at most {MOST_CHUNKS} along a dimension"
+            f"{array!r} has {grid.counts} chunks: Icechunk holds at most {MOST_CHUNKS} along a dimension. Save the set "
+            "as JSON or parquet"
         )
     _refuse_empty(array, grid, numbers, chunks)
     locations = stores.locate(chunks.urls)

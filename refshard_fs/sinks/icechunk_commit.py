@@ -55,7 +55,7 @@ class IcechunkCommit:
             self._add(key, None if edit is REMOVED else make_entry(edit))
 
     def run(self) -> None:
-        """Make the commit."""
+        """Commit all edits, or none; ConflictError if the branch has another snapshot than when it was opened."""
         with translate_errors(self._url):
             self._commit()
 

@@ -189,7 +189,7 @@ class ParquetCommit:
         return (path for path in self._kept if path.count(".", path.rfind("/") + 1) == 3)
 
     def _may_rename(self) -> bool:
-        """Return whether partitions are to be renamed, and no other process does that; local processes use a lock."""
+        """Return whether partitions are to be renamed, and no other process renames them. Local sets have a lock."""
         is_abandoned = self._now - self._layout.renaming_since > ABANDONED
         is_free = self._store.is_local or not self._layout.renamed or is_abandoned
         return bool(self._renamed) and is_free
@@ -200,8 +200,8 @@ class ParquetCommit:
         Files in ``gone``, which were kept long enough, are removed.
         """
         with self._store.lock():
-            made = self._document.made
-            if made is not None and not is_same_version(made, self._store.find_version(PARQUET)):
+            facts = self._document.new_facts
+            if facts is not None and not is_same_version(facts, self._store.find_version(PARQUET)):
                 return  # a later commit does all of this
             unique = self._copy(time.monotonic() + TIDYING)
         if unique is not None:
@@ -233,7 +233,7 @@ class ParquetCommit:
 
     def _replace_document(self, data: bytes) -> None:
         """Replace the document that this commit has put."""
-        Document(self._url, self._stores, self._document.made).put(data)
+        Document(self._url, self._stores, self._document.new_facts).put(data)
 
 
 def _leave_partitions() -> None:

@@ -285,7 +285,11 @@ def test_saved_store_settings_change_only_by_virtual_stores(tmp_path: Path) -> N
     [
         ("a.icechunk", {"branch": 3}, "invalid branch=3: expected a text"),
         ("a.icechunk", {"brnch": "next"}, "no argument brnch=: did you mean branch="),
-        ("a.json", {"message": "text"}, "no argument message= for format='json': only 'icechunk' has it"),
+        (
+            "a.json",
+            {"message": "text"},
+            "no argument message= for format='json': leave it out, or save with format='icechunk'",
+        ),
         ("a.icechunk", {"virtual_stores": {"s3://b/": "eu"}}, "invalid virtual_stores=.*expected an object such as"),
     ],
 )
