@@ -1,1 +1,1 @@
-"""Write whole objects in the filesystems of the pool, on condition that an object has the version that was read."""
+"""Write whole objects; a write can require that the object still has the version that was read."""

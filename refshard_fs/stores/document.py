@@ -28,7 +28,7 @@ class Document:
         self._object = Objects(url, stores)
         self._condition: Condition = ABSENT if expected is None else expected
         self._sent: set[bytes] = set() if sent is None else sent
-        self.made: Facts | None = None  # the version after the replacement
+        self.new_facts: Facts | None = None  # the size and version after the replacement
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
@@ -40,7 +40,7 @@ class Document:
             with self._lock_for_commit():
                 with self._object.stream("", self._condition, durable=True) as file:
                     yield file
-                self.made = self._object.get_facts("")
+                self.new_facts = self._object.get_facts("")
         else:
             with tempfile.TemporaryFile() as file:
                 yield file
@@ -53,15 +53,15 @@ class Document:
         self._sent.add(sent)
         with self._lock_for_commit(is_first=not known):
             try:
-                made = self._object.put("", (data,), self._condition)
+                new_facts = self._object.put("", (data,), self._condition)
             except ConflictError as e:
                 if not known and e.is_certain:
                     self._sent.discard(sent)
                 stored = self._object.fetch("") if known else None
                 if stored is None or compute_checksum([stored.data]) not in known:
                     raise
-                made = self._object.put("", (data,), stored.facts)
-            self.made = made or self._object.get_facts("")
+                new_facts = self._object.put("", (data,), stored.facts)
+            self.new_facts = new_facts or self._object.get_facts("")
         self._sent.clear()
 
     def may_be_stored(self, data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Store objects as local files: each is written to a draft, which is renamed, and synced before if asked."""
+"""Store objects as local files: write a draft, sync it if it must be durable, and rename it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put and remove whole objects below a URL; with a condition, only an object of the version that was read before."""
+"""Put, list and remove whole objects below a URL, on condition of their versions if needed."""
 
 from __future__ import annotations
 
@@ -121,15 +121,12 @@ class Objects:
         return found
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the objects ``names``, requested in parallel."""
+        """Return the bytes of the objects ``names``, requested in parallel."""
         paths = {self.path(name): name for name in names}
         return {paths[path]: data for path, data in self.store.read(list(paths)).items()}
 
     def find(self, below: str) -> dict[str, Facts]:
-        """Return the facts of all objects below the directory ``below`` (empty: the URL), by name, as listed.
-
-        Drafts of killed writers are left out.
-        """
+        """Return the facts of all objects but drafts below the directory ``below`` (empty: the URL), by name."""
         store, root = self._open()
         store.fs.invalidate_cache()
         try:
@@ -173,7 +170,7 @@ class Objects:
         return self.store.put(self._place_of(name), parts, condition, durable=durable)
 
     def put_all(self, objects: Mapping[str, bytes]) -> None:
-        """Put several objects, by name."""
+        """Put several objects, by name, in parallel. Local files are not synced to the disk."""
         with ThreadPoolExecutor(PUT_AT_ONCE) as pool:
             list(pool.map(lambda name: self.put(name, (objects[name],), durable=False), objects))
 
@@ -182,7 +179,7 @@ class Objects:
     ) -> contextlib.AbstractContextManager[BinaryIO]:
         """Yield a file that replaces the object ``name`` when the block ends without an error.
 
-        Only local files have a ``condition``.
+        ``condition`` and ``durable`` apply to local files only.
         """
         self._sweep_drafts_of(name)
         return self.store.stream(self._place_of(name), condition, durable=durable)
@@ -280,8 +277,8 @@ class Objects:
     def _replace_all(self, drafts: _Drafts) -> None:
         """Copy the ``drafts`` to their names, the last written one at the end; remove old objects with other names.
 
-        The last object is the one that readers open first. If other drafts replace old objects, the old last object is
-        removed before: otherwise readers would take old and new objects for one set.
+        Readers open the object first that is copied last. If other drafts replace old objects, the old object of this
+        name is removed before: otherwise readers would take old and new objects for one set.
         """
         names, folder = drafts.list_in_order(), f"{self.name_of(drafts.url)}/"
         replaced = {name for name in self.find("") if not name.startswith(folder)}

@@ -15,7 +15,7 @@ from typing import Final
 
 from refshard_fs.targets.local import is_draft
 
-UNTOUCHED: Final = 3600.0  # a draft is stale if it is not locked, and was not changed for so many seconds
+UNTOUCHED: Final = 3600.0  # seconds: a draft is stale if it is not locked, and has not changed for this time
 
 
 def lock_draft(descriptor: int) -> None:

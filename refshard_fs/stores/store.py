@@ -86,7 +86,7 @@ call_in_child(_locks.clear)
 
 
 class Store:
-    """A filesystem that any thread may call; ``loop`` runs its coroutines."""
+    """A filesystem that any thread may call; if it is asynchronous, ``loop`` runs its coroutines."""
 
     is_local = False  # whether objects are local files
     logs_requests = False  # whether the filesystem logs its requests
@@ -170,7 +170,7 @@ class Store:
                 return ObjectBytes(load_file(file), facts)
 
     def read(self, paths: list[str]) -> dict[str, bytes]:
-        """Return the objects at ``paths``, requested in parallel."""
+        """Return the bytes of the objects at ``paths``, in parallel if the filesystem can."""
         if any(map(has_magic, paths)):  # `cat` takes such a name for a pattern
             if has_coroutines(self.fs):
                 found = self.call("cat_ranges", paths, None, None, on_error="raise")
@@ -248,7 +248,7 @@ class Store:
     def stream(self, place: Place, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
         """Yield a file that replaces an object when the block ends without an error.
 
-        Only local files have a ``condition``.
+        ``condition`` and ``durable`` apply to local files only.
         """
         with self._upload_file(place.path, self.call) as file:
             yield file
@@ -262,7 +262,7 @@ class Store:
             call("put_file", whole, path)
 
     def copy(self, path: str, new: Place) -> None:
-        """Copy an object."""
+        """Copy the object at ``path`` to ``new``, through this machine if the filesystem cannot copy."""
         try:
             self.call("cp_file", path, new.path)
         except NotImplementedError:  # for example, FTP

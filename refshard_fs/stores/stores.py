@@ -1,4 +1,4 @@
-"""Open stores for writing, from the same pool of filesystems as for reading."""
+"""Open stores for writing, with the options, credentials and rules that apply to reads of the same URL."""
 
 from __future__ import annotations
 
