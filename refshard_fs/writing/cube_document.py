@@ -17,10 +17,10 @@ REMARK: Final = "only refshard can read this document"
 
 
 def make_cube_document(source: Source) -> ConcatDocument | None:
-    """Return the document of the cube that ``source`` shows, with its selections; None if it shows another source.
+    """Return the document of the cube that ``source`` shows, with its selections; None if it does not show a cube.
 
-    URLs are as they are written; `KeySpace.resolve` of the cube makes them absolute. A copy of the document is the
-    user's own: TargetNotAllowed if the document is not, and names a URL that a copy may not take over.
+    URLs stay as they are written; `KeySpace.resolve` of the cube makes them absolute. Raise TargetNotAllowed for a URL
+    that ``source`` may not open with the user's credentials: the saved document would be the user's own, and could.
     """
     cube = source.open().cube
     if cube is None:

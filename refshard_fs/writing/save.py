@@ -52,8 +52,8 @@ def save(
     """Write the references of ``keyspace`` to ``url``. Relative URLs are changed, so that targets stay the same.
 
     Return a remark for the user, such as a line about copies in an object beside the set; or None. Raise ManifestError,
-    which names the key, if the format cannot hold a reference: then nothing is written. Raise FileExistsError if the
-    set at ``url`` is read, or if a directory there is not empty, unless ``overwrite`` permits to replace a set in it.
+    which names the key, if the format cannot hold a reference: then nothing is written. Raise FileExistsError if
+    ``url`` is the source, or a directory that is not empty, unless ``overwrite`` permits to replace the set in it.
     """
     sink = find_sink(format)
     settings = {name: options[name] for name in sink.settings if name in options}
@@ -107,7 +107,10 @@ def _check_settings(sink: Sink, options: Iterable[str]) -> None:
     sinks = {setting: known.name for known in load_sinks().values() for setting in known.settings}
     for name in options:
         if name in sinks:
-            raise TypeError(f"save has no argument {name}= for format={sink.name!r}: only {sinks[name]!r} has it")
+            raise TypeError(
+                f"save has no argument {name}= for format={sink.name!r}: leave it out, or save with "
+                f"format={sinks[name]!r}"
+            )
         near = difflib.get_close_matches(name, sinks, 1, 0.8)
         if near:
             raise TypeError(f"save has no argument {name}=: did you mean {near[0]}=?")

@@ -134,7 +134,6 @@ class Writer:
         return found
 
     async def remove(self, key: str) -> None:
-        """Remove ``key``."""
         await self._stage("d", key)
         self.overlay.put(key, REMOVED)
 
