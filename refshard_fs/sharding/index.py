@@ -184,8 +184,8 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
                 f"slot {int(half_empty.argmax())} of its index is half empty: expected both or neither of offset and "
                 "length to be all ones"
             )
-        # A chunk must not overlap the index, nor exceed the end of the shard. An empty chunk may be in an index at the
-        # start.
+        # A chunk must not overlap the index, nor exceed the end of the shard. An empty chunk may lie within an index
+        # at the start.
         first = 0 if self.at_end else self.length
         last = _LAST if size is None else np.uint64(max(size - (self.length if self.at_end else 0), 0))
         wrong = present & ((offsets > last) | (lengths > last) | (lengths > last - np.minimum(offsets, last)))

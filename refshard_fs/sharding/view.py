@@ -130,7 +130,7 @@ class ShardView(ArrayView[ArrayInfo]):
         yield from self._documents.register_arrays(marks, ArrayInfo)
 
     def find_array_info(self, path: str) -> Steps[ArrayInfo | None]:
-        """Return the facts about the array ``path``, after reading its metadata if needed; None if there is none."""
+        """Return the facts about the array ``path``, whose metadata are read if needed; None without such an array."""
         if path not in self._documents.arrays:
             yield from run_together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
         return self._documents.arrays.get(path)
