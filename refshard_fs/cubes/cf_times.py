@@ -37,8 +37,8 @@ _NAMES: Final = {
     10**3: "microseconds",
     1: "nanoseconds",
 }  # the longest first
-# Most sources mean whole seconds: 1/24 day is an hour. A number means the closest multiple of the first of these
-# grains (nanoseconds) that is coarser than the number's precision.
+# Most sources mean whole seconds: 1/24 day is an hour. A number means the closest multiple of one of these grains
+# (nanoseconds), the first one tried first, if both differ by no more than the number's precision.
 _GRAINS: Final = (SECOND, 10**6, 10**3)
 _SLACK: Final = 10**6  # the most nanoseconds by which a number, of any type, may differ from the instant that it means
 GREGORIAN: Final = ("standard", "proleptic_gregorian")
@@ -73,8 +73,8 @@ class TimeUnits(NamedTuple):
     def convert(self, values: npt.NDArray[Any], to: TimeUnits, *, rounded: bool = False) -> npt.NDArray[Any]:
         """Convert numbers of these units to other units, with 64 bits; ValueError if an instant would change.
 
-        A floating-point number means a whole second if it differs from the second by less than the precision of its
-        type. With ``rounded``, an instant without an exact floating-point number becomes the closest number. NaN stays
+        A floating-point number means a whole second, millisecond or microsecond if the difference is at most the
+        precision of its type. With ``rounded``, an instant without an exact number becomes the closest one. NaN stays
         NaN.
         """
         if self.calendar != to.calendar:
@@ -117,7 +117,7 @@ class TimeUnits(NamedTuple):
     def snap(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return ``values`` in which numbers that mean the same instant are equal.
 
-        A number that means a whole second becomes the floating-point number closest to that second.
+        A number that means a whole second, millisecond or microsecond becomes the number closest to it.
         """
         if values.dtype.kind != "f":
             return values
@@ -157,7 +157,7 @@ def is_time(attributes: Mapping[str, Any]) -> bool:
 
 
 def get_calendar(attributes: Mapping[str, Any]) -> str:
-    """Return the name of a calendar; if CF has several names for a calendar, always the same name."""
+    """Return the calendar in ``attributes``, by one of its names in CF: always the same one, in small letters."""
     calendar = str(attributes.get("calendar") or "standard").lower()
     return _SYNONYMS.get(calendar, calendar)
 

@@ -15,8 +15,7 @@ from refshard_fs.errors import ManifestError
 def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
     """Apply ``choice`` to ``nodes``, which are changed; return the shown nodes by their new paths.
 
-    ManifestError, with the names that exist, for a name that the source does not have; a lenient choice needs only one
-    of the names to keep, and the dimensions that it cuts or drops.
+    ManifestError, with the names that exist, for a name that the source does not have and that ``choice`` requires.
     """
 
     def find(name: str, argument: str) -> list[str]:

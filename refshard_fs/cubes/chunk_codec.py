@@ -86,10 +86,9 @@ class ChunkDecoder:
         return flat.reshape(chunks, order=meta.order)
 
     def _inflate(self, data: bytes) -> bytes | bytearray | None:
-        """Decode the first codec of a chunk, if that can be limited to the size of a chunk; else return None.
+        """Decode the first codec of a chunk, if the decoder can stop at the size of a chunk; else return None.
 
-        Other chunks have to be checked before they are decoded. Those that state no size would be decoded for the
-        check.
+        Then `check_chunk` checks the chunk first, which means to decode it twice if it does not state its size.
         """
         if not self._first_limits:
             return None
@@ -117,8 +116,8 @@ def describe_codecs(meta: ArrayMeta) -> str:
 class _SignChange:
     """Decode as numcodecs' FixedScaleOffset does where it only makes signed integers unsigned, or the reverse.
 
-    FITS and NetCDF have unsigned integers only so. Flipping the first bit takes a quarter of the time of the floats
-    with which numcodecs computes.
+    FITS stores unsigned integers in this way. Flipping the first bit takes a quarter of the time of the floats with
+    which numcodecs computes.
     """
 
     codec_id = "fixedscaleoffset"

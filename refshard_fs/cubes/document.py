@@ -126,7 +126,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     - ``beside``: documents whose arrays are shown together with those of this one.
     - ``view``: choices that are applied, in order, to the whole cube.
     - ``lost``: by URL, why a set could not be read when sets were joined.
-    - ``preprocess``: the function that chose the `select` of pieces, for information; nothing calls it.
+    - ``preprocess``: the name of the function that chose the `select` of pieces, for information only.
     """
 
     pieces: tuple[Piece, ...]
@@ -269,7 +269,8 @@ def dump_with_marker(document: Mapping[str, Any]) -> bytes:
 
 def _parse_piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
     if line.of is None and (line.length is None or line.places or line.take):
-        raise ValueError("expected a gap, [null, length] or [null, length, coordinate]")
+        found = zarrmeta.shorten(msgspec.to_builtins(line))
+        raise ValueError(f"expected a gap as [null, length] or [null, length, coordinate], found {found}")
     document = ConcatDocument.of(line.of, where, depth + 1) if isinstance(line.of, dict) else None
     url = line.of if isinstance(line.of, str) else ""
     length = given.length if line.length is None else line.length

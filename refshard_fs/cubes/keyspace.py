@@ -2,7 +2,8 @@
 
 A look-up translates the key to a key of a piece, which is opened when it is first needed. Arrays along the dimension
 have the chunks of all pieces, and the first piece's metadata with the whole length. Everything else comes from the
-first piece. If an array of a piece does not fit the array of the first piece, or the document, reading it is an error.
+first piece. If an array of a piece does not fit the array of the first piece, or the document, reading it raises an
+error.
 """
 
 from __future__ import annotations

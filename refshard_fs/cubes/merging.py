@@ -1,4 +1,4 @@
-"""Show several sources as one, each with arrays that the others lack; and apply choices to a source. No I/O here."""
+"""Show several sources with different arrays as one, and apply choices to a source. No I/O here."""
 
 from __future__ import annotations
 

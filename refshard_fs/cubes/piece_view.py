@@ -1,4 +1,4 @@
-"""Mark the needs of a piece that is not the user's own with the server of the piece: its rules apply to them.
+"""Mark the needs of a piece with the server that the piece comes from, whose rules then apply to these needs.
 
 Nothing is read here. The needs of a piece within a piece have both origins, and must be permitted for both.
 """

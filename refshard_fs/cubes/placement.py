@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 
 class Placement(msgspec.Struct, frozen=True, dict=True):
-    """The places of a piece's elements along a dimension where the piece has only some elements: runs, in its order.
+    """The places of a piece's elements along a dimension where the piece has only some elements.
 
-    A run has the place of its first element, and its length. If ``shown`` is not None, only elements at the first
-    ``shown`` places are shown.
+    A run of elements has the place of its first element, and its length; ``runs`` are in the order of the piece. If
+    ``shown`` is not None, only elements at the first ``shown`` places are shown.
     """
 
     runs: tuple[tuple[int, int], ...]

@@ -2,7 +2,7 @@
 
 Files of an archive are almost alike: one has another compression, another packs the same quantity with other numbers.
 Recoded chunks have exactly the values that CF's attributes mean (scale_factor, add_offset, _FillValue, missing_value;
-CF conventions, section 8.1). If a value cannot be stored exactly, reading its chunk is an error that says why; but
+CF conventions, section 8.1). If a value cannot be stored exactly, reading its chunk raises an error that says why; but
 times in floating-point numbers become the closest numbers.
 """
 
