@@ -53,9 +53,6 @@ from refshard_fs.tools.survey import (
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
 from refshard_fs.tools.views import EscapedStruct, render_folded, render_paragraph, render_table, render_view
 
-# The results of a check: each finding, the number of findings of each kind, and the numbers of checked items.
-
-
 CheckMode = Literal["head", "read", "full"]
 Severity = Literal["error", "warning"]
 
@@ -152,9 +149,6 @@ class Findings:
             self.counts[kind] = self.counts.get(kind, 0) + more
 
 
-# The metadata of a source, checked.
-
-
 def check_documents(texts: Mapping[str, bytes], found: Findings) -> None:
     """Check each metadata document by itself, and compare consolidated metadata with the documents."""
     documents: dict[str, Mapping[str, Any]] = {}
@@ -208,9 +202,6 @@ def _normalize(document: Mapping[str, Any], where: str) -> object:
         return None
     rest = [document.get(field) for field in ("fill_value", "codecs", "compressor", "filters")]
     return meta.shape, meta.chunks, meta.grid, meta.dtype, meta.order, json.dumps(rest, sort_keys=True)
-
-
-# The byte ranges of all keys, compared with each other and with the sizes of the objects.
 
 
 STAT_TOGETHER: Final = 1024  # targets whose sizes and versions are requested at a time

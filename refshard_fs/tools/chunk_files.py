@@ -82,7 +82,7 @@ def find_files(chunks: PlacedChunks, urls: Sequence[str], requests: Sequence[Pla
 
 
 def _make_strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requests: _Ranges) -> list[Strip]:
-    """Return strips of up to `SHOWN` files, first of files that are read; if there are more files, one of all, too."""
+    """Return strips of at most `SHOWN` files, of requested files first; and a strip of all files if there are more."""
     is_known = chunks.stops != WHOLE
     stops = np.where(is_known, chunks.stops.astype(float), math.inf)
     places = np.flatnonzero(file_of != INLINE)

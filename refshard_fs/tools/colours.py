@@ -29,5 +29,5 @@ def mix_colours(one: str, other: str, share: float) -> str:
 
 
 def resolve_by_day(colour: str) -> str:
-    """Return the colour that a fill has by day, for an attribute of SVG."""
+    """Return the colour of a fill by day, for formats without styles; "none" for an empty fill."""
     return ROLES[colour][0] if colour in ROLES else escape(colour) or "none"

@@ -104,9 +104,6 @@ def _subtract(names: Iterable[str], others: Iterable[str]) -> Keys:
     return tuple(sorted(set(names).difference(others)))
 
 
-# The comparison of metadata by their meaning.
-
-
 Document = Mapping[str, Any] | bytes  # bytes if the document is not a JSON object
 
 
@@ -225,7 +222,7 @@ def _convert(documents: dict[str, Document], path: str) -> None:
 
 
 def _is_implied(path: str, nodes: Mapping[str, bool]) -> bool:
-    """Return whether ``path`` has no metadata among ``nodes`` of version 2, and nodes below it."""
+    """Return whether the ``nodes`` below ``path`` all have version 2, in which a group may lack metadata."""
     below = [is_version_3 for node, is_version_3 in nodes.items() if node != path and is_within(node, path)]
     return bool(below) and not any(below)
 

@@ -27,7 +27,8 @@ from refshard_fs.tools.survey import Extents, PlacedChunks, SurveyedFileSystem, 
 def make_picture(fs: SurveyedFileSystem, array: str | None = None, select: Any = None) -> Picture:
     """Return the picture of ``array``, as `visualize` explains.
 
-    Without ``array``, the picture is of the set; or of its only array, or for a selection of its largest array.
+    Without ``array``, the picture is of the set; if it has only one array, of this array; with ``select``, of the
+    largest array.
     FileNotFoundError if there is no such array; NotListable if its source cannot list chunks; ValueError if its chunks
     form no grid, or ``select`` is not a selection; IndexError if the selection does not fit the array.
     """
@@ -36,7 +37,7 @@ def make_picture(fs: SurveyedFileSystem, array: str | None = None, select: Any =
         named, select, text = *parse_selection(select), select.strip()
         array = array if array is not None or not named else named
         if named and normalise(array or "") != normalise(named):
-            raise ValueError(f"the selection {text!r} names the array {named!r}, but the picture is of {array!r}")
+            raise ValueError(f"select={text!r} names the array {named!r}, but array={array!r}: leave one of them out")
     elif select is not None:
         text = f"{array or ''}[{format_selection(select)}]"
     source = "a source in memory"

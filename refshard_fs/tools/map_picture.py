@@ -22,9 +22,9 @@ from refshard_fs.tools.survey import INLINE, Extents, Positions
 from refshard_fs.tools.text_width import measure_text
 
 GRID_HEIGHT: Final = 320.0  # lengths are in units of the picture
-LARGEST: Final = 56.0  # the most that a side of a cell may have
+LARGEST: Final = 56.0  # the longest side of a cell
 BAR: Final = 14.0  # height of a strip
-TOOLTIPS: Final = 600  # the most cells of a grid whose cells have tooltips
+TOOLTIPS: Final = 600  # a grid with more cells has no tooltips
 LEVELS: Final = 4  # opacities of cells whose chunks exist in part
 ARRAYS: Final = 12  # the most arrays of a set that are named
 
@@ -57,7 +57,7 @@ class Map(msgspec.Struct, frozen=True, eq=False):
 
 
 def draw_map(content: Map) -> Picture:
-    """Draw ``content``."""
+    """Return the picture of ``content``: a heading, the grid of the array or the arrays of the set, and the files."""
     page, files = Page(), format_count(len(content.files.names), "file")
     if content.plane is None:
         name, summary = content.source, f"{format_count(len(content.arrays), 'array')} in {files}"

@@ -1,6 +1,6 @@
 """Open the metadata of a source, without its chunks, with zarr and xarray, to find arrays and groups that they refuse.
 
-This needs both packages. Only the comparison of the lengths of dimensions works without them.
+Trials with a package that is not installed are left out. Names and lengths of dimensions are compared without both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A picture of boxes and lines of text, which is written as SVG, as a page of HTML, or as PNG.
 
 The picture is one column, narrow enough for a phone. Texts are cut so that none overlaps another. Keys and URLs are
-escaped, so that nothing is loaded and no script runs, whatever they contain. Colours follow the viewer's light or dark
-mode.
+escaped, so that nothing is loaded and no script runs, whatever they contain. In SVG and HTML, colours follow the
+viewer's light or dark mode.
 """
 
 from __future__ import annotations

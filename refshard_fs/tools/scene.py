@@ -77,7 +77,7 @@ class Scene(msgspec.Struct, frozen=True):
 
     @property
     def labels(self) -> list[Label]:
-        """The labels, in their order."""
+        """The shapes that are labels, in drawing order."""
         return [shape for shape in self.shapes if isinstance(shape, Label)]
 
 
@@ -88,14 +88,14 @@ ROOM: Final = WIDTH - 2 * MARGIN
 
 
 class Page:
-    """A picture that grows downward: ``y`` is the top of the next shape. Methods add shapes below all earlier ones."""
+    """A picture that grows downward: ``y`` is the top of the next line or section."""
 
     def __init__(self) -> None:
         self.y = MARGIN
         self._shapes: list[Boxes | Label] = []
 
     def make_scene(self, title: str, description: str) -> Scene:
-        """Return the picture."""
+        """Return all shapes, on paper of the height that they need."""
         height = self.y + MARGIN - 4
         paper = Boxes("paper", [Box(0.5, 0.5, WIDTH - 1, height - 1)], stroke="edge", radius=8)
         return Scene(WIDTH, height, (paper, *self._shapes), title, description)

@@ -299,7 +299,7 @@ class _SurveyBuilder:
         )
 
     def _fail(self, key: str, error: Exception) -> None:
-        """Add the ``error`` of looking up ``key`` to the list of faults; raise it if the caller passed no list."""
+        """Add the ``error`` of looking up ``key`` to the list of faults; raise it without a list, and for the root."""
         if self._faults is None or not key:
             raise name_key(key, error)
         self._faults.append((key, error))

@@ -28,7 +28,7 @@ from refshard_fs.core.zarrmeta import ArrayMeta, find_safety_problem
 from refshard_fs.errors import ManifestError, sanitize
 
 PATIENCE: Final = 30.0  # seconds that decoding a chunk may take in another process: 256 MiB take one to three
-MEMORY: Final = 2 << 30  # bytes that decoding it may take: zarr holds a chunk of 256 MiB up to four times
+MEMORY: Final = 2 << 30  # bytes that decoding a chunk may take: zarr holds a chunk of 256 MiB up to four times
 _STARTING: Final = 120.0  # seconds that the process may take to start and to import zarr
 
 StoredChunk = tuple[str, bytes]  # the key of a chunk in its array, and its bytes as stored
@@ -67,7 +67,7 @@ class Trial:
             raise ValueError(f"zarr {zarr.__version__} does not open it: {type(e).__name__}: {e}") from e
 
     def find_problem(self, tail: str, data: bytes) -> Problem:
-        """Return why the chunk with the key ``tail`` in the array cannot be decoded; None if it can."""
+        """Return why the chunk ``tail`` of the array cannot be decoded; None if it can, or is not in the grid."""
         number = self._grid.number(tail)
         if number is None:
             return None
