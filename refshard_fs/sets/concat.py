@@ -117,7 +117,7 @@ def concat(
     With ``lazy=True`` the result is a cube: a small document with the URLs of the sources, their lengths along ``dim``,
     and the values of this coordinate. A source is opened when one of its chunks is read. Its arrays may have other
     codecs, byte orders, types, texts, fill values, ``scale_factor`` and ``add_offset`` than the first source: chunks
-    are recoded exactly when they are read. If a chunk cannot be recoded exactly, reading it is an error with the
+    are recoded exactly when they are read. If a chunk cannot be recoded exactly, reading it raises an error with the
     reason. If ``scale_factor`` or ``add_offset`` differ, the array is shown as 64-bit floating-point numbers. If the
     length of a source is not a multiple of its chunks (months of 28 to 31 days), the array is shown in chunks of the
     length that most sources have.

@@ -80,7 +80,7 @@ class _Concatenation:
         self.digests: dict[str, Hashable] = {}
 
     def make_references(self) -> ReferenceSet:
-        """Join all sets."""
+        """Return the references of the joined set; ManifestError if no variable has the dimension."""
         dims = {dim for part in self.sets for variable in part.variables.values() for dim in variable.dims}
         if self.dim is not None and self.dim not in dims:
             self._check_scalars(self.dim)
@@ -113,8 +113,8 @@ class _Concatenation:
             other = self.sets[known.index(False)]
             what = "cannot be read" if dim in other.variables else "does not exist"
             raise ManifestError(
-                f"no variable has the dimension {dim!r}. The scalar variable {dim!r} would give its values, but it "
-                f"{what} in {other.name}; {self.sets[known.index(True)].name} has it"
+                f"no variable has the dimension {dim!r}. The scalar variable {dim!r} would give its values, as in "
+                f"{self.sets[known.index(True)].name}, but it {what} in {other.name}: leave this set out"
             )
 
     def _add_variable(self, path: str) -> None:

@@ -61,7 +61,7 @@ def name_set_without_values(parts: Sequence[NamedSet], dim: str) -> str:
 
 
 def format_value(value: Any, part: NamedSet, dim: str) -> str:
-    """Format a value of the coordinate of ``dim`` for an error: a time as a date, others with their units."""
+    """Format a value of the coordinate of ``dim`` for an error: a time as a date, others with their units, if any."""
     coordinate = part.find_coordinate(dim)
     attributes = {} if coordinate is None else coordinate.attributes
     return format_time(value, attributes) if isinstance(attributes.get("units"), str) else str(value)

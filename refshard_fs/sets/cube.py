@@ -95,7 +95,7 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
     return _open_part(concat(sources, dim, lazy=True, **arguments), words)
 
 
-cube = open  # a name after the result
+cube = open  # for programs that use the built-in `open`, too
 
 _OF_CONCAT = inspect.signature(concat).parameters.keys() - {"options"}
 _OF_PARTS = ("keep", "drop", "rename", "attrs")
@@ -125,7 +125,7 @@ def _read_table(
 
 
 def _read_file(url: str) -> Steps[bytes]:
-    """Return the bytes of a Parquet file; empty if the file does not exist, or is no Parquet file."""
+    """Return the bytes of a Parquet file; empty if nothing exists at ``url``, or another kind of file."""
     facts = yield Stat(url)
     start = b"" if facts is None else (yield Load(Span(url, 0, min(facts.size, 4)), Raw()))
     data: bytes = (yield Load(Span(url, 0, facts.size), Raw())) if start == b"PAR1" else b""

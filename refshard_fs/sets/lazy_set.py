@@ -1,4 +1,4 @@
-"""A cube in memory: a document that names the joined sets, its parts, which are opened when they are read."""
+"""A cube in memory: a document that names the joined sets, which are opened when they are read."""
 
 from __future__ import annotations
 

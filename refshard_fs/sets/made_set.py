@@ -40,7 +40,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     @property
     def columns(self) -> ReferenceSet:
-        """The columns of the set."""
+        """The references as columns."""
         assert isinstance(self.content, ReferenceSet), "the content of a MadeSet is columns"
         return self.content
 

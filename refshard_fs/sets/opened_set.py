@@ -16,7 +16,7 @@ class FileSystemLike(Protocol):
 
     @property
     def source(self) -> Source:
-        """The source."""
+        """The opened source."""
 
     @property
     def writer(self) -> Writer | None:

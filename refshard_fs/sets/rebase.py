@@ -43,7 +43,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = ..., **op
 
 
 def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", **options: Any) -> MadeSet | LazySet:
-    """Return the set ``fo`` with prefixes of URLs replaced: the longest one that fits is used; each ends at a slash.
+    """Return the set ``fo`` with prefixes of URLs replaced: of each URL, the longest that ends before or at a slash.
 
     ``fo`` is a source or a filesystem; ``options`` are further arguments of `RefShardFileSystem`. Relative URLs become
     absolute before they are compared, and ``file:///data`` is ``/data``. Chunks are not read.

@@ -1,4 +1,4 @@
-"""Save the references of a source, or the document of a cube, in a format that the name of the file tells."""
+"""Save the references of a source, or the document of a cube, in the format of ``format=`` or of the file's suffix."""
 
 from __future__ import annotations
 

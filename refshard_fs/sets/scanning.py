@@ -193,7 +193,7 @@ class _Scanner(Engines):
         )
 
     async def scan_all(self, urls: Sequence[str], found: Found) -> None:
-        """Scan the sources at ``urls``."""
+        """Scan ``urls``, and call ``found`` with the number and the result of each. Errors of ``found`` are raised."""
         rounds = iterate_batches(range(len(urls)), ROUND)
         tasks = [asyncio.create_task(self._scan_rounds(rounds, urls, found)) for _ in range(ROUNDS)]
         try:

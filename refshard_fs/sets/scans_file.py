@@ -167,7 +167,6 @@ class ScansFile:
         return start, len(packed)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

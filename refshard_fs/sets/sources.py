@@ -1,7 +1,7 @@
 """Read the sets to join: their references, and the values of their coordinates.
 
-Sources at URLs are scanned together, by `scanning`. Results of `concat`, and mappings, are used directly. All other
-sources, and those with options that change what a document means, are opened one by one.
+Sources at URLs are scanned together, by `scanning`. Mappings, and results of `concat`, are parsed here if no coordinate
+has to be read. All other sources, and those with options that change what a document means, are opened one by one.
 """
 
 from __future__ import annotations

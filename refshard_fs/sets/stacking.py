@@ -227,7 +227,10 @@ def _add_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
         elif meta.zarr_format == 3 and not _is_simple(meta.raw):
             reason = "its codecs transpose or sharding_indexed depend on the number of dimensions"
         if reason or meta.chunks is None:
-            raise ManifestError(f"{path!r} of {part.name} cannot get the dimension {dim!r}: {reason}")
+            raise ManifestError(
+                f"{path!r} of {part.name} cannot get the dimension {dim!r}: {reason}. concat with drop={path!r} leaves "
+                "the variable out"
+            )
         attributes: Value | None = None
         if meta.zarr_format == 2:
             attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
