@@ -1,1 +1,1 @@
-"""What a filesystem opens: its options, the source itself, and the uncommitted writes to it."""
+"""Options of a filesystem, the opened source, and the uncommitted writes to it."""

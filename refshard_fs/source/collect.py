@@ -58,8 +58,8 @@ ROW_BATCH = 1 << 17  # references of a set in one batch
 class UnreadArrays(NamedTuple):
     """The rule for the arrays whose values a join does not read.
 
-    These are data arrays that have all joined dimensions, ``dims``, and data arrays whose paths are in ``same``: the
-    join takes them from the first set, and does not compare them.
+    Arrays that have all joined dimensions, ``dims``, are joined without being read. Data arrays with paths in ``same``
+    are taken from the first set, and not compared. Coordinates of dimensions are always read.
     """
 
     dims: frozenset[str]
@@ -281,7 +281,8 @@ class Collection:
             self._origins[url] = self._origins.get(url, origin) and origin
             if pin is not None and pin.exact and self._pins.setdefault(url, pin) != pin:
                 raise ManifestError(
-                    f"the references need two versions of {url}, but a set can hold only one version of each URL"
+                    f"the references need two versions of {url}, but a set can hold only one version of each URL: make "
+                    "the references of the older version again"
                 )
         return self.urls.setdefault(url, len(self.urls))
 

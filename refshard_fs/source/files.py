@@ -151,9 +151,6 @@ def _stat(need: Stat) -> Steps[Facts | None]:
     return facts
 
 
-# The version of a key's bytes, for fsspec.
-
-
 async def ukey(source: Source, key: str) -> str:
     """Return a hash of the ranges of ``key`` and the current versions of their targets."""
     entry = await _look_up(source, key)
@@ -195,9 +192,6 @@ async def _stat_targets(source: Source, key: str, entry: Entry) -> list[Facts | 
         except TargetChanged as e:
             found.append(e.reason)
     return found
-
-
-# A key as a file, and all keys as a mutable mapping.
 
 
 class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped

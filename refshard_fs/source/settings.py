@@ -229,9 +229,6 @@ def _route_by_protocol(
     return {name: dict(remote_options or {}) for name in names}
 
 
-# Places of new objects.
-
-
 _READ_ONLY_PROTOCOLS = ("http", "https", "data", "github", "zip", "tar")
 
 

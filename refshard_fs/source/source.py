@@ -49,7 +49,7 @@ from refshard_fs.references.lazy_references import LazyReferences
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, protocol_of
-from refshard_fs.source import recognition as catalog
+from refshard_fs.source import recognition
 from refshard_fs.source.in_memory_source import InMemorySource, get_content
 from refshard_fs.source.options import CachingOptions, Directory, Options
 from refshard_fs.source.settings import Settings, begin_transaction
@@ -64,7 +64,7 @@ Chunks = Sequence[bytes | UnmadeBytes | None]
 
 FIRST_KEYS = 8  # the number of keys that are looked up to see whether looking up all of them needs reads
 DECODED = 32 * MIB  # the most bytes of decoded chunks that a source holds in memory
-INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes of the process: at most so many bytes
+INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes of the process, at most 1 GiB
 
 
 class Engines:
@@ -270,7 +270,7 @@ call_in_child(_after_fork)
 # A `Source`: its key space, reads, and uncommitted writes.
 
 STREAM_PART = 8 * MIB  # bytes of a large key that `Source.stream` reads by one request
-STREAM_PARTS = 4  # so many parts are in memory at a time
+STREAM_PARTS = 4  # the most parts in memory at a time
 _named: weakref.WeakValueDictionary[str, Source] = weakref.WeakValueDictionary()
 _naming = fork_safe(threading.Lock())
 
@@ -351,7 +351,7 @@ class Source(Engines):
         elif isinstance(content := get_content(self.options.source), ReferenceSet):
             with self._opening_now:  # one thread opens it, and the others wait
                 if self._keyspace is None:
-                    steps = self._select(catalog.open_references(content, self._open_options()))
+                    steps = self._select(recognition.open_references(content, self._open_options()))
                     found = self.look_up_now("", steps)
                     if found is not None:
                         self._adopt(Base(found.value, found.value.urls, None), opening)
@@ -370,7 +370,7 @@ class Source(Engines):
         with self._opening_now, contextlib.suppress(Exception):  # one thread opens it, and the others wait
             if self._keyspace is None:
                 INDEXES.discard((options.token, Stat(str(options.source))))
-                steps = self._select(catalog.open_source(str(options.source), self._open_options(), options.format))
+                steps = self._select(recognition.open_source(str(options.source), self._open_options(), options.format))
                 found = self._get_immediate().run(steps)
                 if found is not None:
                     self._adopt(Base(found.value, (), None), opening)
@@ -393,11 +393,11 @@ class Source(Engines):
                 else:
                     start_finding_plugins()
                     self._versions.of(url).is_kept = self.reads_small_files_whole and self.transaction is None
-                steps = catalog.open_source(url, self._open_options(), options.format)
+                steps = recognition.open_source(url, self._open_options(), options.format)
             case InMemorySource(bytes(data)):
-                steps = catalog.open_bytes(data, self._open_options(), options.format)
+                steps = recognition.open_bytes(data, self._open_options(), options.format)
             case InMemorySource(ReferenceSet() as refs):
-                steps = catalog.open_references(refs, self._open_options())
+                steps = recognition.open_references(refs, self._open_options())
             case other:
                 raise TypeError(f"expected a URL or a source in memory, got {other!r}")
         try:
@@ -414,7 +414,7 @@ class Source(Engines):
         except NoSuchSource:
             if self.transaction is None or not isinstance(options.source, str):
                 raise
-            return Base(catalog.make_empty_source(options.source, self._open_options()), (), None, options.source)
+            return Base(recognition.make_empty_source(options.source, self._open_options()), (), None, options.source)
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
@@ -824,7 +824,7 @@ class Source(Engines):
         return entries
 
     def read_into(self, part: ChunkPart, entry: Entry | None, buffer: memoryview) -> bool:
-        """Read a run of bytes of an uncompressed local chunk into ``buffer``; False if it has to be read otherwise."""
+        """Read a run of bytes of a chunk into ``buffer``; False unless the chunk is uncompressed, and local."""
         span = None if entry is None else part.find_stored(entry)
         return isinstance(span, Span) and self._get_immediate().read_into(span, buffer)
 
@@ -921,8 +921,8 @@ class Source(Engines):
         self._arrays[array] = number, meta
         if meta.chunks is None or meta.grid is None:
             raise ValueError(
-                f"the chunks of {array!r} form no regular grid: expected chunks of one size for a selection. Pass the "
-                "keys of chunks instead"
+                f"the chunks of {array!r} do not form a regular grid: expected chunks of one size for a selection. "
+                "Pass the keys of chunks instead"
             )
         numbers = select_chunk_numbers(selection, meta.shape, meta.chunks, mode)
         return [join(array, meta.grid.tail(n)) for n in numbers.tolist()]

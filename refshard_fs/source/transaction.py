@@ -118,9 +118,9 @@ def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
         )
 
 
-MAX_VERSIONS: Final = 1 << 16  # objects that commits put: an overlay remembers the versions of at most so many
+MAX_VERSIONS: Final = 1 << 16  # the most versions that an overlay remembers, of objects that commits put
 
-COSTLY_REWRITES: Final = 3  # so many commits that rewrite one shard are a costly pattern
+COSTLY_REWRITES: Final = 3  # commits that rewrite one shard: from here on, the pattern is costly
 
 
 class CostlyWrites:
