@@ -85,7 +85,10 @@ class ArrayDescription(msgspec.Struct, frozen=True):
                 f"got the chunks {self.chunks} and the names {names}"
             )
         if any(length < min(extent, 1) or extent < 0 for extent, length in zip(self.shape, self.chunks, strict=True)):
-            raise ManifestError(f"{self.where}: invalid chunks {self.chunks} for the shape {self.shape}")
+            raise ManifestError(
+                f"{self.where}: expected lengths of at least 0, and chunks of at least 1 element, got the shape "
+                f"{self.shape} in chunks {self.chunks}"
+            )
 
     def grid(self, zarr_format: int) -> ChunkGrid:
         """Return the grid of chunks, whose keys are encoded as in version ``zarr_format``."""
@@ -132,8 +135,9 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 class Chunks:
     """Locate the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source.
 
-    ``are_many`` is true if listing the chunks takes long, and no other file has equal chunks: a join does not list
-    them. ``are_found_together`` is true if `find_entries` takes less time than `find_entry` for each chunk.
+    ``are_many`` is true if listing the chunks takes long, and no other file has equal chunks: a join that does not read
+    them does not list them. ``are_found_together`` is true if `find_entries` takes less time than `find_entry` for each
+    chunk.
     """
 
     are_many: bool = False
@@ -491,7 +495,7 @@ class ArrayGroupBuilder:
         self.reports: dict[str, str] = {}
 
     def add(self, path: str, array: ArrayDescription, chunks: Chunks) -> None:
-        """Add an array."""
+        """Add the array ``path``; the groups that contain it need not be added."""
         self.arrays[path], self.chunks[path] = array, chunks
 
     @contextmanager
@@ -616,9 +620,6 @@ def _encode_number(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
-
-
-# Cut contiguous arrays into chunks of a suitable size.
 
 
 def choose_chunks(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tuple[int, ...]:

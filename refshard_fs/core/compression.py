@@ -67,9 +67,6 @@ def decompress(stream: Any, data: bytes | memoryview, most: int, *, has_end: boo
     return out.getvalue()
 
 
-# Decompress documents (gzip, bzip2, xz, zstd; one or several streams) as they arrive.
-
-
 MAGIC: Final = 6  # bytes at the start of a document that identify its compression
 STEP: Final = 1 << 22  # the most bytes that are decompressed at a time
 RATIO: Final = 500  # the highest average compression ratio; references compress to about a tenth
@@ -90,9 +87,10 @@ class DamagedStream(ValueError):
 
 
 class Inflate:
-    """Decompress a document, which begins with ``head``, as its bytes arrive; DamagedStream if that is not possible.
+    """Decompress a document that begins with ``head`` (gzip, bzip2, xz, zstd; one stream or several), part by part.
 
-    A document that is not compressed is returned unchanged. ``checks_ratio=False``: the caller limits the size.
+    A document that is not compressed is returned unchanged. Raises DamagedStream if the bytes are damaged, or too many;
+    with ``checks_ratio=False``, the caller limits the size.
     """
 
     def __init__(self, head: bytes, *, checks_ratio: bool = True) -> None:
@@ -184,9 +182,6 @@ def inflate_head(head: bytes, count: int) -> bytes:
 def is_compressed(head: bytes) -> bool:
     """Return whether a document that begins with ``head`` is compressed."""
     return head.startswith(tuple(_STREAMS))
-
-
-# Decode packed numbers and images.
 
 
 def decode_by_imagecodecs(function: str, data: bytes | memoryview, extra: str, **options: Any) -> Any:

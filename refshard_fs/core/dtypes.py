@@ -111,9 +111,6 @@ def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
     return np.dtype(fields), total
 
 
-# Types and fill values of arrays as numpy values, and arrays of one uncompressed chunk.
-
-
 _NUMERIC: Final = "biufcmM"
 _TEXTS: Final = {
     "fixed_length_utf32": ("U", 4),

@@ -27,9 +27,6 @@ from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, make_lookup
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
-# Keep values until their commit: in memory up to a limit, the rest in temporary files.
-
-
 MEMORY: Final = 64 << 20  # the most bytes of edits in memory
 FILE: Final = 256 << 20  # the most bytes of a temporary file; doubled for each other file in use, so that files are few
 
@@ -235,7 +232,7 @@ class Edits:
         return new
 
     def iterate_spans(self) -> Iterator[Span]:
-        """Return every edit that is a span."""
+        """Yield every edit that is a span."""
         return (edit for edit in self.list_changes().values() if isinstance(edit, Span))
 
     def _put(self, key: str, edit: Edit, number: int = 0) -> None:
@@ -260,9 +257,6 @@ class Edits:
                 if not names:
                     del self._below[directory]
             path = directory
-
-
-# Show a key space with edits. No I/O here.
 
 
 class EditedKeySpace(View):
@@ -322,7 +316,6 @@ class EditedKeySpace(View):
         return entry
 
     def make_lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups for all ``keys``."""
         unchanged: list[int] = []
         edited: list[int] = []
         for place, key in enumerate(keys):

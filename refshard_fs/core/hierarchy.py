@@ -242,7 +242,7 @@ def _parse_consolidated(data: bytes, name: str) -> KnownNodes:
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Whether a node is an array, and the paths of the nodes below it that its attributes name."""
+    """A node: whether it is an array, and the paths of the nodes below it that its attributes name."""
 
     is_array: bool
     members: tuple[str, ...] = ()

@@ -499,7 +499,7 @@ def _parse_grid(data: bytes, key: str) -> ChunkGrid | None:
 class View(KeySpace):
     """A key space that shows the keys of ``base``; subclasses change some of them.
 
-    Single look-ups, listings and most properties come from the base; the other methods of `KeySpace` use these.
+    Single look-ups, listings and most properties come from the base; most other methods of `KeySpace` use these.
     """
 
     base: KeySpace
@@ -595,9 +595,6 @@ def find_chunk(grids: Mapping[str, ChunkGrid], key: str) -> ChunkPlace | None:
 
 def _wrap_entry(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:
     return ((yield from steps),)
-
-
-# Make listings of hundreds of thousands of chunk keys from the columns of a table.
 
 
 FEW: Final = 64  # the most names that are inserted one by one into a long listing

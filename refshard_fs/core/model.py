@@ -580,9 +580,6 @@ def answer_from_listing(steps: Steps[T], root: str, directories: Directories | N
     return drive(steps, partial(answer_unknown, find=find))
 
 
-# Run several look-ups together, in rounds.
-
-
 def iterate_batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """Yield ``items`` in parts of up to ``most``."""
     for start in range(0, len(items), most):

@@ -8,9 +8,6 @@ from typing import Final
 
 from refshard_fs.core.forks import fork_safe
 
-# Format amounts for people: bytes, counts, shapes. No I/O here.
-
-
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -59,7 +56,7 @@ NAMES = (
     "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped before any read
 )
 
-UNASKED: Final = 8 << 20  # bytes: a warning is due when one server has sent so many without request
+UNASKED: Final = 8 << 20  # bytes: a warning is due when one server has sent this many that were not requested
 
 
 class Stats:
