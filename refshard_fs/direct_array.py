@@ -570,10 +570,6 @@ class _Selection:
                 part = part.take(within, axis)
         return np.asarray(part, values.dtype)
 
-    def put(self, number: int, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Copy the selected elements of the ``values`` of a chunk to the result."""
-        self.put_part(number, self.part(number, values), out)
-
     def put_part(self, number: int, part: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Copy the elements that `part` returned to the result."""
         targets: list[Any] = [at.target for at in self._chunks[number] if at.target is not None]
@@ -644,10 +640,6 @@ class _Points:
         target = self._targets[number]
         at = [within[target] - first for within, first in zip(self._within, begin or repeat(0), strict=False)]
         return np.asarray(values[tuple(at)], values.dtype)
-
-    def put(self, number: int, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Copy the selected elements of the ``values`` of a chunk to the result."""
-        self.put_part(number, self.part(number, values), out)
 
     def put_part(self, number: int, part: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Copy the elements that `part` returned to the result."""

@@ -304,7 +304,7 @@ class _SourceServer:
         return Response(draw_slice(self._fs, array), media_type="image/png", headers=_SAFE)
 
     async def answer_key(self, request: Request) -> Response:
-        """Return the bytes of a key."""
+        """Return the bytes of a key, or a redirect to a public server that has them."""
         _check_token(request, self._token)
         key = request.path_params["key"]
         is_metadata = zarrmeta.is_metadata(key)
@@ -387,9 +387,7 @@ def _check_token(request: Request, token: str | None) -> None:
 
 
 def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the root's document, by its key, with all ``documents`` as consolidated metadata; empty if it is not a
-    group.
-    """
+    """Return the root group's document with all ``documents`` consolidated, by its key; empty if there is none."""
     for key, data in documents.items():
         zarrmeta.object_in(data, key)  # raises an error if the document is damaged
     if ROOT in documents:

@@ -118,7 +118,7 @@ class _Manifests:
         return ManifestGroup(arrays=arrays, groups=groups, attributes=document.get("attributes") or {})
 
     def make_array(self, path: str) -> ManifestArray:
-        """Make the array at ``path``."""
+        """Make the array at ``path`` with its manifest."""
         from virtualizarr.manifests import ManifestArray
         from zarr.core.metadata.v3 import ArrayV3Metadata
 

@@ -190,7 +190,7 @@ class _Opening:
         return keyspace.consolidates and (not path or keyspace.format != "zarr-hierarchy")
 
     def make_store(self, group: GroupNode) -> GroupStore:
-        """Return xarray's store of a group."""
+        """Return xarray's store of a group; log the parts of the group that xarray cannot open."""
         dropped = self._options.get("drop_variables") or ()
         _log_left_out(self._fs, group)
         return GroupStore(

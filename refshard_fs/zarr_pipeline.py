@@ -69,7 +69,7 @@ class RefShardCodecPipeline(CodecPipeline):
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: abc.Store) -> Any:
-        """Make the pipeline of one array."""
+        """Make the pipeline of one array: ours if ``store`` is ours and the trial has passed, else zarr-python's."""
         factory = (
             _get_zarr_pipeline().from_codecs
             if _find_filesystem(store) is None or wait_for_trial() is not None

@@ -81,7 +81,7 @@ class Store(abc.Store):
 
     @property
     def supports_deletes(self) -> bool:
-        """Whether the filesystem takes writes."""
+        """Whether the filesystem takes writes, and so removals."""
         return self.fs.mode != "r"
 
     async def get(
