@@ -14,6 +14,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, SingleChunk
+from refshard_fs.core.keys import parent
 from refshard_fs.errors import ManifestError
 
 Attributes = dict[str, Any]
@@ -72,7 +73,7 @@ class AssignedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             values = (whole if is_whole else values.astype("M8[ns]")).astype("i8")
             attrs = {"units": f"{unit} since 1970-01-01", "calendar": "proleptic_gregorian", **attrs}
         if dims is None:
-            dims = (name,) if values.ndim == 1 else ()
+            dims = (parent(name.strip("/"))[1],) if values.ndim == 1 else ()
         if len(dims) != values.ndim or values.dtype.kind not in _KINDS:
             raise TypeError(
                 f"assign={{{name!r}: ...}}: expected numbers, texts or times, as values or (dims, values, attrs), got "

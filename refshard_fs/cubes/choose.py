@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 
 from refshard_fs.core.keys import find_nearest, join, parent
-from refshard_fs.cubes.choice import COORDINATES, Attributes, Choice
+from refshard_fs.cubes.choice import COORDINATES, AssignedArray, Attributes, Choice
 from refshard_fs.cubes.nodes import Node, Nodes
 from refshard_fs.cubes.rename import iter_paths_to, rename_nodes
 from refshard_fs.errors import ManifestError
@@ -45,9 +45,28 @@ def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
         if group not in named:
             raise nodes.make_unknown_error(f"assign= names {path!r}, whose group the source does not have")
         named.pop(join(group, name), None)
+        _check_lengths(added, join(group, name), group, named, choice.assign)
         if added.dims != (name,):
             _add_coordinates(named[group], [name])
     return named
+
+
+def _check_lengths(
+    added: AssignedArray, path: str, group: str, named: Mapping[str, Node], assigned: Mapping[str, AssignedArray]
+) -> None:
+    """Raise ManifestError if the array ``added`` at ``path`` has another length along a dimension than its group."""
+    lengths: dict[str | None, dict[int, str]] = {}  # the path of one array, by length, by dimension
+    known = [(other, zip(node.dims, node.shape, strict=True)) for other, node in named.items() if node.is_array]
+    known += [(other.strip("/"), zip(array.dims, array.shape, strict=False)) for other, array in assigned.items()]
+    for other, sizes in known:
+        if parent(other)[0] == group and other != path:
+            for axis, (dim, length) in enumerate(sizes):
+                if other not in named or axis not in named[other].dropped:
+                    lengths.setdefault(dim, {}).setdefault(length, other)
+    for dim, length in zip(added.dims, added.shape, strict=False):
+        if length not in lengths.get(dim, {length: ""}):
+            expected = ", or ".join(f"{each:,}, as in {other!r}" for each, other in lengths[dim].items())
+            raise ManifestError(f"assign= of {path!r} has {length:,} values along {dim!r}: expected {expected}")
 
 
 def _add_coordinates(group: Node, names: Iterable[str]) -> None:

@@ -90,3 +90,27 @@ def test_character_coordinates_are_selected_as_by_xarray(tmp_path: Path) -> None
         ({"rename": {"station": "place"}}, whole.rename(station="place")),
     ):
         xr.testing.assert_identical(xr.open_dataset(fs.select(**words), engine="refshard").load(), expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"assign": {"x": [1, 2]}}, r"assign= of 'x' has 2 values along 'x': expected 10, as in 'a'$"),
+        ({"assign": {"m": (("x", "y"), [[1]])}}, r"assign= of 'm' has 1 values along 'x': expected 10, as in 'a'$"),
+        ({"assign": {"x": [1, 2]}, "isel": {"x": slice(1)}}, "has 2 values along 'x': expected 1"),
+        ({"assign": {"t": [1, 2]}, "rename": {"x": "t"}}, "has 2 values along 't': expected 10"),
+        ({"assign": {"k": [1, 2], "n": ("k", [1])}}, "assign= of 'k' has 2 values along 'k': expected 1, as in 'n'"),
+        ({"assign": {"g/x": [1, 2, 3]}}, "assign= of 'g/x' has 3 values along 'x': expected 4, as in 'g/b'"),
+    ],
+)
+def test_assigned_values_need_the_length_of_the_dimension(words: dict[str, Any], message: str) -> None:
+    arrays = {"a": make_array([3], ["x"]), "g__b": make_array([5], ["x"], shape=[4])}
+    with pytest.raises(ManifestError, match=message):
+        RefShardFileSystem(make_references(**arrays)).select(**words).find("")
+
+
+def test_assigned_values_may_replace_the_only_values() -> None:
+    fs = RefShardFileSystem(make_references(x=make_array([3], ["x"]), y=make_array([1], ["y"], shape=[1])))
+    chosen = fs.select(assign={"x": [1, 2], "y": 3, "/z": [4]}, squeeze="y")
+    assert chosen.exists("x/0")
+    assert json.loads(chosen.cat_file("z/.zattrs"))["_ARRAY_DIMENSIONS"] == ["z"]
