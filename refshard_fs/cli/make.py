@@ -47,7 +47,7 @@ _OVERWRITE = argument("--overwrite", "replace an existing parquet set or hierarc
 _NAMED: Final = 5  # the most arrays that a message names
 _MANY: Any = {"action": "append", "default": []}
 _ON_ERROR = argument(
-    "--on-error", "whether SOURCEs that cannot be read are left out (%(default)s)", choices="raise skip"
+    "--on-error", "whether SOURCEs that are damaged or out of order are left out (%(default)s)", choices="raise skip"
 )
 _PART = (
     argument("--keep", "keep only this variable or group, with its coordinates; may be repeated", "NAME", **_MANY),
@@ -222,7 +222,7 @@ def _nest_sources(sources: list[str], dims: list[str], text: str | None) -> Any:
         choices="error skip replace",
     ),
     _ON_ERROR,
-    argument("--any-order", "append values that do not follow the last one, too"),
+    argument("--any-order", "append values that are out of order, too; a cube gets late files in order without it"),
     sources=("TARGET", "SOURCE"),
 )
 def _append(arguments: Namespace) -> None:

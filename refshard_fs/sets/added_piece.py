@@ -1,4 +1,4 @@
-"""Add a set to the document of a cube as a piece: at its end, in a gap, or in place of another piece. No I/O here."""
+"""Add a set to the document of a cube as a piece: in its order, in a gap, or in place of a piece. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.dtypes import dtype_of
+from refshard_fs.core.keys import iterate_splits, join
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
+from refshard_fs.references.values import METADATA, object_in
 from refshard_fs.sets.changed_set import replace_metadata
 from refshard_fs.sets.common_units import convert_to_common_units, make_comparable
-from refshard_fs.sets.coordinates import get_coordinate_values
+from refshard_fs.sets.coordinates import check_order, get_coordinate_values
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.document_gaps import (
     check_chunks_of_gap,
     cut_off,
     fill_gap,
     find_gap,
+    find_place,
     list_values_in_gaps,
+    move_last_piece,
     replace_piece,
 )
 from refshard_fs.sets.gap_set import make_extent, make_gap
@@ -53,7 +57,8 @@ def add_piece(
     """Add the set at ``url`` to a document, which errors call ``name``; return None if the set has no new elements.
 
     ``by_url`` has the document's first set and the new set, by their URLs in the document. ``select`` are the
-    selections that the user's function made of the new set; the document records them.
+    selections that the user's function made of the new set; the document records them. ManifestError if the set does
+    not fit; OutOfOrder if only its values of the coordinate have no place among those of the document.
     """
     dim, length = rules.dim, document.starts[-1]
     lead = document.pieces[document.first]
@@ -66,11 +71,13 @@ def add_piece(
         )
     if not new.find_length(dim):
         return None
+    stored = first
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
     times = convert_to_common_units([first, new], dim, lazy=True, fixed=units)
     first, new = times.parts
     values, new_values = _read_coordinate(document, shown), get_coordinate_values([new], dim)
     extent, place = None, None  # a set with the coordinate of the document; the gap that the new set fills
+    before: int | None = None  # the number of the piece before which the new set is inserted
     replaced_length = 0  # of the piece that the new set replaces
     if values is not None and document.coordinate is not None:
         extent = make_extent(shown.variables[document.coordinate], values, shown, name)
@@ -87,7 +94,7 @@ def add_piece(
                     f"{url} has values in several gaps of {name}, or both inside and outside of a gap: "
                     "append one set for each gap"
                 )
-            elements = find_new_elements(extent, new, rules)
+            elements = find_new_elements(extent, new, rules._replace(any_order=True))
             if elements is None:
                 return None
             if not elements.old:
@@ -95,6 +102,11 @@ def add_piece(
                     f"{new.name} would replace the beginning of {name}: append replaces the end of a document, or a "
                     "whole piece after the first. Make the document anew"
                 )
+            if not rules.any_order:
+                added = new_values[0][elements.start : elements.stop]
+                before = find_place(document, known, added) if elements.old == len(known) else None
+                if before is None:
+                    check_order(known[: elements.old], added, extent, new.name, dim)
             document = cut_off(document, elements.old)
             new = trim(new, dim, elements.start, elements.stop, lazy=True)
             extent = make_extent(shown.variables[str(document.coordinate)], values[: elements.old], shown, name)
@@ -102,6 +114,11 @@ def add_piece(
     # Join the new set to one set without chunks that stands for all pieces of the document: it has their total length
     # and the encoding of the first piece. Metadata documents then give this length, not that of the first piece.
     metadata = {**document.metadata, **times.metadata}
+    recut = dict(document.chunks)
+    if before is not None:
+        recut |= _find_shapes_of_cut_chunks(document, first, new)
+        if before <= document.first:  # the document keeps the metadata of the set that was the first one
+            metadata = {**_find_documents(stored, document), **metadata}
     old = make_gap(replace_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
     metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
     joined, whole = SetRow(
@@ -111,7 +128,7 @@ def add_piece(
         Rules(rules.same, is_outer=document.join == "outer", lazy=True),
         metadata,
         {**document.bounds, **times.bounds},
-        document.chunks,
+        recut,
     ).make_document()
     differing = joined.unions.keys() - find_text_dims(joined)
     if differing:
@@ -136,7 +153,30 @@ def add_piece(
     )
     if place is not None:
         document = fill_gap(document, place)
+    if before is not None:
+        document = move_last_piece(document, before)
     return LongerDocument(document, whole, line.length - cut_length - replaced_length)
+
+
+def _find_shapes_of_cut_chunks(document: ConcatDocument, first: NamedSet, new: NamedSet) -> dict[str, tuple[int, ...]]:
+    """Return the chunk shapes of the arrays of which the ``new`` set ends within a chunk, so that they are recut."""
+    length, shapes = new.find_length(document.dim), {}
+    for path, axis in document.axes.items():
+        chunks = first.variables[path].meta.chunks
+        if chunks and path not in (document.coordinate, *document.chunks) and length % chunks[axis]:
+            shapes[path] = chunks
+    return shapes
+
+
+def _find_documents(first: NamedSet, document: ConcatDocument) -> dict[str, dict[str, Any]]:
+    """Return the metadata of joined arrays and of their groups in the ``first`` set, by key."""
+    paths = {above for path in document.axes for above, _ in iterate_splits(path)} | document.axes.keys()
+    keys = [join(path, name) for path in sorted(paths) for name in (*METADATA, ".zattrs")]
+    found = {key: object_in(first.refs.side[key], f"{key!r} of {first.name}") for key in keys if key in first.refs.side}
+    return {
+        key: {name: value for name, value in doc.items() if name != "consolidated_metadata"}
+        for key, doc in found.items()
+    }
 
 
 def _read_coordinate(document: ConcatDocument, first: NamedSet) -> npt.NDArray[Any] | None:

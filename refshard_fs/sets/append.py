@@ -83,11 +83,12 @@ def append(
         the first piece. If a piece has become shorter, or a piece before the last one has become longer, make the
         document anew.
     on_error:
-        ``"skip"`` leaves out sets that cannot be opened or read, with a warning for each; a later call appends them if
-        they can be read. A document that gets longer records them.
+        ``"skip"`` leaves out sets that cannot be opened or read, or are out of order, with a warning for each; a later
+        call appends them if it can. A document that gets longer records them.
     any_order:
-        Permit values that are out of order. A set with the values of a gap in a document (``freq=`` of `concat`) is
-        put into the gap in any case.
+        Append values that are out of order, too. Without it, a document gets a late set in its place, if all values of
+        the set lie between two pieces, or before the first one; elsewhere, a late set is an error. A set with the
+        values of a gap in a document (``freq=`` of `concat`) is put into the gap in any case.
     create:
         Make a document by `open` if ``target`` does not exist.
     message:

@@ -15,6 +15,10 @@ from refshard_fs.sets.compatibility import are_same_values
 from refshard_fs.sets.variables import NamedSet
 
 
+class OutOfOrder(ManifestError):
+    """A set cannot be appended, because its values of the coordinate do not follow the values that are there."""
+
+
 def get_coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[Any]] | None:
     """Return the values of the coordinate of ``dim`` in each set, in a form in which they can be compared.
 
@@ -74,14 +78,14 @@ def is_ordered(values: npt.NDArray[Any]) -> bool:
 
 
 def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], part: NamedSet, name: str, dim: str) -> None:
-    """Raise ManifestError if ``old`` values are sorted, but not together with the ``new`` values of the set ``name``.
+    """Raise OutOfOrder if ``old`` values are sorted, but not together with the ``new`` values of the set ``name``.
 
     Both are in the units of ``part``.
     """
     if len(old) > 1 and is_ordered(old) and not is_ordered(np.concatenate([old, new])):
         first, last = (format_value(value, part, dim) for value in (new[0], old[-1]))
-        raise ManifestError(
+        raise OutOfOrder(
             f"{name} begins at {dim} = {first}, and the set ends at {last}: the set would no longer be sorted. "
-            "any_order=True appends the new values as they are; in a document made by concat with freq=, late values "
-            "fill their gap"
+            "on_error='skip' leaves it out, any_order=True appends it in any case; the document of a cube gets it in "
+            "its place, if all of its values lie between two sets"
         )

@@ -1,4 +1,4 @@
-"""Gaps in the document of a cube: find one, fill it, and make one. No I/O here."""
+"""Gaps in the document of a cube, and places between its pieces: find and fill them. No I/O here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from refshard_fs.cubes.document import ConcatDocument, Piece
 from refshard_fs.errors import ManifestError
+from refshard_fs.sets.coordinates import is_ordered
 from refshard_fs.sets.variables import NamedSet
 
 
@@ -74,6 +75,26 @@ def fill_gap(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument
     filled = [gap.cut(0, start), new, gap.cut(start + new.length, gap.length)]
     pieces[number : number + 1] = [piece for piece in filled if piece.length]
     return msgspec.structs.replace(document, pieces=tuple(pieces))
+
+
+def find_place(document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any]) -> int | None:
+    """Return the number of the piece before which ``new_values`` keep the ``values`` of the coordinate sorted.
+
+    None if there is no such piece: ``new_values`` follow all values, lie within a piece, or around one.
+    """
+    is_descending = len(values) > 1 and values[0] > values[-1]
+    start = int((values > new_values[0] if is_descending else values < new_values[0]).sum())
+    number = bisect_right(document.starts, start) - 1
+    if number == len(document.pieces) or document.starts[number] != start:
+        return None
+    every = np.concatenate([values[:start], new_values, values[start:]])
+    return number if is_ordered(every) and (every[0] > every[-1]) == is_descending else None
+
+
+def move_last_piece(document: ConcatDocument, number: int) -> ConcatDocument:
+    """Move the last piece of a document before the piece ``number``."""
+    *pieces, new = document.pieces
+    return msgspec.structs.replace(document, pieces=(*pieces[:number], new, *pieces[number:]))
 
 
 def cut_off(document: ConcatDocument, stop: int) -> ConcatDocument:

@@ -14,6 +14,7 @@ from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.added_piece import add_piece
 from refshard_fs.sets.compatibility import check_merged
+from refshard_fs.sets.coordinates import OutOfOrder
 from refshard_fs.sets.grown_texts import find_text_dims
 from refshard_fs.sets.inputs import get_set_url
 from refshard_fs.sets.new_elements import AppendRules
@@ -38,7 +39,8 @@ def extend_document(
 ) -> int:
     """Append each set, as ``preprocess`` shows it, to the document that has its variables.
 
-    Return the number of elements that are added. If ``rules`` skip unreadable sets, the document records them.
+    Return the number of elements that are added. If ``rules`` skip sets that are unreadable or out of order, the
+    document records them.
     """
     document = joined.document
     before = [document, *document.beside]
@@ -65,22 +67,28 @@ def extend_document(
             read += new
             document = msgspec.structs.replace(document, preprocess=get_import_path(preprocess))
             before[0] = document
-    report_skipped(failed, any_left=True)
-    lost = document.lost | {lines[number]: describe_error(error) for number, error in failed.items()}
     opened = [number for number in range(len(urls)) if number not in failed]
     by_url = dict(zip([*leads, *(lines[number] for number in opened)], read, strict=True))
     after, wholes = list(before), dict[int, NamedSet]()
     added = [0 for _ in before]
     for url, line in ((urls[number], lines[number]) for number in opened):
         number = _find_cube(after, by_url[line], base.url)
-        longer = add_piece(after[number], base.url, by_url, line, rules, chosen.get(url, ()))
+        try:
+            longer = add_piece(after[number], base.url, by_url, line, rules, chosen.get(url, ()))
+        except OutOfOrder as e:
+            if errors is None:
+                raise
+            errors[urls.index(url)] = e
+            continue
         if longer is not None:
             after[number], wholes[number] = longer.document, longer.whole
             added[number] += longer.added
+    report_skipped(failed, any_left=True)
     if not wholes:
         return 0
     _check_together(before, after, wholes, base.url)
-    lost = {url: why for url, why in lost.items() if url not in by_url}
+    lost = {url: why for url, why in document.lost.items() if url not in by_url}
+    lost |= {lines[number]: describe_error(error) for number, error in failed.items()}
     document = msgspec.structs.replace(after[0], beside=tuple(after[1:]), lost=lost)
     Document(base.url, stores, base.facts).put(document.dumps())
     return max(added)

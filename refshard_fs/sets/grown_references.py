@@ -20,6 +20,7 @@ from refshard_fs.sets.changed_set import convert_to_version_3
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.common_units import convert_to_common_units
 from refshard_fs.sets.concatenation import concatenate
+from refshard_fs.sets.coordinates import OutOfOrder
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.hold_texts import hold_texts
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
@@ -74,7 +75,13 @@ class GrownReferences(NamedTuple):
                 "refshard_fs.rebase(set, {}).unpinned()"
             )
         old, new = hold_texts(convert_to_common_units([old, new], dim).parts, [dim])
-        elements = find_new_elements(old, new, rules)
+        try:
+            elements = find_new_elements(old, new, rules)
+        except OutOfOrder as e:
+            if failed is None:
+                raise
+            report_skipped({0: e}, any_left=True)
+            return None
         if elements is None:
             return None
         if not elements.old:

@@ -37,7 +37,10 @@ class NewElements(NamedTuple):
 
 
 def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewElements | None:
-    """Return the elements that are joined; None if no element is new. ManifestError if ``rules`` do not permit this."""
+    """Return the elements that are joined; None if no element is new. ManifestError if ``rules`` do not permit this.
+
+    If only their order is not permitted, the error is OutOfOrder.
+    """
     dim = rules.dim
     values = get_coordinate_values([old, new], dim)
     if values is None:

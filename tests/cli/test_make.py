@@ -274,6 +274,13 @@ def test_watch_skips_a_damaged_file_until_it_is_mended(refshard: Callable[..., s
     assert refshard(*arguments, "--on-error", "skip") == "all.refshard: time: +1\n"
 
 
+def test_watch_inserts_a_late_file_in_order(refshard: Callable[..., str], tmp_path: Path) -> None:
+    for day in (1, 3, 0, 2):
+        write_packed(tmp_path / f"{day}.nc", day)
+        assert ": time: +1\n" in refshard("watch", "*.nc", "-o", "all.refshard")
+    assert read_days(str(tmp_path / "all.refshard")) == [0, 1, 2, 3]
+
+
 def test_watch_refuses_the_name_of_a_repository(refshard: Callable[..., str], tmp_path: Path) -> None:
     write_packed(tmp_path / "0.nc", 0)
     said = refshard("watch", "*.nc", "-o", "all.icechunk", status=2)

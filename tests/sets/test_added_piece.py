@@ -64,3 +64,54 @@ def test_append_to_a_document_that_ends_within_a_chunk_works(tmp_path: Path) -> 
     assert refshard_fs.append(url, write_part(tmp_path, make_day_set(7, 2), 10), "time") == 2
     expected = [read(make_day_set(first, count))["air"] for first, count in ((0, 3), (4, 3), (7, 2))]
     np.testing.assert_array_equal(read(url)["air"], np.concatenate(expected))
+
+
+@pytest.mark.parametrize("order", [(1, 3, 2, 0, 4), (4, 2, 3, 0, 1), (2, 0, 1, 4, 3)])
+def test_late_files_are_inserted_in_order(tmp_path: Path, order: tuple[int, ...]) -> None:
+    target = str(tmp_path / "cube.refshard")
+    refshard_fs.open([write_day(tmp_path, day, day) for day in order[:2]], sort=True).save(target)
+    for day in order[2:]:
+        assert refshard_fs.append(target, write_day(tmp_path, day, day)) == 1
+    with xr.open_dataset(target, engine="refshard", decode_times=False) as ds:
+        assert ds["time"].values.tolist() == ds["t"].values.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 3), (4, 4), (4, 3), (8, 1)])
+def test_late_set_may_end_within_a_chunk(tmp_path: Path, first: int, count: int) -> None:
+    url = write_target(tmp_path, "lazy", [make_day_set(start, 4) for start in (10, 20)])
+    new = make_day_set(first, count)
+    assert refshard_fs.append(url, write_part(tmp_path, new, 9)) == count
+    expected = [read(part)["air"] for part in (new, make_day_set(10, 4), make_day_set(20, 4))]
+    np.testing.assert_array_equal(read(url)["air"], np.concatenate(expected))
+
+
+def test_late_first_file_keeps_the_encoding_of_the_set(tmp_path: Path) -> None:
+    paths = []
+    for number, units in ((0, "hours since 2024-01-01"), (1, "days since 2024-01-01"), (2, "days since 2024-01-01")):
+        time = ("time", [24 * number if units.startswith("hours") else number], {"units": units})
+        ds = xr.Dataset({"t": ("time", [float(number)], {"from": number}), "x": ("k", [1, 2])}, {"time": time})
+        encoding = {"t": {"dtype": "i2", "scale_factor": 0.5 + number, "_FillValue": -9}}
+        paths.append(str(tmp_path / f"{number}.nc"))
+        ds.to_netcdf(paths[-1], engine="h5netcdf", encoding=encoding)
+    target = str(tmp_path / "cube.refshard")
+    refshard_fs.open(paths[1:]).save(target)
+    assert refshard_fs.append(target, paths[0]) == 1
+    with xr.open_dataset(target, engine="refshard") as ds:
+        np.testing.assert_allclose(ds["t"].values, [0, 1, 2], atol=0.8)
+        assert ds["time"].dt.day.values.tolist() == [1, 2, 3]
+        assert ds["t"].attrs["from"] == 1
+        assert ds["x"].values.tolist() == [1, 2]
+
+
+def test_set_around_times_of_a_file_is_left_out_by_choice(tmp_path: Path) -> None:
+    names = [write_refs(tmp_path, f"{i}.json", make_days(*days)) for i, days in enumerate([(0, 1), (4, 3)])]
+    url = str(tmp_path / "all.refshard")
+    refshard_fs.concat(names, "time", lazy=True).save(url)
+    late = make_days(0, 2)
+    late["time/0"] = np.array([2, 8], "<i4").tobytes().decode()
+    new = [write_refs(tmp_path, "late.json", late), write_refs(tmp_path, "new.json", make_days(9, 1))]
+    with pytest.raises(ManifestError, match=r"late\.json.* 2024-01-03.*on_error='skip'"):
+        refshard_fs.append(url, new)
+    with pytest.warns(UserWarning, match=r"left out: .*late\.json"):
+        assert refshard_fs.append(url, new, on_error="skip") == 1
+    assert read_times(url) == [0, 4, 5, 6, 9]
