@@ -73,7 +73,7 @@ class Fetcher:
         self._waiting: dict[asyncio.Future[bytes], Reader] = {}
         self._for_whole: dict[Version, list[Reader]] = {}  # readers that wait for the whole of a small object
         self._idle: dict[Block, None] = {}  # arrived blocks that are kept, oldest first
-        self._small: dict[Block, None] = {}  # blocks of small files that were fetched whole, oldest first
+        self._windows: dict[Block, None] = {}  # parts of windows that were fetched whole, oldest first
         self.progress = 0  # the number of answered requests, plus the number of reads from blocks fetched ahead
         self._unversioned: set[str] = set()  # objects whose servers report no version
         self._questions = asyncio.Semaphore(budget.budget.requests)
@@ -389,7 +389,7 @@ class Fetcher:
         if len(gaps) > 1 or len(parts) == len(gaps):  # one request is cheaper than a request for each of several gaps
             return [(span, reader)]
         start, stop, first = parts[0]
-        if first is not None and ((start, stop) in first.expected or first in self._small):
+        if first is not None and ((start, stop) in first.expected or first in self._windows):
             self._stats.count("ahead_hits", 1)
         if file is not None and not gaps:
             file.note(span.start, span.stop or 0)
@@ -490,7 +490,7 @@ class Fetcher:
             merging = limits.apart if any(span.apart for span, _ in members) else limits
             last_urgent: Block | None = None
             pieces = plan.coalesce([(s.start, s.stop or 0) for s, _ in members], merging)
-            rest = self._find_rest_of_small(object_id, members) if extends and merging.gap > 0 else None
+            rest = self._find_window(object_id, members) if extends and merging.gap > 0 else None
             if rest is not None:
                 first, last = min(rest[0], pieces[0].start), max(rest[1], pieces[-1].stop)
                 pieces = [plan.Block(first, last, tuple(range(len(members))))]
@@ -516,42 +516,50 @@ class Fetcher:
             elif rest is None and extends and last_urgent is not None and merging.gap > 0 and self.most_ahead > 0:
                 self._extend(last_urgent, object_id)
 
-    def _find_rest_of_small(
+    def _find_window(
         self, object_id: Hashable, members: Sequence[tuple[Span, Reader | None]]
     ) -> tuple[int, int] | None:
-        """Return the unread range of the object of ``members`` if all of it should be fetched now; else None.
+        """Return the range around ``members``, all of one object, to fetch with them; None to fetch only them.
 
-        The rest of a small file is fetched at the second request for its chunks: reads at random places would take a
-        round each. Of all files that are fetched in this way, `SPARE` bytes may be unread, or a quarter of the bytes
-        that readers asked for, if that is more.
+        Reads at random places of a file would take a round each. The file is divided into windows of `SMALL_FILE`
+        bytes. After as many requests as the file has windows, a request fetches its window: of as many further
+        requests, it probably spares one. So the rest of a small file is fetched at the second request. Of all windows,
+        `SPARE` bytes may be unread, or a quarter of the bytes that readers asked for, if that is more.
         """
         facts, file = self.requests.pool.versions.find_known_facts(members[0][0].url), self._files.peek(object_id)
-        if facts is None or facts.size is None or file is None or self._known.has_part(object_id):
-            return None
-        if facts.size > min(SMALL_FILE, self._room_for_spare, self.most_ahead) or 2 * file.read > facts.size:
+        if facts is None or facts.size is None or file is None or facts.size > file.requests * SMALL_FILE:
             return None
         for span, reader in members:
             if reader is None or reader.most is not None or not span.exact or (span.stop or 0) > facts.size:
                 return None
             if (span.start, span.stop) in file.last:  # read again
                 return None
+        start, stop = min(span.start for span, _ in members), max(span.stop or 0 for span, _ in members)
+        first = start // SMALL_FILE * SMALL_FILE
+        window = _cut_span(members[0][0], first, max(min(first + SMALL_FILE, facts.size), stop))
+        gaps = [(low, high) for low, high, block in self._known.cover(window) if block is None and low <= start < high]
+        if not gaps or stop > gaps[0][1] or stop - first > SMALL_FILE + SMALL_FILE // 4:
+            return None
+        first, last = file.find_unread(*gaps[0])
+        size = max(last, stop) - min(first, start)
+        if size > min(self._room_for_spare, self.most_ahead) or 2 * file.read > facts.size:
+            return None
         counts = self._stats.snapshot()
-        unread = counts["ahead_wasted"] + sum(sum(block.expected.values()) for block in self._small)
-        may_fetch = unread + facts.size <= max(SPARE, counts["bytes_wanted"] // SHARE)
-        return file.find_unread(facts.size) if may_fetch else None
+        unread = counts["ahead_wasted"] + sum(sum(block.expected.values()) for block in self._windows)
+        return (first, last) if unread + size <= max(SPARE, counts["bytes_wanted"] // SHARE) else None
 
     def _expect_all(self, block: Block) -> None:
-        """Expect reads of all bytes of ``block``, a small file or a part of one, while there is room."""
+        """Expect reads of all bytes of ``block``, a part of a window, while there is room."""
         block.expect(block.span.start, block.span.stop or 0)
-        self._small[block] = None
-        self.requests.loop.call_later(SPARE_SECONDS, partial(_drop_small, weakref.ref(self), block))
-        while sum(each.span.size or 0 for each in self._small) > self._room_for_spare:
-            self.drop_small(next(iter(self._small)))
+        self._windows[block] = None
+        self.requests.loop.call_later(SPARE_SECONDS, partial(_drop_window, weakref.ref(self), block))
+        while sum(each.span.size or 0 for each in self._windows) > self._room_for_spare:
+            self.drop_window(next(iter(self._windows)))
 
-    def drop_small(self, block: Block) -> None:
-        """Expect no further reads of ``block``, a small file."""
-        if block in self._small:
-            del self._small[block]
+    def drop_window(self, block: Block) -> None:
+        """Expect no further reads of ``block``, a part of a window."""
+        if block in self._windows:
+            del self._windows[block]
             self._count_waste(block)
             if not block.readers:
                 self._forget(block)
@@ -566,6 +574,7 @@ class Fetcher:
             file = FileAhead()
             file.read = span.size or 0
             self._files.put(object_id, file)
+        file.requests += 1
         facts = self.requests.pool.versions.find_known_facts(span.url)
         if facts is None or facts.size is None:
             file.note(span.start, span.stop)
@@ -596,7 +605,7 @@ class Fetcher:
             block.shared = False
             self._known.take(block)
         self._idle.pop(block, None)
-        self._small.pop(block, None)
+        self._windows.pop(block, None)
         block.data = None  # freed here, since a block and its task refer to each other
 
     def _keep_or_drop(self, block: Block) -> None:
@@ -711,10 +720,10 @@ class Fetcher:
             reader.fail(error)
 
 
-def _drop_small(fetcher_ref: weakref.ref[Fetcher], block: Block) -> None:
+def _drop_window(fetcher_ref: weakref.ref[Fetcher], block: Block) -> None:
     fetcher = fetcher_ref()
     if fetcher is not None:
-        fetcher.drop_small(block)
+        fetcher.drop_window(block)
         fetcher.requests.pump()
 
 
@@ -754,10 +763,6 @@ class BlockIndex:
         del blocks[blocks.index(block, bisect_left(blocks, block.span.start, key=_START))]
         if not blocks:
             del self._blocks[object_id]
-
-    def has_part(self, object_id: Hashable) -> bool:
-        """Return whether a block has a range of the object."""
-        return object_id in self._blocks
 
     def count_unread(self, object_id: Hashable) -> int:
         """Return the number of bytes of an object that are in blocks, and expected to be read.

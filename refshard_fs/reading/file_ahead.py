@@ -28,6 +28,7 @@ class FileAhead:
 
     def __init__(self) -> None:
         self.read = 0  # bytes that readers asked for
+        self.requests = 0  # requests for bytes that had not been fetched ahead
         self.wasted = 0  # bytes that were fetched ahead and dropped
         self._near = 0  # rises with each request near an earlier one, and falls with each other request
         self.last: deque[tuple[int, int]] = deque(maxlen=RECENT)  # the last ranges that readers asked for
@@ -51,11 +52,11 @@ class FileAhead:
         self._near = self._near + 1 if is_near else max(self._near - 1, 0)
         self.last.append((start, stop))
 
-    def find_unread(self, size: int) -> tuple[int, int]:
-        """Return the range of a file of ``size`` bytes without the parts at its ends that were just read."""
-        start, stop = 0, size
+    def find_unread(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range ``[start, stop)`` without the parts at its ends that were just read."""
+        low, high = start, stop
         for first, last in sorted(self.last):
             start = last if first <= start < last else start
         for first, last in sorted(self.last, reverse=True):
             stop = first if first < stop <= last else stop
-        return min(start, size), max(stop, 0)
+        return min(start, high), max(stop, low)

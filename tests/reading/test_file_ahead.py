@@ -136,7 +136,7 @@ def test_unread_bytes_of_a_real_file_are_bounded(many: str) -> None:
 
 @pytest.mark.parametrize("kind", ["long_body", "missing_content_range", "gzip"])
 def test_refused_extension_is_requested_once(http_server: RangeServer, kind: Kind) -> None:
-    data = random.Random(1).randbytes(SMALL_FILE + 1)
+    data = random.Random(1).randbytes((SURE + 4) * SMALL_FILE)  # more windows than requests
     url = http_server.put("data", data)
     refs = {f"a{i}": [url, 30_000 * i, 1000] for i in range(SURE + 4)}
     fs = RefShardFileSystem({"version": 1, "refs": refs}, retries=0, skip_instance_cache=True)
@@ -173,12 +173,13 @@ def put_chunks(server: RangeServer, files: int, chunks: int, size: int) -> dict[
     ("chunks", "options", "requests"),
     [
         (100, {}, 4),  # a chunk, and three parts of the file at the same time
-        (SMALL_FILE // 30_000 + 1, {}, 20),
+        (300, {}, 12),  # three chunks, and nine parts of three windows
         (100, {"readahead": 0}, 20),
         (100, {"max_memory": 16 << 20}, 20),  # less than a file may be kept
+        (21 * SMALL_FILE // 30_000, {}, 20),  # as many requests as windows would be needed
     ],
 )
-def test_small_file_of_random_reads_is_fetched_whole(
+def test_window_around_random_reads_is_fetched_whole(
     http_server: RangeServer, chunks: int, options: dict[str, int], requests: int
 ) -> None:
     refs = put_chunks(http_server, 1, chunks, 30_000)
@@ -186,6 +187,15 @@ def test_small_file_of_random_reads_is_fetched_whole(
     for i in random.Random(1).sample(range(0, chunks, 3), 20):  # no neighbours
         assert len(fs.cat_file(f"0/{i}")) == 30_000
     assert len(http_server.requests()) == requests
+
+
+def test_windows_of_shuffled_reads_are_fetched_once(http_server: RangeServer) -> None:
+    refs = put_chunks(http_server, 1, 400, 30_000)
+    fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True)
+    for i in random.Random(1).sample(range(400), 400):
+        assert len(fs.cat_file(f"0/{i}")) == 30_000
+    assert len(http_server.requests()) < 20
+    assert http_server.bytes_sent < 1.05 * 400 * 30_000
 
 
 def test_small_file_that_was_half_read_is_not_fetched_whole(http_server: RangeServer) -> None:
