@@ -1,8 +1,8 @@
 """Open a folder of NetCDF files as one cube, and append new files by a daily job, without copying chunks.
 
-A month of real data lies in a folder as one NetCDF file for each day. `refshard_fs.concat` scans each file once and
-writes a small document with a line for each file. xarray opens the document as one dataset, and a file is opened when
-one of its chunks is read. New days are appended. If the job runs twice, the second run changes nothing.
+A month of real data lies in a folder as one NetCDF file for each day. `refshard_fs.concat` scans each file once, and
+the result is saved as a small document that names the files. xarray opens the document as one dataset, and a file is
+opened when one of its chunks is read. New days are appended. If the job runs twice, the second run changes nothing.
 
     python examples/cube_of_files.py [--plot cube_of_files.png]
 """

@@ -37,7 +37,7 @@ def main() -> None:
         files = write_archive(folder)
         sets = [WRITERS[arguments.writer](file, f"{server.url}/{file.name}") for file in files]
         cube = refshard_fs.concat(sets, dim="time")
-        cube.save(str(folder / "cube.parquet"))  # a few kilobytes, which may also lie elsewhere
+        cube.save(str(folder / "cube.parquet"))  # a few kilobytes
         print(f"files {len(files)}, references {len(cube)}")
 
         ds = xr.open_dataset(str(folder / "cube.parquet"), engine="refshard", chunks={})
@@ -83,7 +83,7 @@ def refer_by_kerchunk(file: Path, url: str) -> Mapping[str, Any]:
 
 
 def refer_by_virtualizarr(file: Path, url: str) -> Mapping[str, Any]:
-    """Return VirtualiZarr's references to the chunks of ``file``. They name its path, which `rebase` replaces."""
+    """Return VirtualiZarr's references to the chunks of ``file``, which readers find at ``url``."""
     from obspec_utils.registry import ObjectStoreRegistry
     from obstore.store import LocalStore
     from virtualizarr import open_virtual_dataset

@@ -33,8 +33,7 @@ def main() -> None:
         folder = Path(name)
         write_netcdf(folder / "air.nc")
 
-        # From here on, only the URL of the file is used. chunks={} makes dask arrays; then each thread requests fewer
-        # chunks at a time, so that fewer chunks come in one request.
+        # With chunks={}, which makes dask arrays, each thread would request fewer chunks at a time.
         server.reset_counters()
         ds = xr.open_dataset(f"{server.url}/air.nc", engine="refshard")
         day = ds["air"].sel(time="2014-10-17").load()

@@ -15,7 +15,7 @@ from refshard_fs.reading.plan import KIB
 # an array sooner, and better.
 SURE: Final = 6
 NEAR: Final = 256 * KIB  # requests are near each other if at most this many bytes lie between them
-RECENT: Final = 8  # last requests that are compared: indexes and chunks may lie in different parts of the file
+RECENT: Final = 8  # last ranges that are compared: indexes and chunks may lie in different parts of the file
 # The limit for bytes that were fetched ahead and not read: 1/SHARE of the bytes that were read, but at least FREE
 # (20 ms at 100 Mbit/s, as long as another request), and at most MOST.
 FREE: Final = 256 * KIB
@@ -31,7 +31,7 @@ class FileAhead:
         self.requests = 0  # requests for bytes that had not been fetched ahead
         self.wasted = 0  # bytes that were fetched ahead and dropped
         self._near = 0  # rises with each request near an earlier one, and falls with each other request
-        self.last: deque[tuple[int, int]] = deque(maxlen=RECENT)  # the last ranges that readers asked for
+        self.last: deque[tuple[int, int]] = deque(maxlen=RECENT)  # the last ranges of reads and requests
 
     def extend(self, start: int, stop: int, size: int, unread: int, most: int = MOST) -> int:
         """Note a request for ``[start, stop)`` of a file of ``size`` bytes; return the end to which to extend it.

@@ -199,7 +199,7 @@ def _split_to_pieces(entry: Span, size: int, step: int) -> list[Span]:
 
 
 def _name_file(entry: Entry, index: Packable, keep: IndexCache) -> str | None:
-    """Return the name of the decoded ``entry`` in the index cache; None if it is too small, or its version unknown."""
+    """Return the name under which the index cache keeps the decoded ``entry``; None if it does not keep it."""
     state = hashlib.sha256(index.make_identity())
     match entry:
         case Inline(data) if keep.everything or len(data) >= WORTH_A_LOOK:

@@ -332,7 +332,7 @@ class ManifestView(ArrayView[Declaration]):
         return [(coords, size) for coords, _, size in level if coords[: len(leading)] == leading]
 
     def _list_names(self, resolver: PathResolver, folder: str, where: str) -> Steps[Sequence[Listed]]:
-        """List the directory to which the path ``folder`` resolves. Raise NotListable if its server cannot list it."""
+        """List the directory to which ``folder`` resolves. Raise NotListable if its web server cannot list it."""
         match resolver.resolve(folder, where):
             case Key(name):
                 return (yield from self.base.children(name.rstrip("/"))) or ()

@@ -647,7 +647,7 @@ class RuleKeySpace(ArrayGroup):
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Return the keys of an archive, which shows the runs that `count_runs` counts."""
+    """Open a rule. The key space shows the runs that `count_runs` counts."""
     rule: Rule = yield Load(probe.document(options.max_manifest_bytes), ParsedIndex(Rule.read, (probe.url,)))
     resolve = make_resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     try:

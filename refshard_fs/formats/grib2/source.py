@@ -46,7 +46,7 @@ SIDECARS: Final = (".idx", ".index")
 # long as two rounds of 20 ms, and sidecars and windows would take a request each.
 WHOLE: Final = 2 << 20
 SHORT: Final = 64 << 10  # bytes of a short message: the windows of long messages are far smaller than the file
-VERSION: Final = 6  # of scans in the index cache: a change of the fields that are found in a file increases it
+VERSION: Final = 6  # of scans in the index cache: increase it if other fields are found in the same file
 FIELD_BYTES: Final = 1 << 10  # bytes of a field in memory, without its grid
 # Limits of the points of a grid. A field of one value is a header only, so a small file could state a huge grid: the
 # limit is `RATIO` points for each byte of the file, but at least `SMALL` and at most `LARGEST` (512 MiB of values).
@@ -119,7 +119,7 @@ _Key = tuple[str, str, int, int, tuple[str, ...], bytes]
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Return the keys of a GRIB file; its messages may be of edition 1 and 2."""
+    """Open a GRIB file, which may have messages of both editions."""
     source, size = probe.file("GRIB file")
     if size == len(probe.head):
         scan = _scan_in_memory(b"", probe.head, probe.url)

@@ -178,7 +178,7 @@ NO_CHUNKS: Final = ChunkLocations(_EMPTY, _EMPTY, _EMPTY, np.empty(0, np.uint32)
 
 
 def _make_node(space: ChunkSpace, chunks: ChunkLocations, children: Iterable[Child]) -> Node:
-    """Make a node. Raise ValueError if its children together are larger than the file: then some of them overlap."""
+    """Make a node. Raise ValueError if a child ends beyond the file, or the children together are larger than it."""
     blocks: list[Child] = []
     total = 0
     for child in children:

@@ -128,7 +128,7 @@ def resolve_files(hdf5_object: HDF5Object, directory: str | None) -> HDF5Object:
         return hdf5_object
     try:
         if directory is None:
-            raise ManifestError("other files can be read only for a file that is opened by its URL")
+            raise ManifestError("they can be read only if this file is opened by its path or URL, not as bytes")
         for part in hdf5_object.layout.parts:
             check_file_is_beside(part.file)
     except ManifestError as e:

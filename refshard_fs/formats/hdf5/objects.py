@@ -239,9 +239,9 @@ def read_tree(
 ) -> Steps[tuple[Superblock, Tree]]:
     """Read the superblock's extension, and all objects below the root group.
 
-    With ``group``, objects outside of it are left out if ``is_self_contained(objects, group, has_all_above=...)``
-    returns True for the objects in the group, the groups above it, and the dimension scales in those; or at last for
-    these and all objects directly in the groups above it.
+    With ``group``, few objects outside of it are read at first: the groups above it, and the dimension scales in them;
+    then all objects directly in the groups above it. ``is_self_contained(objects, group, has_all_above=...)`` returns
+    whether the group needs no others; if it needs others, all objects are read.
     """
     superblock = yield from read_extension(file, superblock)
     table = superblock.shared_messages

@@ -40,7 +40,7 @@ TOO_MANY: Final = (
     f"only the first {MOST_FILES} files to which the opened file refers are opened, "
     f"and {MOST_FILES // 100} files to which each of these refers"
 )
-NOT_OPENED: Final = "other files can be opened only for a file that is opened by its URL, not for bytes in memory"
+NOT_OPENED: Final = "other files can be opened only if this file is opened by its path or URL, not as bytes"
 # The first block of each chunk index, some 3 KiB, is read on opening if at most this number of datasets are not small.
 MOST_PREPARED_INDEXES: Final = 32
 

@@ -58,7 +58,7 @@ class BlockRecipe(msgspec.Struct, frozen=True):
         return self.decode(raw).tobytes()
 
     def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return ``values``: they are the values that the array shows."""
+        """Return ``values``, which the array shows unchanged."""
         return values
 
     def decode(self, raw: bytes) -> npt.NDArray[Any]:

@@ -192,7 +192,7 @@ class ShardChunks(_ScaleChunks):
         return dict.fromkeys(number for number in numbers if number is not None)
 
     def _list_chunks(self, ids: npt.NDArray[np.uint64], shard_and_minishard: tuple[int, int]) -> Iterator[Listed]:
-        """Yield the chunks ``ids`` of a minishard, without chunks that belong to another minishard."""
+        """Yield the chunks ``ids`` of a minishard, without chunks outside the grid or of another minishard."""
         coords = self._code.decode(ids, 3)
         shards, minishards = self._sharding.find_shard(ids)
         is_here = (coords < np.array(self.grid.counts[:3])).all(axis=1)

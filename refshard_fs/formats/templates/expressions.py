@@ -26,7 +26,7 @@ ALLOWED: Final = "names, templates with keyword arguments, integers, quoted text
 
 
 class TemplateLimits(msgspec.Struct, frozen=True):
-    """Limits on the cost of a set's templates. ManifestError is raised before a limit is exceeded."""
+    """Limits on the cost of a set's templates. ManifestError is raised if a limit is exceeded."""
 
     text: int = 64 * KIB  # characters of a template
     output: int = 64 * KIB  # characters of an expanded text
@@ -73,7 +73,7 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct):
-    """The cost of expanding texts in a row: operations, and characters of all texts, including intermediate ones."""
+    """The cost of expanding texts for one row: operations, and characters of all texts, also of intermediate ones."""
 
     steps: int = 0
     characters: int = 0

@@ -29,7 +29,7 @@ from refshard_fs.formats.templates.expressions import (
 )
 
 DEFAULT_LIMITS: Final = TemplateLimits()
-COMPILED: Final = 256  # the most templates in the cache that jinja2 has compiled
+COMPILED: Final = 256  # the most compiled templates of jinja2 that are kept
 # At most ROWS keys are generated at a time, and fewer if they have more than about CHARACTERS characters together.
 ROWS: Final = 8192
 CHARACTERS: Final = 1 << 24
@@ -188,9 +188,9 @@ def expand_gen(
     """Yield (key, url, offset, length) for each combination of the dimensions of each entry.
 
     The last dimension varies fastest, as in itertools.product. If a key comes twice, the last reference is valid. All
-    entries are checked before the first key is yielded. ManifestError, with the index and the key of an entry, is
-    raised if the entry is invalid, or exceeds ``limits`` (default: those of ``templates``). A ``step`` may be negative,
-    as in a Python range. An offset or a length may be an integer in place of a template.
+    entries are checked before the first key is yielded. Raises ManifestError if an entry is invalid, or all entries
+    together exceed ``limits`` (default: those of ``templates``). A ``step`` may be negative, as in a Python range. An
+    offset or a length may be an integer in place of a template.
     """
     limits = limits or templates.limits
     checked = [_check_entry(number, entry, templates) for number, entry in enumerate(entries)]

@@ -134,7 +134,7 @@ def _encode_points(points: Sequence[Sequence[float]]) -> str:
 
 
 def _parse_polynomials(ifd: Ifd) -> dict[str, Any]:
-    """Return the coefficients of rational polynomials by the arguments of ``rasterio.rpc.RPC``; empty without a tag.
+    """Return the coefficients of rational polynomials by the arguments of ``rasterio.rpc.RPC``; empty without them.
 
     The tag has 92 numbers: two errors, ten offsets and scales, and four lists of twenty coefficients.
     """

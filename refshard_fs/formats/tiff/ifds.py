@@ -28,8 +28,8 @@ AROUND: Final = 1 << 20
 AT_ONCE: Final = 64  # windows that are read in one round: 1 MiB
 MOST_IFDS: Final = 1 << 16  # IFDs in a file; more would take minutes to open
 MOST_TAGS: Final = 1 << 12  # tags in an IFD; about 30 are usual
-# The values of all tags may have this many bytes, or this many times the size of the file if that is more: several IFDs
-# may point to the same values.
+# The values of all tags may have `SHARED` bytes, or `TIMES_SHARED` times the size of the file if that is more: several
+# IFDs may point to the same values.
 SHARED: Final = 1 << 20
 TIMES_SHARED: Final = 16
 

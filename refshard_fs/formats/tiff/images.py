@@ -28,7 +28,7 @@ LARGEST: Final = 1 << 31  # the most bytes of a decoded strip or tile: zarr hold
 SPARSE: Final = 1 << 26
 RATIO: Final = 1 << 12
 LZMA_MEMORY: Final = 1 << 28  # bytes: the dictionary of the strongest preset takes 65 MiB
-PIECE: Final = 1 << 12  # strips or tiles whose positions are read at a time: 16 to 32 KiB of each table
+PIECE: Final = 1 << 12  # strips or tiles whose positions are read at a time: at most 32 KiB of each table
 
 # Tags by their numbers in the specification.
 SUBFILE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES = 254, 256, 257, 258, 259, 262, 266, 277
@@ -110,7 +110,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         return values.reshape(self.shape)
 
     def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return ``values``: they are the values that the array shows."""
+        """Return ``values``, which the array shows unchanged."""
         return values
 
     def _decode_rows(self, raw: bytes) -> Samples:
@@ -368,7 +368,7 @@ def find_damage(ifd: Ifd) -> str | None:
 
 
 def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
-    """Parse the image of an IFD. Raise ValueError, which names the tag and its value, if it is not supported."""
+    """Parse the image of an IFD. Raise ValueError if it is damaged or not supported."""
     damage = find_damage(ifd)
     if damage is not None:
         raise ValueError(damage)

@@ -176,7 +176,7 @@ _layouts: Final[LRU[LayoutKey, _Layout]] = LRU(REMEMBERED)
 def _make_layout_key(
     ifds: Sequence[Ifd], sub_counts: tuple[int, ...], order: str, zarr_format: int
 ) -> LayoutKey | None:
-    """Return the key of a file's layout; None if it is too long. ``sub_counts`` are the SubIFDs of each page."""
+    """Return the key of a file's layout; None if it is too long. ``sub_counts`` has the count of SubIFDs by page."""
     if len(ifds) > MANY:
         return None
     values, size = [], 0
@@ -484,7 +484,7 @@ def _parse_channels(pixels: Element) -> list[str]:
 
 
 def parse_aperio_pixel_size(text: str) -> float | None:
-    """Return the size of a pixel in micrometers from Aperio's description, or 1 without it; None for other files."""
+    """Return the size of a pixel in micrometers from Aperio's description, 1 if unknown; None for other files."""
     if not text.startswith("Aperio"):
         return None
     size = next((part.partition("=")[2] for part in text.split("|") if part.strip().startswith("MPP")), "")

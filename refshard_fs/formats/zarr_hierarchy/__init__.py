@@ -1,4 +1,4 @@
-"""Recognise zarr hierarchies by the document of a group or an array. Each object in the directory is a key."""
+"""Recognise directories of zarr by their metadata documents. Each object in such a directory is a key."""
 
 from __future__ import annotations
 

@@ -479,7 +479,7 @@ def _predict_local_extra(extra: bytes, is_wide: bool) -> int:
 
 
 def _find_odd_names(names: Sequence[bytes]) -> dict[int, str]:
-    """Return by index the names that are absolute, too long, contain "..", or have backslashes or doubled slashes."""
+    """Return by index the names that are not valid keys: absolute ones, long ones, or such as ``./x`` or ``a//b``."""
     if not _ODD.search(b"\0".join([b"", *names, b""])) and max(map(len, names), default=0) < 2 * MOST_STEPS:
         return {}
     odd = {
@@ -489,8 +489,8 @@ def _find_odd_names(names: Sequence[bytes]) -> dict[int, str]:
     }
     if len(odd) > _MOST_WITHHELD:
         raise ValueError(
-            f"{len(odd)} of its names are absolute, contain '..', are too long, or have backslashes or doubled "
-            f"slashes: expected at most {_MOST_WITHHELD}"
+            f"{len(odd)} of its names are not valid keys (absolute, too long, or with '.', '..', backslashes or "
+            f"doubled slashes): expected at most {_MOST_WITHHELD} such names"
         )
     return odd
 

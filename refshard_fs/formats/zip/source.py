@@ -14,6 +14,7 @@ import msgspec
 
 from refshard_fs.core.array_group import make_entry
 from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.keys import MOST_STEPS
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, ParsedIndex, Span, Steps
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
@@ -117,7 +118,7 @@ class Decompressor(msgspec.Struct, frozen=True):
 
 
 class ZipKeySpace(KeySpace):
-    """The members of the archive ``source`` at ``url``. Members with names such as ``../x`` are not keys."""
+    """The members of the archive ``source`` at ``url``."""
 
     def __init__(self, url: str, source: Span | Inline, members: Members) -> None:
         self.url = url
@@ -135,8 +136,9 @@ class ZipKeySpace(KeySpace):
             return Member(*members.rows[place].item())
         if key in members.withheld:
             raise ManifestError(
-                f"the ZIP at {self.url} has the member {members.withheld[key]!r}: expected a relative path for the key "
-                f"{key!r}, without '..', backslashes and doubled slashes. Write the archive again with such a name"
+                f"the ZIP at {self.url} has the member {members.withheld[key][:200]!r}: expected a relative path of at "
+                f"most {MOST_STEPS} names, without '.', '..', backslashes and doubled slashes. Write the archive again "
+                "with such a name"
             )
         return None
 
