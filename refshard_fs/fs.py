@@ -310,8 +310,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         """Return bytes ``[start:end]`` of ``path``, with the bounds of a Python slice.
 
-        Raises FileNotFoundError if the key does not exist, ReferenceNotReachable if its
-        bytes cannot be read.
+        Raises FileNotFoundError if the key does not exist, ReferenceNotReachable if its bytes cannot be read.
         """
         request = Request(self._strip_protocol(path), start, end)
         data = self.source.read_now(request)
@@ -943,7 +942,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             self.pipe_file(path, b"")
 
     async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Do nothing: a directory exists as soon as a key is in it."""
+        """Only check that writes are taken: a directory exists as soon as a key is in it."""
         self.require_writer(f"make {path!r}")
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:

@@ -190,7 +190,7 @@ class _Opening:
         return keyspace.consolidates and (not path or keyspace.format != "zarr-hierarchy")
 
     def make_store(self, group: GroupNode) -> GroupStore:
-        """Return xarray's store of a group; log the parts of the group that xarray cannot open."""
+        """Return xarray's store of a group; log a warning of parts that are left out."""
         dropped = self._options.get("drop_variables") or ()
         _log_left_out(self._fs, group)
         return GroupStore(

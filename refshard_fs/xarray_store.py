@@ -67,7 +67,7 @@ class GroupStore(AbstractDataStore):
         return variables
 
     def get_attrs(self) -> dict[str, Any]:
-        """Return the attributes of the group."""
+        """Return the attributes of the group, without those that NCZarr wrote for itself."""
         attributes = {name: value for name, value in self._group.attributes.items() if not _is_hidden(name)}
         self._restore_dtypes(attributes, self._group.path)
         return attributes

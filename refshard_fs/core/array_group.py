@@ -601,7 +601,7 @@ def encode_fill_value(raw: bytes, dtype: np.dtype[Any]) -> Any:
 
 
 def convert_fill_value(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Convert a number to a fill value in metadata of version 2; None if ``dtype`` cannot hold it."""
+    """Convert a number to a fill value in metadata of version 2; None for all values that ``dtype`` cannot hold."""
     if type(value) not in (int, float) or dtype.kind not in "iufc":
         return None
     try:

@@ -231,7 +231,7 @@ class ChunkTable:
         return Part(numbers, self.ranges.take(self._find_rows(numbers)))
 
     def _find_rows(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the rows of chunks that exist."""
+        """Return the rows of the chunks ``numbers``, which must exist."""
         return numbers if self.numbers is None else self.numbers.searchsorted(numbers)
 
     def list_present(self, start: int = 0, stop: int | None = None) -> UInt64s:

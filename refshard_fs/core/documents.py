@@ -241,7 +241,7 @@ class Documents(Generic[K]):
     def find_doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
         """Return the arrays whose consolidated metadata may be outdated, and the positions of their ``keys``.
 
-        Arrays of one chunk are left out: if their metadata are outdated, decoding the chunk raises an error.
+        Arrays of one chunk that are not confirmed are left out: if their metadata are outdated, decoding fails.
         """
         found: dict[str, list[int]] = {}
         if self._unconfirmed or self._outdated:

@@ -397,7 +397,7 @@ class _ContentsBuilder:
         self._sizes: dict[str, dict[int, int]] = {}  # bytes of each chunk, by array and number
 
     def _run_all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
-        """Run all ``parts`` together. After an error, run smaller and smaller groups: each part stores its error."""
+        """Run all ``parts`` together; if errors are collected, run smaller groups after an error."""
         if not parts:
             return
         try:

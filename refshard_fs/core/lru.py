@@ -62,7 +62,10 @@ class LRU(Generic[K, V]):
             return list(self._items)
 
     def put(self, key: K, value: V, weight: int = 1, quota: Quota | None = None) -> None:
-        """Keep ``value`` under ``key``; if its ``quota`` is full, drop the quota's least recently used values."""
+        """Keep ``value`` under ``key``, unless ``weight`` exceeds the capacity; drop the least recently used values.
+
+        If its ``quota`` is full, values of the quota are dropped first.
+        """
         with self._lock:
             self._drop(key)
             if weight > self.capacity:

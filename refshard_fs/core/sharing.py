@@ -54,7 +54,7 @@ class _SharedSteps(Generic[T]):
                     raise error
 
     def _is_at(self, turn: int) -> bool:
-        """Return whether no other look-up has continued the steps since ``turn``."""
+        """Return whether the steps are not over, and no other look-up has continued them since ``turn``."""
         return self._turn == turn and not self.is_over
 
     def _has_failed(self) -> bool:

@@ -197,7 +197,7 @@ def format_time(value: Any, attributes: Mapping[str, Any]) -> str:
 
 
 def parse_instant(text: str) -> datetime:
-    """Parse the reference time of CF units; ValueError if it is not in UTC."""
+    """Parse the reference time of CF units; ValueError if it is not a time in UTC."""
     try:
         return datetime(*_parse_fields(text))  # type: ignore[arg-type]  # six integers
     except ValueError as e:

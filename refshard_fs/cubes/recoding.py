@@ -299,7 +299,7 @@ def _describe_differences(one: ArrayMeta, other: ArrayMeta) -> list[str]:
 
 @lru_cache(256)
 def _parse_encoding(document: bytes) -> _Encoding:
-    """Parse a document of `_dump`; ValueError unless its array has numbers or texts."""
+    """Parse a document of `_dump`; ValueError if its array cannot be recoded."""
     found = zarrmeta.loads(document)
     meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
     dtype = None if meta is None else find_decoded_type(meta)

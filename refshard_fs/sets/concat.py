@@ -341,7 +341,7 @@ def _check_types(dim: Any, coords: Any, tolerance: Any, executor: Any) -> None:
 
 
 def _check_names(read: Sequence[NamedSet], rules: Rules, dims: Sequence[str | None]) -> None:
-    """Raise ManifestError if ``same`` names a variable, or ``chunks`` a dimension, that no set has or gets."""
+    """Raise ManifestError if an argument names a variable or a dimension that no set has or gets."""
     variables = {path: variable for part in read for path, variable in part.variables.items()}
     scalars = {path for path, variable in variables.items() if not variable.meta.shape}  # may become dimensions
     known = {dim for dim in find_dims(read) if dim is not None}

@@ -264,7 +264,10 @@ class _Concatenation:
             self.digests[path] = tuple(part.digests[path] for part in self.sets)
 
     def _find_chunk_length(self, part: NamedSet, path: str, axis: int) -> int:
-        """Return the length of a set's chunks along the dimension; ManifestError if they differ along other axes."""
+        """Return the length of a set's chunks along ``axis``.
+
+        ManifestError if it has chunks of several lengths, or of other lengths than the first set along other axes.
+        """
         chunks, first = part.variables[path].meta.chunks, self.sets[0].variables[path].meta.chunks
         if chunks is None or first is None:
             raise ManifestError(

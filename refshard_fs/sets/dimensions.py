@@ -75,7 +75,7 @@ def find_dimensions(
 
 
 def find_named_dimension(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> FileGrid:
-    """Replace fields of file names that only distinguish files by the dimension along which the sets differ.
+    """Return ``grid`` with the dimension along which sets differ in place of a field that only distinguishes files.
 
     In "tas_{year}.nc", ``year`` is not a dimension if the coordinate ``time`` differs from year to year.
     """

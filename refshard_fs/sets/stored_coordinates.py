@@ -64,7 +64,7 @@ def _drop_chunks(grid: ChunkGrid) -> ChunkTable:
 
 
 def list_coordinates_to_read(part: NamedSet) -> Iterator[Variable]:
-    """Yield the coordinates, also scalar ones, whose values are references to chunks."""
+    """Yield the coordinates, also scalar ones, to read: short arrays of numbers whose chunks are references."""
     named = find_auxiliary(part.variables)
     scalars = {
         path

@@ -87,7 +87,7 @@ def adopt_rows(
 
 
 def move_credentials(urls: Sequence[str], table: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options`` in which the credentials for the ``table`` at a URL are not for ``urls`` on other servers."""
+    """Return ``options`` with which credentials for a ``table`` on a server go to no ``urls`` on other servers."""
     name = "target_options" if options.get("ref_storage_args") is None else "ref_storage_args"
     credentials = options.get(name)
     if not credentials or is_trusted(table):

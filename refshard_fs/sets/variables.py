@@ -74,7 +74,7 @@ def find_named_arrays(variables: Mapping[str, Variable], attributes: Sequence[st
 
 
 def find_auxiliary(variables: Mapping[str, Variable]) -> set[str]:
-    """Return the paths of auxiliary coordinates."""
+    """Return the paths of auxiliary coordinates: arrays that an attribute ``coordinates`` names."""
     return find_named_arrays(variables, ("coordinates",))
 
 
@@ -112,7 +112,7 @@ class NamedSet(msgspec.Struct, frozen=True):
         return next(iter(lengths.values()))
 
     def find_coordinate(self, dim: str | None) -> Variable | None:
-        """Return the coordinate variable of a dimension."""
+        """Return the coordinate of a dimension, of the first group that has one; None if there is none."""
         return next((v for v in self.variables.values() if v.dims == (dim,) and v.is_coordinate), None)
 
     def find_inline_chunks(self, path: str) -> dict[int, bytes]:

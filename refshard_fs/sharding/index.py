@@ -200,7 +200,7 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def count_slots(lengths: tuple[int, ...]) -> int:
-    """Return the number of slots of a shard of ``lengths`` chunks; ValueError if its index is too long."""
+    """Return the number of slots of a shard of ``lengths`` chunks; ValueError if it has none, or too many."""
     slots = math.prod(lengths)
     if slots < 1 or slots * PAIR > MAX_INDEX:
         chunks = "×".join(map(str, lengths))

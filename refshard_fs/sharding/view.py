@@ -112,7 +112,7 @@ class ShardView(ArrayView[ArrayInfo]):
 
     @property
     def shards_anything(self) -> bool:
-        """Whether the inner chunks of any known array are shown, or cannot be shown for a reason."""
+        """Whether any known array has shards, also if its inner chunks cannot be shown."""
         return bool(self.reports) or any(seen.layout is not None for seen in self._documents.arrays.values())
 
     def is_inner(self, key: str) -> bool:

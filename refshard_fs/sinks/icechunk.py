@@ -276,7 +276,7 @@ class VirtualStores:
         return location
 
     def find(self) -> dict[str, Any]:
-        """Return the stores that the user did not give."""
+        """Return the stores that the user did not give, by prefix."""
         icechunk = _require_icechunk()
         stores: dict[str, Any] = {}
         for prefix in _merge_directories(self._urls):

@@ -159,7 +159,10 @@ async def ukey(source: Source, key: str) -> str:
 
 
 async def read_modification_time(source: Source, key: str) -> datetime:
-    """Return the last modification time of the targets of ``key``; NotImplementedError if no target has one."""
+    """Return the last modification time of the targets of ``key``, or of the source if it has the bytes itself.
+
+    NotImplementedError if none of these has one.
+    """
     entry = await _look_up(source, key)
     if entry is None:
         known = await info(source, key)

@@ -48,7 +48,7 @@ class Document:
                 self.put(file.read())
 
     def put(self, data: bytes) -> None:
-        """Replace the object by ``data``; ConflictError if it does not have the expected version."""
+        """Replace the object by ``data``; ConflictError if another writer changed it."""
         known, sent = frozenset(self._sent), compute_checksum([data])
         self._sent.add(sent)
         with self._lock_for_commit(is_first=not known):

@@ -55,7 +55,7 @@ _DRAFT_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINA
 
 
 def _copy_mode(path: str, draft: str) -> None:
-    """Copy the mode and the group of ``path`` to ``draft``, if ``path`` exists."""
+    """Copy the mode and the group of ``path`` to ``draft``, unless ``path`` is a link, or does not exist."""
     found = _find_status_of_replaced(path)
     if found is None:
         return

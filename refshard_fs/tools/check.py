@@ -455,7 +455,7 @@ class _Check:
                 self._found.add("error", "outside-grid", key, text=text)
 
     def _check_chunks(self, extents: Extents, positions: Sequence[int], *, decodes: bool) -> None:
-        """Read the chunks of an array at ``positions``, and decode them."""
+        """Read the chunks of an array at ``positions``; with ``decodes``, also decode them."""
         largest = int(extents.sizes.max()) or MEMORY // 16  # a guess, if only the targets know the sizes
         for batch in iterate_batches(positions, max(1, min(TOGETHER, MEMORY // largest))):
             keys = extents.make_keys(batch)

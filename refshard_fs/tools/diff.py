@@ -108,7 +108,7 @@ Document = Mapping[str, Any] | bytes  # bytes if the document is not a JSON obje
 
 
 def _list_fields(a: Document, b: Document) -> tuple[str, ...]:
-    """Return the fields in which two documents differ; "(text)" if they are not JSON objects."""
+    """Return the fields in which two documents differ; "(text)" if one of them is not a JSON object."""
     if isinstance(a, bytes) or isinstance(b, bytes):
         return () if a == b else ("(text)",)
     # Compared as JSON: in Python, NaN differs from itself, and 1 equals True.
@@ -228,7 +228,7 @@ def _is_implied(path: str, nodes: Mapping[str, bool]) -> bool:
 
 
 class _Side(NamedTuple):
-    """An array of one source, or its keys that are not chunks."""
+    """One of two sources, with its chunks of an array, or its keys that are not chunks."""
 
     survey: Survey
     extents: Extents

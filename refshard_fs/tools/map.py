@@ -65,7 +65,10 @@ def make_picture(fs: SurveyedFileSystem, array: str | None = None, select: Any =
 
 
 def make_array_map(source: str, extents: Extents, urls: Sequence[str], selection: Selection | None = None) -> Map:
-    """Return the content of a picture of one array; ValueError if its chunks form no grid."""
+    """Return the content of a picture of one array.
+
+    ValueError if its chunks form no grid; ManifestError if it has too many dimensions.
+    """
     grid, chunks = extents.meta.grid, extents.chunks
     if grid is None:
         raise ValueError(f"{extents.path!r}: expected a known grid of chunks for a picture, found another kind of grid")

@@ -119,7 +119,7 @@ def _describe_reading(selection: Selection) -> str:
 
 
 def _draw_arrays(page: Page, content: Map, files: str) -> None:
-    """Draw the arrays of a set, each with a bar of its bytes."""
+    """Draw the first `ARRAYS` arrays of a set, each with a bar of its bytes."""
     sizes = [int(extents.sizes.sum()) for extents in content.arrays]
     page.add_heading(content.source, "")
     page.add_parts([format_count(len(sizes), "array"), files, format_bytes(sum(sizes))])

@@ -56,12 +56,12 @@ class Label(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> float:
-        """The most width that the text may take."""
+        """The greatest width of the text."""
         return measure_text(self.text, self.size, bold=self.bold)
 
     @property
     def box(self) -> Box:
-        """The most room that the text may take."""
+        """The box around the text at its greatest width."""
         left = self.x - self.width if self.ends_there else self.x
         return Box(left, self.y - 0.95 * self.size, self.width, 1.2 * self.size)
 

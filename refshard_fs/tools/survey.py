@@ -308,7 +308,7 @@ class _SurveyBuilder:
         return await self._source.engine().find_all(self._keyspace, keys)
 
     def _add_arrays(self, contents: Contents) -> None:
-        """Look up the chunks of all arrays."""
+        """Add the chunks of all arrays; if a survey ``in_blocks`` is wanted, arrays of reference sets as `Blocks`."""
         count = sum(
             sum(map(len, array.numbers)) if isinstance(array.numbers, Sequence) else len(array.numbers)
             for array in contents.arrays.values()

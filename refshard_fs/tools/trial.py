@@ -118,7 +118,10 @@ class OpeningGuard:
         self._arrays: dict[str, ArrayMeta | None] = {}  # the same metadata, parsed
 
     def add(self, path: str, document: Callable[[], bytes], *, is_loaded: bool) -> None:
-        """Check chunks of the array ``path`` from now on; ManifestError if ``is_loaded``, as a whole, and too large."""
+        """Check chunks of the array ``path`` from now on.
+
+        If the whole array ``is_loaded``, ManifestError if it is too large.
+        """
         self._documents[path] = document
         meta = self._parse_meta(path) if is_loaded else None
         size = 0 if meta is None else math.prod(meta.shape) * (itemsize_of(meta) or 1)

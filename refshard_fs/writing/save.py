@@ -204,7 +204,7 @@ class CopiesBeside:
         self._count = self._size = 0
 
     def begin(self, count: int) -> None:
-        """Prepare for ``count`` chunks."""
+        """Open the object for ``count`` chunks."""
         self._file = self._opened.enter_context(self._folder.stream(self._name))
         self._callback.set_size(count)
 

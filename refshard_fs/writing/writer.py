@@ -76,7 +76,10 @@ class Writer:
         return None if url is None else Objects(url, self.source.stores)
 
     def format_of(self, base: Base) -> str | None:
-        """Return the format that a commit writes; None if the source does not support commits."""
+        """Return the format that a commit writes; None if the source does not support commits.
+
+        ReadOnlyError for a new source in a format that a commit cannot begin.
+        """
         if base.facts is None and base.url == self.fo:  # nothing exists at the URL
             format = self.options.format
             format = format or format_by_suffix(str(self.fo))
@@ -171,7 +174,7 @@ class Writer:
         return True
 
     def _put(self, key: str, data: bytes) -> None:
-        """Set ``key`` to a new object with ``data``."""
+        """Put an object with ``data``, and set ``key`` to it; in a worker, to small ``data`` themselves."""
         if self.overlay.worker is None:
             self.overlay.put(key, *self._put_parts([data]))
         else:
