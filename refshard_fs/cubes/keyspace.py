@@ -468,7 +468,10 @@ class ConcatKeySpace(KeySpace):
         """List a directory of an array all of whose chunks are made while reading."""
         found = grid.find_directory(directory)
         if found is not None and len(found.numbers) > LISTED:
-            raise NotListable(f"{path!r} of {self.where} has {len(found.numbers)} names: expected at most {LISTED}")
+            raise NotListable(
+                f"{path!r} of {self.where} has {len(found.numbers)} names: expected at most {LISTED} to be listed. "
+                "Read each by its key"
+            )
         return sorted(_list_chunks(found, self._find_chunk_size(path, array)), key=by_name)
 
     def _list_in_all_pieces(
@@ -576,7 +579,10 @@ class ConcatKeySpace(KeySpace):
 
     def _check_count(self, path: str, count: int) -> None:
         if count > COUNTED:
-            raise NotListable(f"{path!r} of {self.where} has {count} chunks or more: at most {COUNTED} are listed")
+            raise NotListable(
+                f"{path!r} of {self.where} has {count} chunks or more: expected at most {COUNTED} to be listed. Read "
+                "each by its key"
+            )
 
     def _find_numbers(
         self, number: int, path: str, array: ConcatArray, first: ArrayChunks

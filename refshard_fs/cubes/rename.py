@@ -51,14 +51,17 @@ def rename_nodes(
         if any(dim in own_dims for dim in node.dims):
             after = [own_dims.get(dim, dim) if dim else None for dim in node.dims]
             if len(set(filter(None, after))) < len(set(filter(None, node.dims))):
-                raise ManifestError(f"rename= gives two dimensions of {path!r} the same name: {after}")
+                raise ManifestError(f"rename= makes {after} the dimensions of {path!r}: expected different names")
             node.rename_dimensions(own_dims)
         if names:
             group = parent(path)[0] if node.is_array else path
             node.edit_attributes(partial(_rename_in_attributes, partial(_find_new_name, names, nodes, group)))
         new_path = "/".join(names.get(above, parent(above)[1]) for above in iter_paths_to(path))
         if new_path in shown:
-            raise ManifestError(f"rename= gives {shown[new_path].source!r} and {path!r} the same name, {new_path!r}")
+            raise ManifestError(
+                f"rename= gives {shown[new_path].source!r} and {path!r} the same name, {new_path!r}: rename both, or "
+                "drop one of them"
+            )
         shown[new_path] = node
     return shown
 

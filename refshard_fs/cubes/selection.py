@@ -304,7 +304,10 @@ class Selection(View):
         if array.recut is not None:
             found = grid.find_directory(directory)
             if found is not None and len(found.numbers) > LISTED:
-                raise NotListable(f"{path!r} has {len(found.numbers)} names: expected at most {LISTED} to be listed")
+                raise NotListable(
+                    f"{path!r} has {len(found.numbers)} names: expected at most {LISTED} to be listed. Read each by "
+                    "its key"
+                )
             size = array.recut.nbytes if found is not None and found.is_leaf else None
             numbers = () if found is None else found.numbers
             return sorted((Listed(found.name_child(n), size, not found.is_leaf) for n in numbers if found), key=by_name)

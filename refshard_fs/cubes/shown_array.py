@@ -121,7 +121,8 @@ class FullLength:
                     name = self.document.pieces[number].name
                     raise ManifestError(
                         f"{self.where}: {path!r} has chunks of {size} along {self.document.dim!r}, but the set "
-                        f"{name!r} begins at {start}, inside a chunk: only the last set may end inside a chunk"
+                        f"{name!r} begins at {start}, inside a chunk: only the last set may end inside a chunk. Make "
+                        "the document anew by concat, which divides such chunks"
                     )
             known = self._by_size[size] = tuple(-(-start // size) for start in self.starts)
         return known

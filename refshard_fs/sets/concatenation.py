@@ -271,7 +271,8 @@ class _Concatenation:
         chunks, first = part.variables[path].meta.chunks, self.sets[0].variables[path].meta.chunks
         if chunks is None or first is None:
             raise ManifestError(
-                f"{part.name}: expected chunks of one size in {path!r}, found several sizes, or sizes not known"
+                f"{part.name}: expected chunks of one size in {path!r}, found several sizes, or sizes not known: "
+                f"concat with drop={path!r} leaves the variable out"
             )
         if [*chunks[:axis], *chunks[axis + 1 :]] != [*first[:axis], *first[axis + 1 :]]:
             raise make_difference_error(path, "chunks", self.sets[0].name, list(first), part.name, list(chunks))
@@ -295,7 +296,7 @@ class _Concatenation:
             if convert_exactly(values, joined.dtype) is None:
                 raise ManifestError(
                     f"{path!r} of {part.name} has values of type {values.dtype} that {joined.dtype}, the common type "
-                    "of all sets, cannot hold exactly"
+                    "of all sets, cannot hold exactly: leave this set out"
                 )
         return joined
 

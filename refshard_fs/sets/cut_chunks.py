@@ -45,7 +45,9 @@ def _choose_smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, in
         return None
     where = f"the chunks of {path!r} of {part.name}"
     if chunks is None:
-        raise ManifestError(f"{where} have different sizes, or a size that is not known: they cannot be cut")
+        raise ManifestError(
+            f"{where} have different sizes, or a size that is not known: subchunks= can cut only chunks of one size"
+        )
     shape = tuple(size if n is None else min(n, size) for n, size in zip(asked, chunks, strict=True))
     dtype = dtype_of(variable.meta)
     if shape == chunks:

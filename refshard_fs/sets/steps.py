@@ -102,7 +102,8 @@ class Steps(msgspec.Struct, frozen=True):
         if len(apart):
             value, first = (format_value(each, part, dim) for each in (values[apart[0]], self.first))
             raise ManifestError(
-                f"{part.name} has {dim} = {value}, which is not on the grid of freq= that begins at {first}"
+                f"{part.name} has {dim} = {value}, which is not on the grid of freq= that begins at {first}: give "
+                "another freq=, or leave the set out"
             )
         return places
 
@@ -110,7 +111,10 @@ class Steps(msgspec.Struct, frozen=True):
         """Return ``values`` and all steps between them; ``values`` begin with ``first``."""
         last = int(self.count_steps(values[-1:], part, dim)[0])
         if not 0 <= last < MOST:
-            raise ManifestError(f"with {part.name}, {dim!r} would have {last + 1:,} values: expected 1 to {MOST:,}")
+            raise ManifestError(
+                f"with {part.name}, {dim!r} would have {last + 1:,} values: expected 1 to {MOST:,}. Give a longer "
+                "freq=, or leave the set out"
+            )
         self.count_steps(values, part, dim)
         return self.compute_values(np.arange(last + 1))
 

@@ -108,7 +108,10 @@ class NamedSet(msgspec.Struct, frozen=True):
                 "another dimension"
             )
         if len(set(lengths.values())) > 1:
-            raise ManifestError(f"{self.name}: expected variables of one length along {dim!r}, found {lengths}")
+            raise ManifestError(
+                f"{self.name}: expected variables of one length along {dim!r}, found {lengths}: leave the set out, or "
+                "drop= the others"
+            )
         return next(iter(lengths.values()))
 
     def find_coordinate(self, dim: str | None) -> Variable | None:

@@ -446,7 +446,8 @@ async def put_document(store: Any, key: str, document: bytes) -> None:
         reason = str(e).partition("\n")[0]
         attributes = zarrmeta.shorten(zarrmeta.loads(document).get("attributes"))
         raise ManifestError(
-            f"{key!r}: Icechunk refuses its metadata ({reason}), with the attributes {attributes}"
+            f"{key!r}: Icechunk refuses its metadata ({reason}), with the attributes {attributes}. Save the set as "
+            "JSON or parquet"
         ) from e
 
 
@@ -487,7 +488,8 @@ async def put_virtual(
         failed = await asyncio.to_thread(_set_references, store, array, grid, numbers, chunks, rows, texts)
         if failed:
             raise ManifestError(
-                f"{array!r}: Icechunk refuses the references of {len(failed)} chunks, such as {failed[0]}"
+                f"{array!r}: Icechunk refuses the references of {len(failed)} chunks, such as {failed[0]}. Save the "
+                "set as JSON or parquet"
             )
     return left
 
