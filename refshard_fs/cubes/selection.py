@@ -154,7 +154,7 @@ class Selection(View):
         return list(itertools.chain.from_iterable(urls))
 
     def _locate(self, key: str) -> tuple[_Array, tuple[int, ...] | str] | None:
-        """Return the array below which ``key`` lies, and the key in the source, or the coordinates of a recut chunk."""
+        """Return the array of ``key``, and the key in the source, or the coordinates of a recut chunk; else None."""
         path = find_nearest(key, self._arrays)
         if path is None or zarrmeta.is_metadata(key):
             return None

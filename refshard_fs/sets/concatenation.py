@@ -175,7 +175,7 @@ class _Concatenation:
         return Recut.of(variable.meta, shape, chunks, f"{path!r} of {self.sets[0].name}")
 
     def _add_others(self) -> None:
-        """Add keys that belong to no array, each from the first set that has it."""
+        """Add keys that belong to no array, each from the first set that has it; make ``.zmetadata`` anew."""
         consolidated = False
         for number, part in enumerate(self.sets):
             for key, value in part.refs.side.items():
@@ -279,8 +279,9 @@ class _Concatenation:
         return chunks[axis]
 
     def _join_values(self, path: str, axis: int) -> npt.NDArray[Any] | None:
-        """Return the joined values of an array; None if a set's values are not inline, or their shapes do not fit
-        together.
+        """Return the joined values of an array; None if a set's values are not inline, or do not fit in shape.
+
+        ManifestError if the common type cannot hold all of them.
         """
         every = [values for part in self.sets if (values := part.decode_values(path)) is not None]
         if len(every) < len(self.sets):

@@ -179,7 +179,10 @@ def _choose_assets(item: _Item, assets: Sequence[str] | None) -> list[str]:
 
 
 def convert_to_place(value: Any, dim: str, url: str) -> Place:
-    """Convert a value of a dimension to a `Place`: a time with a time zone, a number or a text."""
+    """Convert a value of a dimension to a `Place`: a time with a time zone, a number or a text.
+
+    ValueError, which names ``url``, for any other value.
+    """
     if isinstance(value, np.datetime64):
         value = value.astype("M8[us]").item()
     elif hasattr(value, "to_pydatetime"):
