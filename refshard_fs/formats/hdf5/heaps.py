@@ -290,6 +290,7 @@ def read_heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes
 
 
 _MANAGED, _HUGE = 0, 1  # types of objects, in their ids
+_HAS_CHECKSUMS: Final = 2  # flag of a heap: its direct blocks have checksums
 
 
 def _locate_managed(blocks: Sequence[Block], offset: int, length: int) -> tuple[int, int]:
@@ -303,7 +304,7 @@ def _locate_managed(blocks: Sequence[Block], offset: int, length: int) -> tuple[
 
 
 def _read_direct_blocks(file: MetadataFile, heap: FractalHeap) -> Steps[list[Block]]:
-    """Read the indirect blocks of a heap, and return its direct blocks, sorted by their starts."""
+    """Read all blocks of a heap, and verify their checksums. Return its direct blocks, sorted by their starts."""
     if heap.root is None:
         raise ValueError("a fractal heap has objects: expected the address of its blocks, found none")
     direct_blocks: list[Block] = [] if heap.rows else [(0, heap.start_size, heap.root)]
@@ -329,7 +330,16 @@ def _read_direct_blocks(file: MetadataFile, heap: FractalHeap) -> Steps[list[Blo
                 f"the blocks of a fractal heap have {total} bytes: expected at most the {file.size} of the file"
             )
         level = next_level
+    if heap.flags & _HAS_CHECKSUMS:
+        reads = [file.read(address, size, "a block of a fractal heap") for _, size, address in direct_blocks]
+        for data in (yield from run_together(reads)):
+            _verify_direct_block(data, 5 + file.sizes.address + heap.offset_size)
     return sorted(direct_blocks)
+
+
+def _verify_direct_block(data: bytes, at: int) -> None:
+    """Verify the checksum at byte ``at`` of a direct block; the checksum is of the block with zeros in its place."""
+    verify_checksum(data[:at] + bytes(4) + data[at + 4 :] + data[at : at + 4], "a block of a fractal heap")
 
 
 def _read_indirect_block(file: MetadataFile, heap: FractalHeap, address: int, rows: int) -> Steps[list[int | None]]:

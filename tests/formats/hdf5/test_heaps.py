@@ -6,14 +6,16 @@ import struct
 from pathlib import Path
 
 import h5py
+import pytest
 from numcodecs.checksum32 import jenkins_lookup3
 
-from refshard_fs import RefShardFileSystem
+from refshard_fs import DamagedIndex, RefShardFileSystem
 from refshard_fs.formats.hdf5.source import open_
 from tests.fuzz.array_files import open_file
 from tests.support.files_of_arrays import read_all_bytes
 from tests.support.hdf5_files import WRITERS
-from tests.support.hdf5_messages import make_file
+from tests.support.hdf5_messages import make_file, open_in_memory
+from tests.support.shards_in_memory import ROOT, Files
 
 
 def test_overlapping_names_in_a_local_heap_are_refused() -> None:
@@ -55,3 +57,23 @@ def test_b_tree_records_of_a_wrong_size_are_damage(tmp_path: Path) -> None:
         data[end : end + 4] = jenkins_lookup3(bytes(data[start:end]), 0).to_bytes(4, "little")
     path.write_bytes(data)
     assert "attributes have 5 bytes: expected 17" in RefShardFileSystem(str(path)).left_whole["attributes of '/'"]
+
+
+def test_checksum_of_a_heap_block_is_verified() -> None:
+    """A damaged name in a block of a fractal heap once became the name of an array."""
+
+    def fill(file: h5py.File) -> None:
+        for number in range(300):
+            file[f"name_{number:04}"] = number
+
+    with open_in_memory("latest") as file:
+        fill(file)
+        file.flush()
+        data = bytearray(file.id.get_file_image())
+    files = Files({ROOT: bytes(data)})
+    assert len(files.open().grids) == 300
+    blocks = [position for position in range(len(data)) if data.startswith(b"FHDB", position)]
+    assert len(blocks) > 4
+    data[data.index(b"name_0007") + 1] ^= 1
+    with pytest.raises(DamagedIndex, match="a block of a fractal heap is damaged: its checksum is"):
+        Files({ROOT: bytes(data)}).open()
