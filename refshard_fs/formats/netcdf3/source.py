@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -268,7 +269,25 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
         if length and end > size:
             raise ManifestError(f"{label} is cut short: expected {description} up to byte {end}, found {size} bytes")
         complete.append(variable)
+    _check_overlap(complete, record_size, label)
     return Header(tuple(dimensions), attributes, tuple(complete), record_size, cursor.at, reports)
+
+
+def _check_overlap(variables: list[Variable], record_size: int, label: str) -> None:
+    """Raise ManifestError if two variables lie at the same bytes: a damaged ``begin`` is not noticed otherwise."""
+    places = [(v.begin, v.begin + v.slab_size, v.name, v) for v in variables if math.prod(v.shape)]
+    records = [place for place in places if place[3].is_record]
+    if len(records) and records[0][3].shape[0] > 1:  # all records after the first, as one place
+        begin, _, name, variable = min(records, key=lambda place: place[0])
+        end = max(records, key=lambda place: place[1])[1] + (variable.shape[0] - 1) * record_size
+        places.append((begin + record_size, end, name, variable))
+    places.sort(key=lambda place: place[:2])
+    for (_, end, name, _), (begin, _, next_name, _) in pairwise(places):
+        if begin < end:
+            raise ManifestError(
+                f"{label}: variable {next_name!r} has values at byte {begin}: expected byte {end} or more, after the "
+                f"values of variable {name!r}. The header is damaged"
+            )
 
 
 def _find_hidden_variable(cursor: _Cursor, dimensions: list[Dimension]) -> str:
