@@ -50,10 +50,10 @@ def make_vdata(name: str, dtype: npt.DTypeLike, records: int, kind: str = "", in
 
 def read_elements(data: bytes) -> dict[tuple[int, int], bytes]:
     """Return the elements of a file by tag and reference number."""
-    return {(tag, ref): data[offset : offset + length] for tag, ref, offset, length in _list_descriptors(data)}
+    return {(tag, ref): data[offset : offset + length] for tag, ref, offset, length in list_descriptors(data)}
 
 
-def _list_descriptors(data: bytes) -> list[tuple[int, int, int, int]]:
+def list_descriptors(data: bytes) -> list[tuple[int, int, int, int]]:
     """Return tag, reference number, offset and length of all elements, in the order of the file."""
     rows: list[tuple[int, int, int, int]] = []
     at = 4
@@ -66,7 +66,7 @@ def _list_descriptors(data: bytes) -> list[tuple[int, int, int, int]]:
 
 def spread_elements(data: bytes, gap: int, *, also_headers: bool = False) -> bytes:
     """Return a file with ``gap`` bytes between its elements; with ``also_headers``, before headers of chunks, too."""
-    rows = _list_descriptors(data)
+    rows = list_descriptors(data)
     table, body = b"", b""
     start = 10 + 12 * len(rows)
     for tag, ref, offset, length in rows:

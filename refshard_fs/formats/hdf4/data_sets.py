@@ -280,7 +280,12 @@ class Tree:
         The first dimension is named ``fakeDim{first_number}``.
         """
         members = (yield from self.elements.read_stored_bytes(key))[: 4 * _MOST_MEMBERS]
-        refs = dict(struct.iter_unpack(">HH", members[: len(members) // 4 * 4]))
+        refs: dict[int, int] = {}
+        for tag, ref in struct.iter_unpack(">HH", members[: len(members) // 4 * 4]):
+            if (tag, ref) not in self.elements.descriptors or tag in refs:
+                problem = "two elements of this tag" if tag in refs else "none in the file"
+                raise ValueError(f"it lists {_name_element((tag, ref))}: expected one such element, found {problem}")
+            refs[tag] = ref
 
         def read(tag: int) -> Steps[bytes]:
             """Return the bytes of the element with a ``tag``; none if the group has no such element."""

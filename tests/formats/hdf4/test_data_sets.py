@@ -7,8 +7,10 @@ import struct
 
 import pytest
 
-from refshard_fs.errors import ManifestError
-from tests.support.hdf4_files import read_hdf4_file
+from refshard_fs.errors import ManifestError, RefShardError
+from refshard_fs.formats.hdf4.elements import Tag
+from tests.support.files_of_arrays import read_all_bytes
+from tests.support.hdf4_files import list_descriptors, read_hdf4_file
 from tests.support.shards_in_memory import ROOT, Files
 
 
@@ -103,3 +105,23 @@ def test_attribute_beyond_file_end_hides_only_its_data_set() -> None:
     keyspace = Files({ROOT: bytes(data)}).open()
     assert "cut short" in keyspace.reports["plain"]
     assert set(keyspace.reports) == {"plain", "huffman", "outside"}
+
+
+def test_damaged_list_of_an_old_data_set_is_an_error() -> None:
+    """A damaged tag once showed a data set of fill values, or hid the scales of its dimensions."""
+    data = read_hdf4_file("old")
+    whole = read_all_bytes(data)
+    [(start, length)] = [(start, length) for tag, _, start, length in list_descriptors(data) if tag == Tag.DATA_GROUP]
+    for position in range(start, start + length):
+        for bit in (0, 3, 7):
+            damaged = data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
+            with pytest.raises(ManifestError, match="Data-Set-2: it lists .*: expected one such element, found"):
+                Files({ROOT: damaged}).open()
+    for number in range(len(list_descriptors(data))):
+        at = 10 + 12 * number + 1
+        damaged = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
+        try:
+            found = Files({ROOT: damaged}).open()
+        except RefShardError:
+            continue
+        assert found.reports or read_all_bytes(damaged) == whole
