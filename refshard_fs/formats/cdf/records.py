@@ -27,7 +27,7 @@ MOST_PAGES_OPENED: Final = 16  # the most pages that stay in memory after the fi
 MOST_DIMENSIONS: Final = 32  # the most dimensions of a variable; the format permits 10
 
 _RECORDS_VARY, _HAS_PAD, _IS_COMPRESSED = 1, 2, 4  # flags of a variable
-_IS_ROW_MAJOR, _IS_SINGLE = 1, 2  # flags of a file
+_IS_ROW_MAJOR, _IS_SINGLE, _HAS_CHECKSUM, _IS_MD5 = 1, 2, 4, 8  # flags of a file
 _MOST_VALUES: Final = 1 << 60  # the most values of a variable, so that its size in bytes fits into 64 bits
 
 
@@ -39,6 +39,7 @@ class Head(NamedTuple):
 
     encoding: int
     is_row_major: bool
+    has_checksum: bool  # the file ends with an MD5 checksum of all bytes before it
     r_lengths: tuple[int, ...]  # lengths of the dimensions that all rVariables share
     r_variables: int
     z_variables: int
@@ -200,7 +201,8 @@ class Records(FileBytes):
         )
         lengths = self._unpack_fields(f"{self._check_rank(rank)}i", gdr, self.make_struct("OOOOiiiiiOiii").size)
         lists = r_variables, z_variables, attributes, (counts[0], z_count, counts[1])
-        return Head(encoding, bool(flags & _IS_ROW_MAJOR), lengths, *lists)
+        has_checksum = bool(flags & _HAS_CHECKSUM and flags & _IS_MD5)
+        return Head(encoding, bool(flags & _IS_ROW_MAJOR), has_checksum, lengths, *lists)
 
     def read_all(self, head: Head) -> Steps[tuple[list[Variable], list[Attribute]]]:
         """Read all variables and attributes of the file; their lists are read in the same rounds."""

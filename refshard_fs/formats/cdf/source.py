@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import md5
 from typing import Any, Final
 
 import numpy as np
@@ -66,6 +67,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         if is_whole:
             yield from records.read(0, records.size)
         head = yield from records.read_head()
+        if is_whole and head.has_checksum and compression_mark == PLAIN:
+            _verify_checksum((yield from records.read(0, records.size)))
         variables, attributes = yield from records.read_all(head)
         group = _Group(records, head, variables, attributes, options.zarr_format)
         group.report_short_lists()
@@ -76,6 +79,15 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     records.finish_opening()
     keyspace.unlimited_dimensions = {"": group.unlimited}
     return keyspace
+
+
+def _verify_checksum(data: bytes) -> None:
+    """Verify the MD5 checksum at the end of a file; not of files that are too large to be read whole."""
+    computed, expected = md5(data[:-16], usedforsecurity=False).digest(), data[-16:]
+    if computed != expected:
+        raise ValueError(
+            f"its MD5 checksum is {computed.hex()}: expected {expected.hex()}, as the end of the file says"
+        )
 
 
 def _decompress_file(records: Records) -> Steps[bytes]:

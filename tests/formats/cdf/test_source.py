@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs import DamagedIndex, ManifestError, RefShardFileSystem
 from tests.servers.http import RangeServer
 from tests.support.cdf_writer import (
     EPOCH,
@@ -191,3 +193,18 @@ def test_small_cdf_file_is_opened_and_read_in_two_rounds() -> None:
     opening = files.rounds
     assert np.frombuffer(files.read(keyspace, "a_b_2/0") or b"", "<i4")[-1] == 59_999
     assert files.rounds == opening == 2
+
+
+def test_checksum_of_a_small_file_is_verified() -> None:
+    """A flipped bit in uncompressed values once gave a wrong value, although the file has a checksum."""
+    data = bytearray(make_file())
+    data[40:44] = struct.pack(">i", int.from_bytes(data[40:44], "big") | 12)  # flags of the file
+    data += hashlib.md5(data).digest()
+    keyspace = Files({ROOT: bytes(data)}).open()
+    assert keyspace.grids
+    assert not keyspace.reports
+    for position in (len(data) // 2, len(data) - 1):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        with pytest.raises(DamagedIndex, match="its MD5 checksum is [0-9a-f]{32}: expected"):
+            Files({ROOT: bytes(damaged)}).open()
