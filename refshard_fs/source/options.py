@@ -222,7 +222,12 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, _describe("The most memory of reading: answers under way, data fetched ahead, decoded chunks.", "bytes")
     ] = 256 * MIB
     concurrency: Annotated[int, _describe("The most requests to one host at a time.", "requests")] = 128
-    verify: Annotated[bool, _describe("Verifies the checksum of each chunk, if the source has checksums.")] = False
+    verify: Annotated[
+        bool,
+        _describe(
+            "Verifies the checksum of each chunk, if the source has checksums; in FITS files, those of all HDUs."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         """Raise ValueError or TypeError for an invalid value; with ``max_gap=-1``, neighbours are not merged either."""

@@ -12,10 +12,11 @@ from itertools import accumulate, cycle, islice
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, choose_chunks
 from refshard_fs.core.chain import EVEN, FIRST_BLOCK, LAST_BLOCK, UNEVEN, foresee
-from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.format import FileBytes, OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
@@ -27,6 +28,8 @@ from refshard_fs.formats.fits.tiles import TileChunks
 GUESS: Final = 20 * BLOCK  # bytes that are read first for a header, whose size is unknown
 MOST_HDUS: Final = 1 << 16  # HDUs in a file; more would take minutes to open
 AHEAD: Final = 4  # headers that are read together before it is known whether the sizes of HDUs repeat
+SUMMED: Final = 4 << 20  # bytes of an HDU that are read at a time to verify its checksum
+ONES: Final = 0xFFFFFFFF  # sums in ones' complement are numbers modulo this number
 AT_ONCE: Final = 64  # the most headers that are read together if sizes repeat
 
 _TABLES: Final = ("BINTABLE", "A3DTABLE", "TABLE")
@@ -36,6 +39,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a FITS file: read all headers, and show images and columns as arrays."""
     source, size = probe.file("FITS file")
     headers, reports = yield from _read_headers(probe, size)
+    file = FileBytes(probe.url, source, size, probe.head)
+    damage: dict[int, str | None] = {}
+    for header in headers if options.verify else ():
+        damage[header.start] = yield from _find_wrong_sum(file, header)
     images: dict[str, Image] = {}
     chunk_shapes: dict[str, tuple[int, ...]] = {}
     arrays: dict[str, ArrayDescription] = {}
@@ -45,7 +52,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     taken = set(reports)
     for number, header in enumerate(headers):
         name = _name_array(header, number, taken)
-        reason = _explain_unsupported_hdu(header)
+        reason = damage.get(header.start) or _explain_unsupported_hdu(header)
         try:
             if reason is not None:
                 reports[name] = reason
@@ -145,7 +152,36 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
         if len(headers) > MOST_HDUS:
             raise ManifestError(f"{probe.url}: it has {len(headers)} HDUs or more: expected at most {MOST_HDUS}")
         at, length = header.end, max(GUESS, header.stop - header.start + BLOCK)
+    if at > size:
+        reason = f"expected padding up to byte {at}, found the end of the file, byte {size}: later HDUs may be missing"
+        return headers, {f"{len(headers)}": reason}
     return headers, {}
+
+
+def _find_wrong_sum(file: FileBytes, header: Header) -> Steps[str | None]:
+    """Read an HDU, and return how its sums differ from its cards CHECKSUM and DATASUM; None if they do not differ.
+
+    Both sums are of 32-bit integers, in ones' complement. The sum of an HDU with the card CHECKSUM has only ones.
+    """
+    expected = str(header.cards.get("DATASUM", ""))
+    has_checksum = bool(str(header.cards.get("CHECKSUM", "")).strip("0 "))
+    if not has_checksum and not expected.isdecimal():
+        return None
+    sums = []
+    for start, stop in ((header.start, header.stop), (header.stop, min(header.end, file.size))):
+        total = 0
+        for at in range(start, stop, SUMMED):
+            [data] = yield from file.load([(at, min(SUMMED, stop - at))])
+            total += int(np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), ">u4").sum(dtype=np.uint64))
+        sums.append(total)
+    data_sum, whole = sums[1] % ONES, sum(sums) % ONES
+    if expected.isdecimal() and data_sum != int(expected) % ONES:
+        return f"its data have the sum {data_sum}: expected {expected}, its DATASUM. It is damaged, or was edited"
+    if has_checksum and whole:
+        return (
+            f"its header and data have the sum {whole}: expected 0, as its CHECKSUM says. It is damaged, or was edited"
+        )
+    return None
 
 
 def _name_array(header: Header, number: int, taken: set[str]) -> str:

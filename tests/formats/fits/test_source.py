@@ -147,3 +147,27 @@ def test_chain_of_various_hdus_takes_about_one_request_each() -> None:
     files = Files({ROOT: file.getvalue()})
     assert len(files.open().grids) == len(edges)
     assert len(files.wanted) <= len(edges) + 9
+
+
+def test_file_without_padding_is_reported(tmp_path: Path) -> None:
+    """A file that ends in the padding of an HDU may lack HDUs: they were once missing without a report."""
+    data = write(tmp_path / "a.fits", *(fits.ImageHDU(SKY, name=name) for name in "AB")).read_bytes()
+    end = data.index(b"XTENSION", data.index(b"XTENSION") + 1)
+    keyspace = Files({ROOT: data[: end - 1]}).open()
+    assert list(keyspace.grids) == ["A"]
+    assert f"expected padding up to byte {end}" in keyspace.reports["2"]
+
+
+def test_checksums_are_verified_on_request(tmp_path: Path) -> None:
+    table = fits.BinTableHDU.from_columns([fits.Column("a", "J", array=np.arange(5))], name="T")
+    hdus = fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(SKY, name="A"), make_compressed("RICE_1", "i2", None), table])
+    hdus.writeto(tmp_path / "a.fits", checksum=True)
+    data = (tmp_path / "a.fits").read_bytes()
+    assert not Files({ROOT: data}).open(verify=True).reports
+    in_header, in_data = data.index(b"DATASUM", data.index(b"'A ")) - 60, data.index(b"XTENSION", 6000) - 2880
+    for position, reason in ((in_header, "as its CHECKSUM says"), (in_data, "its DATASUM")):
+        files = Files({ROOT: data[:position] + b"z" + data[position + 1 :]})
+        keyspace = files.open(verify=True)
+        assert "A" not in keyspace.grids
+        assert reason in keyspace.reports["A"]
+        assert {*files.open().grids} == {"A", *keyspace.grids}
