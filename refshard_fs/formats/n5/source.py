@@ -23,7 +23,7 @@ from refshard_fs.core.compression import decompress, import_zstd
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.libdeflate import try_gzip, try_zlib
+from refshard_fs.core.libdeflate import try_gzip
 from refshard_fs.core.model import Entry, Listed, Load, Names, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE, check_integers, is_node_name, object_in, shorten
 from refshard_fs.errors import ManifestError, NotListable
@@ -101,20 +101,29 @@ class BlockRecipe(msgspec.Struct, frozen=True):
 
 
 def _decompress_chunk(codec: str, data: memoryview, size: int) -> bytes | bytearray | memoryview:
+    stream: Any = None
     match codec:
-        case "gzip":
-            return try_gzip(data, size) or decompress(zlib.decompressobj(31), data, size)
-        case "zlib":
-            return try_zlib(data, size) or decompress(zlib.decompressobj(), data, size)
-        case "bzip2":
-            return decompress(bz2.BZ2Decompressor(), data, size)
-        case "xz":
-            return decompress(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 30), data, size)
-        case "zstd":
-            return decompress(import_zstd().ZstdDecompressor(), data, size)
+        case "raw":
+            return data
         case "blosc":
             return _decompress_blosc(data, size)
-    return data
+        case "gzip":
+            if (decoded := try_gzip(data, size)) is not None:
+                return decoded
+            stream = zlib.decompressobj(31)
+        case "zlib":
+            stream = zlib.decompressobj()
+        case "bzip2":
+            stream = bz2.BZ2Decompressor()
+        case "xz":
+            stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 30)
+        case _:
+            stream = import_zstd().ZstdDecompressor()
+    result = decompress(stream, data, size)
+    if stream.unused_data:
+        rest = len(stream.unused_data)
+        raise ValueError(f"an N5 chunk has {rest} bytes after its {codec} stream: expected none. It is damaged")
+    return result
 
 
 def _decompress_blosc(data: memoryview, size: int) -> bytes:

@@ -73,6 +73,8 @@ def _decode_image(raw: bytes, encoding: str, shape: tuple[int, ...], dtype: np.d
     expected = count, channels, dtype.itemsize * 8
     if stated != expected:
         raise ValueError(f"its image has (pixels, channels, bits) {stated}: expected {expected}")
+    if encoding == "jpeg" and not raw.rstrip(b"\0").endswith(b"\xff\xd9"):  # the decoder would fill the rest with grey
+        raise ValueError(f"its JPEG image is cut short: expected the marker FFD9 at its end, found {raw[-2:].hex()!r}")
     image = np.asarray(decode_by_imagecodecs(f"{encoding}_decode", raw, "tiff"))
     if image.size != count * channels:
         raise ValueError(f"its image decodes to {image.size} samples: expected {count * channels}")
@@ -114,7 +116,9 @@ def _decode_segmentation(
     raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any], block: tuple[int, int, int]
 ) -> npt.NDArray[Any]:
     """Decode a compressed segmentation to voxels of ``shape``: (channel, z, y, x)."""
-    words = np.frombuffer(raw, "<u4", len(raw) // 4).astype(np.uint32, copy=False)
+    if len(raw) % 4:
+        raise ValueError(f"its segmentation has {len(raw)} bytes: expected a multiple of 4. It is damaged or cut short")
+    words = np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)
     channels, *extents = shape
     steps = block[::-1]
     counts = [-(-extent // step) for extent, step in zip(extents, steps, strict=True)]

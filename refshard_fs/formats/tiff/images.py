@@ -119,10 +119,14 @@ class TileRecipe(msgspec.Struct, frozen=True):
             return self._decode_image(raw)
         if self.compression in FAX:
             return self._decode_fax(raw)
-        decoded = CODECS[self.compression](raw, self.compute_size(self.shape[0]))
+        whole = self.compute_size(self.shape[0])
+        decoded = CODECS[self.compression](raw, whole)
         expected = self.compute_size(self.rows)
-        if len(decoded) < expected:
-            raise ValueError(f"a strip or tile decompresses to {len(decoded)} bytes: expected {expected}")
+        if len(decoded) < expected or (self.compression != 1 and expected < len(decoded) < whole):
+            raise ValueError(
+                f"a strip or tile decompresses to {len(decoded)} bytes: expected {expected}"
+                + (f" for the rows within the image, or {whole}" if expected < whole else "")
+            )
         return self._convert_samples(decoded if len(decoded) == expected else decoded[:expected])
 
     def encode_chunk(self, data: bytes) -> bytes:

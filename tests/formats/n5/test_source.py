@@ -13,6 +13,7 @@ from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.formats.n5 import source
 from refshard_fs.formats.n5.source import BlockRecipe
 from tests.servers.http import RangeServer
+from tests.support.damage import check_beside
 
 TYPES = [f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)] + ["float32", "float64"]
 COMPRESSIONS: list[dict[str, Any]] = [
@@ -133,3 +134,19 @@ def test_damaged_headers_of_n5_chunks_are_errors() -> None:
     for data in bad:
         with pytest.raises(ValueError, match="header|mode|dimensions|elements|decompresses"):
             block.make(data)
+
+
+@pytest.mark.parametrize("compression", [*COMPRESSIONS, {"type": "zstd"}])
+def test_damaged_chunks_give_no_values_of_their_own(tmp_path: Path, compression: dict[str, Any]) -> None:
+    """A byte within a zstd stream once gave wrong values: the rest after the stream was ignored."""
+    tensorstore = pytest.importorskip("tensorstore")
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(tmp_path)}}
+    metadata = {"dimensions": [7, 5], "blockSize": [4, 3], "dataType": "uint16", "compression": compression}
+    store = tensorstore.open({**spec, "metadata": metadata}, create=True).result()
+    store.write(np.arange(35, dtype="u2").reshape(7, 5)).result()
+
+    def read(path: Path) -> dict[str, Any]:
+        return {"data": tensorstore.open(spec, open=True).result().read().result().T}
+
+    for file in ("0/0", "1/1"):
+        check_beside(tmp_path, read, seed=1, times=15, file=file)

@@ -15,6 +15,7 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.formats.netcdf3 import source
 from refshard_fs.formats.netcdf3.source import parse_header
 from tests.servers.http import RangeServer
+from tests.support.damage import check_beside
 from tests.support.files_of_arrays import check_commands, check_damage, check_same, count_rounds_to_open
 from tests.support.shard_writers import IS_ZARR_2, open_array
 from tests.support.shards_in_memory import ROOT, Files
@@ -407,3 +408,30 @@ def test_bytes_of_a_changed_file_are_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8] + bytes(9))
     with pytest.raises(RefShardError, match="a.nc"):
         fs.cat_file("packed/0.0.0")
+
+
+def read_by_netcdf4(path: Path) -> dict[str, Any]:
+    with netcdf4.Dataset(path) as dataset:
+        dataset.set_auto_maskandscale(False)
+        dataset.set_auto_chartostring(False)
+        return {name: np.asarray(variable[...]) for name, variable in dataset.variables.items()}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_damaged_header_gives_no_values_of_its_own(tmp_path: Path, version: str) -> None:
+    path = write_file(tmp_path / "a.nc", version)
+    check_beside(path, read_by_netcdf4, seed=VERSIONS[version], times=25, part=(4, 1800))
+
+
+@pytest.mark.parametrize(("name", "records"), [("x", 5), ("flags", 5), ("counts", 1)])
+def test_variables_at_the_same_bytes_are_an_error(tmp_path: Path, name: str, records: int) -> None:
+    """A damaged ``begin`` once showed the values of another variable."""
+    path = write_file(tmp_path / "a.nc", records=records)
+    data = bytearray(path.read_bytes())
+    header = parse_header(bytes(data), len(data), "a.nc")
+    [begin] = [variable.begin for variable in header.variables if variable.name == name]
+    position = data.index(struct.pack(">I", begin), data.index(name.encode()))
+    for distance in (4, 12):
+        data[position : position + 4] = struct.pack(">I", begin + distance)
+        with pytest.raises(ManifestError, match=r"has values at byte \d+: expected byte|cut short"):
+            Files({ROOT: bytes(data)}).open()
