@@ -20,7 +20,6 @@ from refshard_fs.sets.common_units import convert_to_common_units, make_comparab
 from refshard_fs.sets.coordinates import check_order, get_coordinate_values
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.document_gaps import (
-    check_chunks_of_gap,
     cut_off,
     fill_gap,
     find_gap,
@@ -86,9 +85,7 @@ def add_piece(
         if rules.on_duplicate == "replace":
             document, replaced_length = replace_piece(document, known, new_values[0])
         place = find_gap(document, known, new_values[0])
-        if place is not None:
-            check_chunks_of_gap(document, new, place[1], name)
-        else:
+        if place is None:
             if np.isin(new_values[0], list_values_in_gaps(document, known)).any():
                 raise ManifestError(
                     f"{url} has values in several gaps of {name}, or both inside and outside of a gap: "
@@ -115,10 +112,10 @@ def add_piece(
     # and the encoding of the first piece. Metadata documents then give this length, not that of the first piece.
     metadata = {**document.metadata, **times.metadata}
     recut = dict(document.chunks)
-    if before is not None:
-        recut |= _find_shapes_of_cut_chunks(document, first, new)
-        if before <= document.first:  # the document keeps the metadata of the set that was the first one
-            metadata = {**_find_documents(stored, document), **metadata}
+    if place is not None or before is not None:
+        recut |= _find_shapes_of_cut_chunks(document, first, new, 0 if place is None else place[1])
+    if before is not None and before <= document.first:  # keep the metadata of the set that was the first one
+        metadata = {**_find_documents(stored, document), **metadata}
     old = make_gap(replace_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
     metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
     joined, whole = SetRow(
@@ -158,12 +155,18 @@ def add_piece(
     return LongerDocument(document, whole, line.length - cut_length - replaced_length)
 
 
-def _find_shapes_of_cut_chunks(document: ConcatDocument, first: NamedSet, new: NamedSet) -> dict[str, tuple[int, ...]]:
-    """Return the chunk shapes of the arrays of which the ``new`` set ends within a chunk, so that they are recut."""
+def _find_shapes_of_cut_chunks(
+    document: ConcatDocument, first: NamedSet, new: NamedSet, start: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the chunk shapes of the arrays that must be recut, because the ``new`` set begins or ends within a chunk.
+
+    It begins at the element ``start`` of a gap, or of the space between two pieces.
+    """
     length, shapes = new.find_length(document.dim), {}
     for path, axis in document.axes.items():
         chunks = first.variables[path].meta.chunks
-        if chunks and path not in (document.coordinate, *document.chunks) and length % chunks[axis]:
+        is_cut = path in (document.coordinate, *document.chunks)
+        if chunks and not is_cut and (start % chunks[axis] or length % chunks[axis]):
             shapes[path] = chunks
     return shapes
 

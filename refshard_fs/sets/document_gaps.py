@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.cubes.document import ConcatDocument, Piece
-from refshard_fs.errors import ManifestError
 from refshard_fs.sets.coordinates import is_ordered
-from refshard_fs.sets.variables import NamedSet
 
 
 def replace_piece(
@@ -52,19 +50,6 @@ def find_gap(
     begin, end = document.starts[number], document.starts[number + 1]
     is_in_gap = document.pieces[number].is_gap and stop <= end and np.array_equal(values[start:stop], new_values)
     return (number, start - begin) if is_in_gap else None
-
-
-def check_chunks_of_gap(document: ConcatDocument, new: NamedSet, start: int, name: str) -> None:
-    """Raise ManifestError if the new set, at ``start`` in a gap, begins or ends within a chunk."""
-    length = new.find_length(document.dim)
-    for path, axis in document.axes.items():
-        variable = new.variables.get(path)
-        size = None if variable is None or variable.meta.chunks is None else variable.meta.chunks[axis]
-        if size and path not in (document.coordinate, *document.chunks) and (start % size or length % size):
-            raise ManifestError(
-                f"{new.name} fills elements {start} to {start + length} of a gap of {name}: expected whole chunks of "
-                f"{path!r}, which have {size} elements along {document.dim!r}. Make the document anew, with chunks="
-            )
 
 
 def fill_gap(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fsspec
 import pytest
 
 import refshard_fs
@@ -85,3 +86,16 @@ def test_lazy_cube_replaces_only_whole_files(start: int, count: int, tmp_path: P
         return
     with pytest.raises(ManifestError, match=rf"{count} values of 'time', 2024-01-.* one piece .* anew: resume="):
         refshard_fs.append(url, new, "time", on_duplicate="replace")
+
+
+@pytest.mark.parametrize("chunk", [2, 3, 4])
+def test_replacing_file_may_have_other_chunks(chunk: int, tmp_path: Path) -> None:
+    files = [write_refs(tmp_path, f"{i}.json", make_days(4 * i, 4, 2)) for i in range(3)]
+    url = str(tmp_path / "all.refshard")
+    refshard_fs.concat(files, "time", lazy=True).save(url)
+    new = write_refs(tmp_path, "new.json", make_days(4, 4, chunk))
+    assert refshard_fs.append(url, new, on_duplicate="replace") == 0
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/4": bytes(range(10, 10 + chunk)), f"/{4 + chunk}": bytes(range(10 + chunk, 10 + 2 * chunk))})
+    fs = refshard_fs.RefShardFileSystem(url, skip_instance_cache=True)
+    assert fs.cat_file("t/2")[:2] == bytes([10, 11])
