@@ -28,7 +28,21 @@ from refshard_fs.core.format import OpenOptions, start_finding_plugins
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import ChunkPart, Entry, Facts, Inline, Load, Packed, Pin, Span, Stat, Steps, Version
+from refshard_fs.core.model import (
+    ChunkPart,
+    Entry,
+    Facts,
+    Inline,
+    Load,
+    Need,
+    Packed,
+    Pin,
+    Span,
+    Stat,
+    Steps,
+    Version,
+    drive,
+)
 from refshard_fs.core.selection import Mode, select_chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -401,7 +415,8 @@ class Source(Engines):
             case other:
                 raise TypeError(f"expected a URL or a source in memory, got {other!r}")
         try:
-            keyspace = await self.engine().run(self._select(steps))
+            steps = self._select(steps)
+            keyspace = await self.engine().run(self._use_fallback(steps) if options.fallback else steps)
             # Options without a protocol are for the first protocol in the references.
             urls = await self.engine().run(keyspace.find_some_urls()) if options.fallback else ()
             return Base(keyspace, urls, *await self._stat_document(keyspace))
@@ -464,15 +479,37 @@ class Source(Engines):
         For a set from elsewhere, these options go only to the set's own server, and only if it has that protocol.
         """
         if self.options.fallback:
-            protocol = next(filter(None, map(protocol_of, filter(None, base.urls))), None)
-            source, pool = self.options.source, self._pool_options
-            url = source if isinstance(source, str) else None
-            if protocol is not None and (known := pool.with_fallback(self.options.fallback, protocol, url)) is not pool:
-                self._pool_options = known
-                self._grants = {}
-                for engine in self._engines.values():
-                    engine.fetcher.requests.pool = self._make_pool(engine.pool.loop)
+            self._give_fallback(next(filter(None, map(protocol_of, filter(None, base.urls))), None))
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
+
+    def _use_fallback(self, steps: Steps[KeySpace]) -> Steps[KeySpace]:
+        """Run ``steps``, which open the source; use the options without a protocol for the first other object.
+
+        The document of a cube opens a set that it names, before its references are known.
+        """
+        source = self.options.source.rstrip("/") if isinstance(self.options.source, str) else None
+
+        def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
+            for one in need if isinstance(need, tuple) else (need,):
+                url = _find_needed_url(one)
+                is_first = self._pool_options is self.options.pool
+                if is_first and url is not None and (source is None or not url.startswith(source)):
+                    self._give_fallback(protocol_of(url))
+            return (yield need)
+
+        return (yield from drive(steps, meet))
+
+    def _give_fallback(self, protocol: str | None) -> None:
+        """Use the options without a protocol for ``protocol``, if the source may choose that."""
+        source, pool = self.options.source, self._pool_options
+        if protocol is None:
+            return
+        known = pool.with_fallback(self.options.fallback, protocol, source if isinstance(source, str) else None)
+        if known is not pool:
+            self._pool_options = known
+            self._grants = {}
+            for engine in self._engines.values():
+                engine.fetcher.requests.pool = self._make_pool(engine.pool.loop)
 
     def ensure_transaction(self) -> Transaction:
         """Return the transaction; a source in memory gets one here, at the first write."""
@@ -939,3 +976,10 @@ def _find_url(key: object) -> str | None:
         case (_, Load(Span(url) | Packed(Span(url))) | Stat(url)):
             return url
     return None
+
+
+def _find_needed_url(need: Need) -> str | None:
+    """Return the URL of the object that a need asks for; None for bytes in memory."""
+    entry = need.entry if isinstance(need, Load) else need
+    url: str | None = getattr(entry.source if isinstance(entry, Packed) else entry, "url", None)
+    return url

@@ -574,6 +574,24 @@ def test_joined_set_opens_with_the_options_of_concat(s3_server: SeaweedServer, l
         )
 
 
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_options_without_a_protocol_are_for_the_sets(s3_server: SeaweedServer, tmp_path: Path, is_saved: bool) -> None:
+    s3_server.create_bucket("members")
+    place = f"s3://members/{uuid.uuid4().hex}"
+    options: dict[str, Any] = s3_server.storage_options
+    writer = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    parts = [make_day_set(2 * n, 2) for n in range(2)]
+    for number, part in enumerate(parts):
+        files = open_fs(part).cat("", recursive=True)
+        writer.pipe({f"{place}/{number}.zarr/{key}": data for key, data in files.items()})
+    made: Any = refshard_fs.concat([f"{place}/{n}.zarr" for n in range(2)], "time", lazy=True, **options)
+    made.save(str(tmp_path / "cube.refshard"))
+    saved = tmp_path / "cube.refshard"
+    source = str(saved) if is_saved else json.loads(saved.read_bytes())
+    expected = open_fs(refshard_fs.concat(parts, "time")).cat_file("air/1.0")
+    assert open_fs(source, remote_options=options).cat_file("air/1.0") == expected
+
+
 def test_open_dataset_of_a_cube_opens_only_the_first_set(http_server: RangeServer, tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2)]
