@@ -129,6 +129,8 @@ def _make_nested_grid(sets: Any, order: Sequence[str | None], coords: Mapping[st
         raise ValueError(f"coords= names {', '.join(sorted(unknown))}: expected dimensions of dims={list(order)}")
     dims = [str(dim) for dim in order]
     files = dict(_iter_leaves(sets, len(order)))
+    if not files:
+        raise ValueError(f"expected at least one source, got {sets!r}")
     places: dict[str, list[Any]] = {}
     for axis, dim in enumerate(dims):
         count = 1 + max(at[axis] for at in files)

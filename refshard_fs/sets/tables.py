@@ -24,9 +24,11 @@ def parse_placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list
     A table is a sequence of pairs ``(url, {"time": ..., "band": ...})``, a DataFrame with a column of URLs, or items of
     STAC (of pystac, or as JSON), each with its ``datetime`` as ``time`` and its assets along ``asset``: those that
     ``assets`` names, or else those with the role "data", or all if none has it. ValueError if rows have different
-    dimensions.
+    dimensions, or a DataFrame has no rows.
     """
     rows = list(_parse_rows(sets, assets))
+    if not rows and hasattr(sets, "columns"):
+        raise ValueError("expected a table with at least one row, got a table without rows")
     if not rows:
         return None
     dims = rows[0][1].keys()

@@ -311,6 +311,11 @@ def _probe_directory(url: str, max_bytes: int) -> Steps[Probe]:
             )
         if "*" in url:
             remedy = "For a pattern, call refshard_fs.concat(url, dim=...): it joins all matching sources"
+        if names is not None and protocol_of(url) in (None, "file"):
+            raise NoSuchSource(
+                f"{url} is an empty directory: expected a zarr hierarchy, a set of references or another store in it. "
+                "For files, pass a pattern such as '*.nc' once they are there"
+            )
         raise NoSuchSource(f"{url}: there is no such object, and no directory with a source in it. {remedy}")
     return Probe(url, None, b"", present, documents)
 

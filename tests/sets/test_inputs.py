@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import refshard_fs
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, SourceNotReachable
 from refshard_fs.sets.sources import OnError
 from tests.support.day_sets import make_days, read_times, write_refs
 from tests.support.joined_sets import make_day_set
@@ -120,3 +120,15 @@ def test_existing_file_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
 def test_invalid_members_of_a_list_of_sources_are_refused(members: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         refshard_fs.open(members)
+
+
+def test_sources_without_members_are_named_as_empty(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    for fo in (tmp_path, f"{tmp_path}/", f"file://{tmp_path}"):
+        with pytest.raises(SourceNotReachable, match=r"is an empty directory: expected a zarr hierarchy"):
+            refshard_fs.open(fo)
+    with pytest.raises(ValueError, match="got a table without rows"):
+        refshard_fs.open(pandas.DataFrame({"url": [], "time": []}))
+    for sets in ([], [[], []]):
+        with pytest.raises(ValueError, match="at least one source"):
+            refshard_fs.concat(sets, dims=["a", "b"], coords={"a": [1, 2]})
