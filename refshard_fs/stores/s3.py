@@ -76,8 +76,13 @@ class S3Store(Store):
 
     def remove(self, place: Place, condition: Condition) -> None:
         bucket, key, _ = self.fs.split_path(place.path)
+        when = _make_headers(condition) if isinstance(condition, Facts) else {}  # S3 has no If-None-Match for removals
+        if condition is not None and not when:
+            if self.get_facts(place.path) is None:
+                return
+            self.check(place, condition)
         try:
-            self.call("call_s3", "delete_object", Bucket=bucket, Key=key, **_make_headers(condition))
+            self.call("call_s3", "delete_object", Bucket=bucket, Key=key, **when)
         except OSError as e:
             if condition is None or _find_status(e) not in _REFUSED:
                 raise

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from refshard_fs.core.model import ABSENT
+from refshard_fs.core.model import ABSENT, Facts
 from refshard_fs.errors import ConflictError
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import LARGE
@@ -49,6 +49,19 @@ def test_equal_put_of_another_writer_is_a_conflict(s3_server: SeaweedServer) -> 
     Objects(place, s3_server.storage_options).put("a", [b"what it puts"])
     with pytest.raises(ConflictError):
         Objects(place, s3_server.storage_options).put("a", [b"what it ", b"puts"], ABSENT)
+
+
+def test_version_without_an_etag_is_compared_before_removal(s3_server: SeaweedServer) -> None:
+    s3_server.create_bucket("objects")
+    objects = Objects(f"s3://objects/{uuid.uuid4().hex}", s3_server.storage_options)
+    objects.put("a", [b"of another writer"])
+    for condition in (Facts(5), ABSENT):
+        with pytest.raises(ConflictError):
+            objects.remove("a", condition)
+        assert objects.get_facts("a") is not None
+        objects.remove("b", condition)
+    objects.remove("a", objects.get_facts("a"))
+    assert objects.get_facts("a") is None
 
 
 def test_server_that_cannot_be_reached_is_an_os_error() -> None:
