@@ -260,7 +260,9 @@ def _find_dim(arguments: Namespace) -> str:
 
 @command(
     "s3://bucket/store.zarr refs.json",
-    argument("destination", "path or fsspec URL of a JSON set, or of chunk manifests (.zarr)", "DESTINATION"),
+    argument(
+        "destination", "path or fsspec URL of a set: .zarr (chunk manifests), .icechunk, else JSON", "DESTINATION"
+    ),
     argument("--shards", "whether to refer to whole shards or to inner chunks (%(default)s)", choices="whole inner"),
     argument(
         "--inline", "keep metadata of at most this size in the set (%(default)s)", "BYTES", type=int, default=65_536
@@ -269,12 +271,19 @@ def _find_dim(arguments: Namespace) -> str:
 )
 def _snapshot(arguments: Namespace) -> None:
     """Write references pinned to the present versions of the objects in a store."""
-    from refshard_fs.source.settings import check_set_name  # not imported for --help
+    from refshard_fs.source.settings import check_set_name, format_by_suffix  # not imported for --help
 
     options = get_opening_options(arguments, index_cache=False)
     options |= {"shards": arguments.shards, "inline_threshold": arguments.inline}
     check_set_name(arguments.destination)
-    format = "chunk-manifest" if arguments.destination.endswith(".zarr") else "json"
+    format = format_by_suffix(arguments.destination)
+    if format == "parquet" and not arguments.destination.rstrip("/").lower().endswith((".parquet", ".parq")):
+        format = "json"
+    if format == "parquet":
+        raise ValueError(
+            f"expected the name of a JSON set (.json), of chunk manifests (.zarr) or of a repository (.icechunk), got "
+            f"{arguments.destination!r}: parquet sets keep no versions"
+        )
     _save(arguments, refshard_fs.snapshot(arguments.source, **options), arguments.destination, format)
 
 

@@ -295,6 +295,19 @@ def test_snapshot_never_replaces_a_file_of_values(refshard: Callable[..., str], 
     assert (tmp_path / "0.nc").read_bytes() == before
 
 
+def test_suffix_chooses_the_format_of_a_snapshot(refshard: Callable[..., str], tmp_path: Path) -> None:
+    write_packed(tmp_path / "0.nc", 0)
+    for name in ("pinned", "pinned.json"):
+        refshard("snapshot", "0.nc", name)
+        assert json.loads((tmp_path / name).read_text())
+    assert "parquet sets keep no versions" in refshard("snapshot", "0.nc", "x.parquet", status=2)
+    assert not (tmp_path / "x.parquet").exists()
+    pytest.importorskip("icechunk")
+    refshard("snapshot", "0.nc", "x.icechunk")
+    assert (tmp_path / "x.icechunk").is_dir()
+    assert RefShardFileSystem(str(tmp_path / "x.icechunk")).exists("t")
+
+
 def test_files_of_several_formats_are_joined_with_lazy(refshard: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     write_day_files(tmp_path, "references", 1)
