@@ -30,7 +30,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, places: npt.NDArray[np.int64]) -> Placement:
-        """Make the runs from the place of each element."""
+        """Return the placement of elements, given the place of each."""
         starts = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
         return cls(tuple((int(places[a]), b - a) for a, b in itertools.pairwise(starts) if b > a))
 

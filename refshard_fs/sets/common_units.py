@@ -294,7 +294,7 @@ def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False
 
 
 def _change_units(variable: Variable, units: str, like: Variable | None = None) -> dict[str, dict[str, Any]]:
-    """Return the documents, by key, of an array with other ``units``, if it has units itself.
+    """Return the documents, by key, of an array with other ``units``, if it has units; empty if nothing changes.
 
     With ``like``, the fill value and the attributes of missing values are those of ``like``.
     """

@@ -150,7 +150,7 @@ def _list_chunk_keys(part: NamedSet, paths: Sequence[str]) -> dict[str, tuple[st
 
 
 def _make_reference(part: NamedSet, path: str, number: int) -> list[Any]:
-    """Return the reference to a chunk as in JSON: ``[url, offset, length]``."""
+    """Return the reference to a chunk as in JSON: ``[url]``, or ``[url, offset, length]``."""
     row = part.refs.tables[path].get_row(number)
     assert row is not None, "the chunk is a reference"
     return row.to_json(part.refs.urls[row.target])

@@ -200,7 +200,7 @@ class FileTemplates:
         return (template.make_references(first), template.has_all) if template.is_safe else None
 
     def add(self, first: FirstBytes, refs: ReferenceSet) -> None:
-        """Remember a file that was parsed."""
+        """Keep the template of a file that was parsed, if it has one."""
         template = FileTemplate.of(first, refs)
         if template is None or first.facts is None or first.facts.size is None:
             return

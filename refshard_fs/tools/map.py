@@ -83,7 +83,7 @@ def make_array_map(source: str, extents: Extents, urls: Sequence[str], selection
 
 
 def make_set_map(source: str, arrays: Sequence[Extents], urls: Sequence[str]) -> Map:
-    """Return the content of a picture of a whole set, in which each array has a colour."""
+    """Return the content of a picture of a whole set, in which the first arrays have colours of their own."""
     chunks = PlacedChunks(
         *(np.concatenate(columns) for columns in zip(*(array.chunks for array in arrays), strict=True))
     )

@@ -17,7 +17,7 @@ Swatch = tuple[str, str]  # a fill and a stroke
 
 
 class Box(NamedTuple):
-    """One rectangle."""
+    """A rectangle; ``x`` and ``y`` are its left and its top."""
 
     x: float
     y: float
