@@ -120,7 +120,7 @@ def write_scalar(path: Path, number: int, change: Change | None = None) -> str:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (remove("time"), "'time'.*does not exist in set 1 .*file1.*set 0 .*file0"),
+        (remove("time"), "'time'.*set 0 .*file0.*does not exist in set 1 .*file1"),
         (remove("v"), "file1.* has no variable 'v', which .*file0.* has along 'time'"),
         (rewrite("v", data=np.zeros((2, 4), "f4")), "'v' has the length.*3 in set 0.*file0.*4 in set 1.*file1"),
         (rewrite("v", data=np.zeros(2, "f4")), "'v' has the dimensions.*file0.*file1.*: concat with drop='v' leaves"),
