@@ -67,7 +67,7 @@ class ParquetCommit:
         self._run = source.run
         self._edits = edits
         self._stores = source.stores
-        self._store = Objects(url.rstrip("/"), self._stores)
+        self._store = Objects(url, self._stores)
         self._url = self._store.url_of(PARQUET)
         self._document = Document(self._url, self._stores, base.facts, sent)
         self._token = uuid.uuid4().hex  # makes the names of new objects unique

@@ -29,11 +29,13 @@ class Objects:
     """The objects below ``url``, in the ``stores`` of a source; usable from any thread.
 
     For a URL that the user gave, ``stores`` may be a filesystem, or options. The store is opened at the first use, and
-    again in a forked process. The name ``""`` stands for the URL itself.
+    again in a forked process. The name ``""`` stands for the URL itself. Raises ValueError for a URL such as ``s3://``.
     """
 
     def __init__(self, url: str, stores: Stores | InstanceOrOptions) -> None:
         self.url = url.rstrip("/")
+        if "://" in url[len(self.url) - 1 :]:
+            raise ValueError(f"expected a URL with a bucket or a path, got {url!r}")
         self._url_of = make_locator(self.url)
         self._stores = stores if isinstance(stores, Stores) else Stores.of(self.url, stores)
         self._opened: tuple[int, Store, str] | None = None

@@ -137,6 +137,17 @@ def test_errors_of_failed_reads_contain_no_secrets(s3_proxy: CountingProxy, s3_u
         error = error.__cause__
 
 
+@pytest.mark.parametrize("url", ["s3://", "memory:///", "file://", "simplecache::s3://"])
+@pytest.mark.parametrize("format_", ["json", "parquet", "chunk-manifest"])
+def test_save_to_a_url_without_a_place_is_refused(
+    url: str, format_: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"expected a URL with a bucket or a path, got '{url}'"):
+        RefShardFileSystem({"a/0": "abc"}).save(url, format_)
+    assert not list(tmp_path.iterdir())
+
+
 def test_save_under_the_name_of_a_netcdf_file_is_refused(tmp_path: Path) -> None:
     fs = RefShardFileSystem({"a/0": "abc"})
     with pytest.raises(ValueError, match=r"got '.*/air.NC': save writes references, and no .nc file"):
