@@ -119,6 +119,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     max_block:
         The most bytes of a request that merges ranges; it may have a quarter more, if the last range would otherwise
         need another request. A longer range is read in several requests of about this size, but of at least 1 MiB.
+        None: no limit.
     retries:
         How often a request is repeated if it fails for a temporary reason.
     timeout:
@@ -146,7 +147,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     cache_bytes:
         The most bytes that ``cache_dir`` holds, for all processes together; the least recently read are removed first.
     cache_size:
-        Number of partitions of a lazily read manifest, or of pieces of a lazy cube, that are kept open.
+        Number of partitions of a lazily read manifest, or of pieces of a lazy cube, that are kept open (None: all).
     allow:
         The only URL prefixes that references may point to; ``"any"`` for all. Without ``allow``, a source on this
         machine, or in memory, may point anywhere. A source from elsewhere may point to its own server and, without

@@ -9,9 +9,11 @@ import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from math import inf
 from numbers import Real
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_type_hints
 
@@ -31,6 +33,7 @@ from refshard_fs.targets import ObjectStore, Registry, list_argument_names
 RECORD_SIZE: Final = 10_000  # references in a partition of a parquet set that is written
 INLINE: Final = 512  # bytes: larger values become objects
 MODES: Final = ("r", "a", "w")
+UNLIMITED: Final = sys.maxsize  # None of `max_block` and `cache_size`, as in fsspec
 
 
 def _describe(effect: str, unit: str = "") -> msgspec.Meta:
@@ -132,7 +135,7 @@ def _parse_time(text: str) -> datetime:
         raise ValueError(f"invalid as_of={text!r}: expected a time such as '2026-01-31T12:00:00Z'") from None
 
 
-def _check_numbers(options: msgspec.Struct, **least: int) -> None:
+def _check_numbers(options: msgspec.Struct, **least: float) -> None:
     """Raise TypeError or ValueError unless each option in ``least`` is a number of at least this value."""
     for name, bound in least.items():
         value = getattr(options, name)
@@ -230,8 +233,9 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError or TypeError for an invalid value; with ``max_gap=-1``, neighbours are not merged either."""
-        _check_numbers(self, max_gap=-1, max_block=0, retries=0, timeout=0, readahead=0, max_memory=0, concurrency=1)
+        """Raise ValueError or TypeError for an invalid value."""
+        _check_numbers(self, max_gap=-inf, max_block=-inf)  # negative: ranges are not merged
+        _check_numbers(self, retries=0, timeout=0, readahead=0, max_memory=0, concurrency=1)
 
 
 class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +255,7 @@ class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise ValueError or TypeError for an invalid value."""
-        _check_numbers(self, cache_bytes=0, block_cache=0, cache_size=0)
+        _check_numbers(self, cache_bytes=0, block_cache=0, cache_size=-inf)
         for name in ("index_cache", "cache_dir"):
             place = getattr(self, name)
             if not isinstance(place, bool | str | os.PathLike | None):
@@ -312,8 +316,8 @@ class Options(msgspec.Struct, frozen=True):
         template_overrides: Mapping[str, str] | None = None,
         simple_templates: bool = True,
         max_gap: int = 16 * KIB,
-        max_block: int = 1 * MIB,
-        cache_size: int = 128,
+        max_block: int | None = 1 * MIB,
+        cache_size: int | None = 128,
         *,
         retries: int = 5,
         timeout: float = 300.0,
@@ -392,7 +396,7 @@ class Options(msgspec.Struct, frozen=True):
             ),
             ReadingOptions(
                 max_gap=max_gap,
-                max_block=max_block,
+                max_block=UNLIMITED if max_block is None else max_block,
                 retries=retries,
                 timeout=timeout,
                 fast_s3=fast_s3,
@@ -406,7 +410,7 @@ class Options(msgspec.Struct, frozen=True):
                 cache_dir=cache_dir,
                 cache_bytes=cache_bytes,
                 block_cache=block_cache,
-                cache_size=cache_size,
+                cache_size=UNLIMITED if cache_size is None else cache_size,
             ),
             WritingOptions(
                 mode=mode,
@@ -457,7 +461,8 @@ def _make_option(field: msgspec.structs.FieldInfo, hint: Any) -> Option:
 
 # Ignored arguments: kerchunk's guides pass ``lazy``, and zarr 2 passes ``auto_mkdir``.
 _WITHOUT_EFFECT: Final = frozenset(["lazy", "auto_mkdir"])
-_PLAIN: Final = {"int": int, "float": float, "bool": bool}  # types that are converted from text, by annotation
+# Types that are converted from text, by annotation.
+_PLAIN: Final[Mapping[str, Any]] = {"int": int, "int | None": int | None, "float": float, "bool": bool}
 
 
 @cache

@@ -12,6 +12,7 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.source.options import Options, list_keywords
 from refshard_fs.source.settings import Settings
+from tests.servers.http import RangeServer
 
 TABLE = {option.name: option for options in Options.table().values() for option in options}
 
@@ -69,6 +70,15 @@ def test_each_keyword_sets_its_field() -> None:
 def test_values_of_another_type_or_range_are_refused(name: str, value: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         RefShardFileSystem({"k": "v"}, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_gap": -5}, {"max_block": None}, {"max_block": -1}, {"cache_size": None}, {"cache_size": -1}]
+)
+def test_limits_that_fsspec_accepts_are_accepted(http_server: RangeServer, limit: dict[str, Any]) -> None:
+    url = http_server.put("data", bytes(range(200)))
+    fs = RefShardFileSystem({f"a/{i}": [url, 9 * i, 9] for i in range(20)}, **limit)
+    assert fs.cat(["a/1", "a/2"]) == {"a/1": bytes(range(9, 18)), "a/2": bytes(range(18, 27))}
 
 
 def test_options_are_frozen_and_equal_by_value() -> None:
