@@ -31,7 +31,7 @@ FEW: Final = 64  # the most members that are added one by one: scanning more as 
 # is large, and reading all of their metadata would take longer than everything else.
 MANY_DOCUMENTS: Final = 512
 MANY_MEMBERS: Final = 16
-MERGED_URLS: Final = 1 << 16  # equal URLs are merged if there are so many URLs more than twice the distinct ones
+MERGED_URLS: Final = 1 << 16  # URLs are merged if there are twice as many as after the last merging, and this many more
 
 
 class _KeptMembers(msgspec.Struct, eq=False):
