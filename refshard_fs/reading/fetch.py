@@ -39,6 +39,10 @@ SPARE_SECONDS = 60.0  # time for which bytes between metadata or chunks are kept
 IN_VAIN: Final = 256 << 10
 LARGE = 1 << 30  # bytes: for larger ranges, memory is allocated before the request, since there may not be enough
 TURN = 32  # ranges that are read from the disk at a time, before their readers get them
+# If so many parts of an index are read together, they are merged over gaps of up to REQUEST bytes: receiving these
+# takes as much CPU time as another request. Chunks lie in the gaps, and are kept for a while.
+MANY_APART: Final = 16
+REQUEST: Final = 64 * plan.KIB
 FILES = 4096  # files whose next bytes are predicted
 NEAREST = 4  # so many blocks before a range are searched for one that contains its start
 # Seconds for which a whole object that was fetched ahead serves readers: nothing pins its version, as an index pins the
@@ -489,7 +493,14 @@ class Fetcher:
             limits = self.limits.dense if dense else self.limits
             merging = limits.apart if any(span.apart for span, _ in members) else limits
             last_urgent: Block | None = None
-            pieces = plan.coalesce([(s.start, s.stop or 0) for s, _ in members], merging)
+            ranges = [(s.start, s.stop or 0) for s, _ in members]
+            pieces = plan.coalesce(ranges, merging)
+            has_gaps = False  # whether the requests have chunks between parts of an index
+            is_index = all(span.apart and reader is not None and reader.most is not None for span, reader in members)
+            if is_index and limits.gap > 0 and len(pieces) >= MANY_APART:
+                wider = plan.coalesce(ranges, plan.Limits(REQUEST, limits.block))
+                has_gaps = sum(stop - start for start, stop, _ in wider) <= self._room_for_spare
+                pieces = wider if has_gaps else pieces
             rest = self._find_window(object_id, members) if extends and merging.gap > 0 else None
             if rest is not None:
                 first, last = min(rest[0], pieces[0].start), max(rest[1], pieces[-1].stop)
@@ -500,7 +511,8 @@ class Fetcher:
                 urgent = any(reader is not None for _, reader in merged)
                 for first, last in plan.split_block(start, stop, limits):
                     block = self._open(Span(url, first, last, pin=pin, dense=dense, origin=origin), urgent=urgent)
-                    if any(span.mixed for span, _ in merged) and self.requests.pool.versions.of(url).is_kept:
+                    is_mixed = any(span.mixed for span, _ in merged) and self.requests.pool.versions.of(url).is_kept
+                    if has_gaps or is_mixed:
                         self._keep_for_a_while(block)
                     for span, reader in merged:
                         begin, end = max(span.start, first), min(span.stop or 0, last)

@@ -224,3 +224,20 @@ def test_unread_bytes_of_small_files_are_bounded(
     whole, ranges = stats
     assert whole["requests"] < 0.95 * ranges["requests"]
     assert whole["bytes_fetched"] - ranges["bytes_fetched"] <= max(fetch.SPARE, ranges["bytes_wanted"] // SHARE)
+
+
+def test_index_of_many_small_chunks_is_read_in_few_requests(http_server: RangeServer, tmp_path: Path) -> None:
+    """The nodes of the index lie between the chunks, which are read later without further requests."""
+    path = tmp_path / "tiny.nc"
+    values = np.random.default_rng(1).integers(-(1 << 15), 1 << 15, (1000, 20, 120), np.int16)
+    with h5netcdf.File(path, "w") as file:
+        file.dimensions = {"t": 1000, "y": 20, "x": 120}
+        file.create_variable("a", ("t", "y", "x"), "i2", chunks=(1, 20, 20))[:] = values
+    url, size = http_server.put("tiny.nc", path.read_bytes()), path.stat().st_size
+    assert size > SMALL_FILE
+    with xr.open_dataset(url, engine="refshard") as ds:
+        np.testing.assert_array_equal(ds["a"][:, 5, 50], values[:, 5, 50])
+        assert len(http_server.requests()) < 20
+        np.testing.assert_array_equal(ds["a"], values)
+    assert len(http_server.requests()) < 25
+    assert http_server.bytes_sent < 1.1 * size
