@@ -97,7 +97,7 @@ def get_itemsize(sample_: Sample) -> int:
 
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
-def test_plan_of_a_chunk_has_only_its_frames(sample_: Sample, verify: bool) -> None:
+def test_plan_of_a_chunk_is_its_frames_and_their_checksums(sample_: Sample, verify: bool) -> None:
     header = sample_.expected["header"]
     tail = CHECKSUMS[header["checksum"]].size if verify else 0
     with RangeServer(directory=sample_.path.parent) as server:
@@ -121,7 +121,7 @@ def test_plan_of_a_chunk_has_only_its_frames(sample_: Sample, verify: bool) -> N
 @pytest.mark.parametrize(
     "sample_", [sample_ for sample_ in SOUND if sample_.name.endswith("unaligned.blp")], **SAMPLE_IDS
 )
-def test_only_frames_of_the_chunk_are_read(sample_: Sample) -> None:
+def test_unaligned_chunk_is_joined_from_its_frames(sample_: Sample) -> None:
     files = Files.of(sample_.path)
     keyspace = files.open()
     header, (rows, width) = sample_.expected["header"], sample_.expected["shape"]
@@ -145,7 +145,7 @@ def test_only_frames_of_the_chunk_are_read(sample_: Sample) -> None:
 @pytest.mark.parametrize(
     ("zarr", "zarr_format", "whole"), [(2, 2, True), (None, 2, True), (3, 2, False), (2, 3, False), (3, 3, False)]
 )
-def test_array_fields_become_separate_fields_in_version_3(
+def test_array_fields_are_split_for_zarr_3_and_format_3(
     zarr: int | None, zarr_format: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("refshard_fs.core.dtypes.zarr_major", lambda: zarr)
@@ -167,13 +167,13 @@ def test_array_fields_become_separate_fields_in_version_3(
     assert fields == [["a", "<i4"], *flat, ["c", [["x.0", "<u2"], ["x.1", "<u2"], ["y", "|S3"]]]]
 
 
-def test_metadata_of_another_array_are_refused() -> None:
+def test_shape_that_contradicts_the_frames_is_refused() -> None:
     with pytest.raises(ManifestError, match=r"\[900\].*expected 20000"):
         RefShardFileSystem(fo=str(read_sample("app_nd.blp").path)).ls("")
     assert [s.name for s in EVERY if s.is_refused] == ["bloscpack-0.16.0/app_nd.blp"]
 
 
-def test_bloscpack_versions_other_than_3_are_refused() -> None:
+def test_bloscpack_versions_0_1_2_and_4_are_refused() -> None:
     data = bytearray(read_sample("raw_meta.blp").path.read_bytes())
     for version, reason in ((2, "only proposed"), (1, "bcolz carray"), (0, "version is 0"), (4, "version is 4")):
         data[4] = version
@@ -190,7 +190,7 @@ def test_bytes_in_memory_are_a_source() -> None:
         assert actual == values.tobytes()
 
 
-def test_requests_are_for_offsets_headers_and_frames(http_server: Any) -> None:
+def test_frame_is_requested_after_its_header(http_server: Any) -> None:
     values = np.random.default_rng(0).integers(0, 2**62, 4000)
     data = pack_values(values, 8000, checksum=1, spare=3, metadata=make_numpy_metadata(values))
     fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
@@ -270,7 +270,7 @@ def test_impossible_metadata_error_names_the_field(metadata: dict[str, Any]) -> 
         Files({ROOT: data}).open()
 
 
-def test_metadata_decompress_to_at_most_their_size() -> None:
+def test_metadata_larger_than_their_meta_size_are_refused() -> None:
     bomb = zlib.compress(bytes(2**24), 9)
     header = struct.pack("<8sBBBBIII8s", b"JSON", 0, 0, 1, 9, 100, len(bomb), len(bomb), b"")
     with pytest.raises(ManifestError, match="meta_size"):
@@ -290,7 +290,7 @@ def test_additional_metadata_become_attributes() -> None:
     assert attributes == {"units": "m", "_ARRAY_DIMENSIONS": ["dim_0"]}
 
 
-def test_large_numbers_in_a_header_are_refused() -> None:
+def test_huge_chunk_size_in_a_header_is_refused() -> None:
     header = struct.pack("<4sBBBBiiqq", b"blpk", 3, 0, 0, 8, 2**31 - 17, 8, 2, 0)
     with pytest.raises(ManifestError, match="its 2 chunks decode to"):
         Files({ROOT: header + bytes(100)}).open()

@@ -377,7 +377,7 @@ MEANING = {byte * 8 + bit for byte in (18, 19) for bit in range(8)}
 
 
 @given(st.integers(0, 2), st.integers(0, 32 * 8 - 1).filter(lambda bit: bit not in MEANING))
-def test_flipped_header_bit_gives_an_error_or_the_values(number: int, bit: int) -> None:
+def test_header_bit_flip_outside_flags_gives_error_or_values(number: int, bit: int) -> None:
     name = f"{ROOT}/data/__{number}.blp"
     damaged = bytearray(COMPRESSED[name])
     damaged[bit // 8] ^= 1 << bit % 8
