@@ -34,7 +34,7 @@ def test_uncompressed_records_are_ranges_of_the_file() -> None:
     assert files.bytes(entry) == make_values(10, 3).astype("<i4").tobytes()
 
 
-def test_whole_compressed_blocks_are_ranges_the_last_is_padded() -> None:
+def test_full_compressed_blocks_are_ranges_and_short_ones_padded() -> None:
     values = make_values(250, 200)  # blocks of 80,000 bytes; the last one is shorter
     files, keyspace = open_file(Variable(values, compression=GZIP, runs=[(0, 99), (100, 199), (200, 249)]))
     first, last = files.run(keyspace.lookup("v/0.0")), files.run(keyspace.lookup("v/2.0"))
@@ -65,7 +65,7 @@ def run_steps(steps: Steps[Any], count: int, answer: Any) -> Steps[tuple[bool, A
     return False, answer
 
 
-def test_interleaved_lookups_share_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interleaved_lookups_return_the_right_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
     monkeypatch.setattr(chunks, "JOINED", 6 * 400)
     for name, value in (("PAGE", 64), ("AHEAD", 1), ("MOST_PAGES_OPENED", 0)):  # each record takes one step
@@ -92,7 +92,7 @@ def test_missing_records_are_padded_or_repeated(sparse: int, expected: list[int]
     assert np.frombuffer(files.read(keyspace, "v/0") or b"", "<i4").tolist() == expected
 
 
-def test_missing_records_repeat_the_last_written_record() -> None:
+def test_missing_records_repeat_the_record_of_an_earlier_chunk() -> None:
     values = make_values(4, 10_000)
     files, keyspace = open_file(Variable(values, compression=GZIP, runs=[(0, 1)], sparse=2))
     assert gzip.decompress(files.read(keyspace, "v/1.0") or b"") == values[1].tobytes() * 2
@@ -131,13 +131,13 @@ def test_column_major_records_are_reordered() -> None:
     assert b'"order":"F"' in (files.read(keyspace, "v/.zarray") or b"")
 
 
-def test_index_that_contradicts_itself_is_an_error() -> None:
+def test_index_that_lists_a_record_twice_is_an_error() -> None:
     files, keyspace = open_file(Variable(make_values(10), runs=[(0, 5), (4, 9)]))
     with pytest.raises(DamagedIndex, match="expected each record once"):
         files.run(keyspace.lookup("v/0"))
 
 
-def test_list_of_millions_of_missing_chunks_is_refused() -> None:
+def test_listing_millions_of_missing_chunks_is_refused() -> None:
     variable = Variable(make_values(4, 3), {"FILLVAL": np.int32(5)}, runs=[(0, 0)], sparse=1)
     data = bytearray(Writer().write({"v": variable}))
     name_offset = data.index(b"v".ljust(256, b"\0"))  # the name, 60 bytes after the number of the last record

@@ -46,7 +46,7 @@ def test_circular_indexes_are_refused() -> None:
             files.run(keyspace.lookup("a/0"))
 
 
-def test_records_of_another_type_or_size_are_refused() -> None:
+def test_record_of_an_impossible_size_is_refused() -> None:
     data = bytearray(Writer().write(TWO))
     for value in (0, 1 << 60, -5):
         struct.pack_into(">q", data, find_descriptor(data, b"a"), value)

@@ -1,4 +1,4 @@
-"""CDF files have the values that cdflib and the CDF library read; a file that is cut short never gives wrong values."""
+"""CDF files have the values that cdflib and the CDF library read; damaged files are errors."""
 
 from __future__ import annotations
 
