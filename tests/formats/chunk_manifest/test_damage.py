@@ -1,4 +1,4 @@
-"""Damaged chunk manifests give the right bytes or an error, and never a missing chunk."""
+"""Truncated chunk manifests and forged numbers in them give errors; checksums detect flipped bits."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_checksum_detects_a_flipped_bit_in_the_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.slow)])
-def test_flipped_bit_in_the_manifest_gives_no_wrong_bytes(step: int, tmp_path: Path) -> None:
+def test_flipped_bit_in_a_checked_entry_gives_no_wrong_bytes(step: int, tmp_path: Path) -> None:
+    """If the flipped bit is in the name of the field "checksum", wrong bytes are not noticed."""
     entry = {"path": "target", "offset": 8, "length": 16, "checksum": f"crc32:{zlib.crc32(TARGET[8:24]):08x}"}
     whole = json.dumps({"0": entry}).encode()
     for bit in range(0, len(whole) * 8, step):

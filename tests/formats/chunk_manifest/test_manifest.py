@@ -52,7 +52,7 @@ def test_entries_become_columns() -> None:
 
 
 @pytest.mark.parametrize("key", ["0", ""])
-def test_array_without_dimensions_has_one_key(key: str) -> None:
+def test_key_of_an_array_without_dimensions_is_0_or_empty(key: str) -> None:
     found = parse(encode_manifest({key: {"path": "x"}}), ChunkGrid((), ChunkKeyEncoding("default", "/")), "m")
     assert found.locate(0)[:3] == ("x", 0, None)
 

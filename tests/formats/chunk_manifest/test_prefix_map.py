@@ -29,7 +29,7 @@ def declare(manifest: Any) -> Any:
 
 @pytest.fixture
 def mapped(tmp_path: Path) -> Path:
-    """An array of 3 x 3 chunks: rows 0 and 1 come from a store each, row 2 from shorter prefixes; two have entries."""
+    """An array of 3 x 3 chunks: rows 0 and 1 have a prefix each, row 2 has two, and two chunks have entries."""
     for j in range(3):
         write(tmp_path / f"one/c/0/{j}", b"a%d" % j)
         write(tmp_path / f"one/c/1/{j}", b"no")
@@ -71,7 +71,7 @@ def test_listings_show_chunks_of_all_prefixes(mapped: Path) -> None:
     assert not fs.isdir("c/3")
 
 
-def test_missing_object_is_a_missing_chunk(mapped: Path) -> None:
+def test_missing_object_of_a_prefix_is_a_missing_chunk(mapped: Path) -> None:
     (mapped / "two/part.1").unlink()
     fs = open_source(str(mapped / "x"))
     with pytest.raises(FileNotFoundError):

@@ -73,7 +73,7 @@ def test_consolidated_metadata_lack_the_transformer(tmp_path: Path) -> None:
         [{"name": "chunk-manifest-json", "configuration": {"manifest": 3}}],
     ],
 )
-def test_unknown_transformers_are_shown_unchanged(tmp_path: Path, transformers: Any) -> None:
+def test_unsupported_transformers_are_shown_unchanged(tmp_path: Path, transformers: Any) -> None:
     text = json.dumps(make_metadata((4,), (2,)) | {"storage_transformers": transformers})
     (tmp_path / "zarr.json").write_text(text)
     assert open_source(str(tmp_path)).cat_file("zarr.json").decode() == text

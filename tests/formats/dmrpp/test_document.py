@@ -43,6 +43,6 @@ def test_deeply_nested_elements_are_refused() -> None:
         open_document("".join(f"<Group name='g{number}'>" for number in range(200)))
 
 
-def test_document_other_than_xml_is_refused() -> None:
+def test_malformed_xml_is_refused() -> None:
     with pytest.raises(ManifestError, match="expected a whole XML document"):
         open_document("<Int16")

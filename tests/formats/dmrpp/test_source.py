@@ -96,7 +96,7 @@ def test_datatree_has_values_that_netcdf4_reads_in_every_group(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
-def test_values_equal_virtualizarr(tmp_path: Path) -> None:
+def test_values_of_three_variables_equal_virtualizarr(tmp_path: Path) -> None:
     parsers = pytest.importorskip("virtualizarr.parsers")
     stores = pytest.importorskip("obstore.store")
     registry = pytest.importorskip("obspec_utils.registry").ObjectStoreRegistry()
@@ -195,7 +195,7 @@ def test_inline_values_are_read() -> None:
 def test_session_token_is_sent_for_document_and_file(
     suffix: str, fs_kind: str, http_server: RangeServer, tmp_path: Path
 ) -> None:
-    """A session of earthaccess sends its token to the server, for the document and for the file."""
+    """earthaccess makes such a filesystem, which sends a token to the server."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("v", data=np.arange(300.0), chunks=(100,), compression="gzip")
     write_dmrpp(tmp_path / "a.h5")
