@@ -103,7 +103,7 @@ def test_damaged_files_raise_only_refshard_errors(tmp_path: Path) -> None:
         (b"BSCALE  =                  2.0", b"BSCALE  =               'two'", ["A", "C"], {"B": "BSCALE is 'two'"}),
     ],
 )
-def test_hdus_beside_a_damaged_hdu_are_shown(
+def test_hdus_before_a_damaged_hdu_are_shown(
     tmp_path: Path, old: bytes, new: bytes, shown: list[str], lost: dict[str, str]
 ) -> None:
     odd = fits.ImageHDU(np.zeros((30, 40), "i2"), name="B")

@@ -59,7 +59,7 @@ def test_tiles_have_the_pixels_that_astropy_decodes(
         ("f8", {"quantize_method": 2}),
     ],
 )
-def test_pixels_are_decoded_without_a_table(
+def test_tiles_are_decoded_without_a_table_of_astropy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str, options: dict[str, Any]
 ) -> None:
     """astropy takes 3 ms to open a table, and 0.4 ms to decode a tile of 256 x 256 pixels."""
