@@ -131,7 +131,8 @@ QUICK = {*ALL[::20], Case(2, "regular_gg_ml", product=44)}  # cases that are not
     [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in ALL],
     ids=str,
 )
-def test_datasets_equal_cfgrib(case: Case, tmp_path: Path) -> None:
+def test_datasets_equal_cfgrib_or_eccodes(case: Case, tmp_path: Path) -> None:
+    """Scans in `DIFFERENCES` are compared with eccodes, or with a file that has the same values in rows."""
     path = tmp_path / "a.grib"
     try:
         path.write_bytes(write_case(case))
@@ -183,7 +184,7 @@ def list_packed(edition: int, grid: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("edition", [1, 2])
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_values_of_all_packings_equal_eccodes(edition: int, grid: str, is_whole: bool) -> None:
+def test_values_of_packings_equal_eccodes(edition: int, grid: str, is_whole: bool) -> None:
     compared = 0
     sample = f"{grid}_grib{edition}"
     packed = list(itertools.product(PACKINGS[edition], KINDS)) if is_whole else list_packed(edition, grid)

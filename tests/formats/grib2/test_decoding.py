@@ -1,4 +1,4 @@
-"""Values of GRIB2 fields equal those of eccodes in every packing."""
+"""Values of GRIB2 fields equal those of eccodes in many packings."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def write_groups(order: int, missing: int, widest: int) -> bytes:
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("missing", [0, 1, 2])
 @pytest.mark.parametrize("at_once", [1, 50, 1 << 15])
-def test_groups_of_any_width_and_length_are_decoded(
+def test_groups_of_random_widths_and_lengths_are_decoded(
     order: int, missing: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of values that are unpacked at a time does not change the values."""
@@ -197,12 +197,12 @@ def test_constant_and_empty_fields_have_their_values(packing: str, points: int) 
         np.testing.assert_array_equal(open_array(data, "t")[...].ravel(), values)
 
 
-@pytest.mark.parametrize(("bits", "points", "most"), [(0, 1 << 22, 40 << 20), (12, 1 << 20, 40 << 20)])
-def test_decoding_memory_is_a_small_multiple_of_the_field(bits: int, points: int, most: int) -> None:
+@pytest.mark.parametrize(("bits", "points"), [(0, 1 << 22), (12, 1 << 20)])
+def test_decoding_a_field_takes_at_most_40_mib(bits: int, points: int) -> None:
     packing = struct.pack(">IBIHfHHBB", 21, 5, points, 0, 1.5, 0, 0, bits, 0)
     data = bytes([0, 0x10, 0x02] * (points * bits // 24))  # 1, 2, 1, 2, ... in 12 bits each
     raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5 + len(data), 7) + data
-    with check_peak(most):
+    with check_peak(40 << 20):
         values = np.frombuffer(Values(points, (21, 6, 5 + len(data))).make(raw), "<f4")
     assert values[-2:].tolist() == ([2.5, 3.5] if bits else [1.5, 1.5])
 

@@ -23,12 +23,15 @@ def test_names_depend_on_the_production_status() -> None:
     keys = {"centre": "ecmf", "productDefinitionTemplateNumber": 11, "parameterCategory": 0, "parameterNumber": 0}
     surface = {"typeOfFirstFixedSurface": 103, "scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2}
     statistic = {"typeOfStatisticalProcessing": 0, "stepRange": "0-24"}
+    names = set()
     for status in (0, 6):
         data = make_message(productionStatusOfProcessedData=status, **keys, **surface, **statistic)
         handle = eccodes.codes_new_from_message(data)
         name = eccodes.codes_get(handle, "cfVarName")
         eccodes.codes_release(handle)
         assert name in Files({ROOT: data}).open().grids
+        names.add(name)
+    assert len(names) == 2
 
 
 def test_names_depend_on_the_relation_to_a_reference_dataset() -> None:
@@ -40,20 +43,24 @@ def test_names_depend_on_the_relation_to_a_reference_dataset() -> None:
     assert {"mx2t", "t2a"} <= opened.grids.keys()
 
 
-def test_unknown_discipline_gives_numbers_unknown_centre_a_name() -> None:
+def test_variable_of_an_unknown_discipline_is_named_by_numbers() -> None:
     data = make_message_on_level(500, shortName="t")
     unknown = data[:6] + b"\xb3" + data[7:]  # no discipline has this number; eccodes takes minutes for some of these
     assert set(Files({ROOT: unknown}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
         "parameter_179_0_0",
         "level_100",
     }
+
+
+def test_variable_of_an_unknown_centre_has_its_name() -> None:
+    data = make_message_on_level(500, shortName="t")
     at = data.index(b"\0\0\0\x15\1") + 5
     files = (data[:at] + centre.to_bytes(2) + data[at + 2 :] for centre in range(1000, 1060))
     assert all("t" in Files({ROOT: file}).open().grids for file in files)
 
 
 def test_files_opened_together_ask_for_each_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """eccodes takes milliseconds for a name: a scan of eight files asked for each name up to eight times."""
+    """eccodes takes milliseconds for a name."""
     data = b"".join(make_message_on_level(level, shortName="t") for level in range(411, 416))
     asked: list[str] = []
 
@@ -65,7 +72,7 @@ def test_files_opened_together_ask_for_each_name_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(eccodes, "codes_grib_new_from_samples", ask)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: Files({ROOT: data}).open(), range(8)))
-    assert len(asked) <= 5
+    assert len(asked) <= 5, "a name for each level"
 
 
 def test_names_without_eccodes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +87,7 @@ def test_names_without_eccodes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("project", ["mc", "od"])
 @pytest.mark.parametrize("tables", [28, 35])
 @pytest.mark.parametrize("quantity", [1, 2])  # column densities, mixing ratios
-def test_names_of_chemistry_depend_on_the_class(project: str, tables: int, quantity: int) -> None:
+def test_names_of_chemistry_equal_eccodes(project: str, tables: int, quantity: int) -> None:
     """In the local section, ECMWF states the class, which distinguishes the products of CAMS from other products."""
     local = {"setLocalDefinition": 1, "localDefinitionNumber": 1, "class": project}
     chemical = {"productDefinitionTemplateNumber": 40, "parameterCategory": 20, "parameterNumber": quantity}
@@ -110,7 +117,7 @@ def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:
 
 @pytest.mark.parametrize("edition", [1, 2])
 @pytest.mark.parametrize("points", [0, 1])
-def test_rows_of_one_point_do_not_reach_eccodes(edition: int, points: int) -> None:
+def test_reduced_grid_with_rows_of_one_or_no_point_is_refused(edition: int, points: int) -> None:
     """Rows of one point, and rows without points, would make eccodes end the process."""
     handle = eccodes.codes_grib_new_from_samples(f"reduced_gg_pl_32_grib{edition}")
     data = bytes(eccodes.codes_get_message(handle))
@@ -127,7 +134,7 @@ def test_rows_of_one_point_do_not_reach_eccodes(edition: int, points: int) -> No
 
 
 @pytest.mark.parametrize(("edition", "template"), [(1, 4), (1, 14), (2, 40), (2, 41)])
-def test_latitudes_beyond_a_gaussian_grid_do_not_reach_eccodes(edition: int, template: int) -> None:
+def test_latitudes_beyond_a_gaussian_grid_are_refused(edition: int, template: int) -> None:
     """eccodes would end the process if the first latitude is north of the grid's first one."""
     key = "dataRepresentationType" if edition == 1 else "gridDefinitionTemplateNumber"
     message = make_message(np.arange(16.0), f"regular_ll_sfc_grib{edition}", **{key: template}, Nx=4, Ny=4)
@@ -155,7 +162,7 @@ def test_latitudes_beyond_a_gaussian_grid_do_not_reach_eccodes(edition: int, tem
 
 
 @pytest.mark.parametrize("edition", [1, 2])
-def test_latitudes_beyond_the_poles_do_not_reach_eccodes(edition: int) -> None:
+def test_latitudes_beyond_the_poles_are_refused(edition: int) -> None:
     """eccodes would free memory twice for this Mercator projection."""
     key, template = ("dataRepresentationType", 1) if edition == 1 else ("gridDefinitionTemplateNumber", 10)
     message = make_message(np.arange(12.0), f"regular_ll_sfc_grib{edition}", **{key: template}, Nx=4, Ny=3)
@@ -196,7 +203,7 @@ def test_areas_of_reduced_grids_equal_cfgrib(tmp_path: Path, sample: str) -> Non
             np.testing.assert_array_equal(got[name], eccodes.codes_get_array(handle, f"{name}s"))
 
 
-def test_lists_beyond_a_grid_do_not_reach_eccodes() -> None:
+def test_list_that_begins_after_section_2_is_an_error() -> None:
     """eccodes would end the process if a list begins after section 2."""
     message = make_message(np.arange(12.0), "regular_ll_sfc_grib1", dataRepresentationType=90, Nx=4, Ny=3)
     begin = 8 + int.from_bytes(message[8:11])
@@ -205,8 +212,8 @@ def test_lists_beyond_a_grid_do_not_reach_eccodes() -> None:
         Points("latitudes", 12, edition=1).make(grid[:4] + b"\x35" + grid[5:])
 
 
-def test_points_are_counted_before_they_take_memory() -> None:
-    """eccodes ignores the rows of a grid that is rotated, too, and takes "missing" for a number of points in a row."""
+def test_impossible_number_of_points_is_refused() -> None:
+    """For a rotated grid, eccodes ignores the rows, and takes "missing" as the number of points in a row."""
     handle = eccodes.codes_grib_new_from_samples("reduced_gg_pl_32_grib1")
     data = bytes(eccodes.codes_get_message(handle))
     eccodes.codes_release(handle)
@@ -216,8 +223,8 @@ def test_points_are_counted_before_they_take_memory() -> None:
         Points("latitudes", 6114, edition=1).make(grid[:5] + b"\x0e" + grid[6:])
 
 
-def test_units_of_corners_are_those_of_eccodes() -> None:
-    """A basic angle counts although the number of its parts is missing, and the other way round."""
+def test_units_of_corners_equal_eccodes() -> None:
+    """The basic angle may be 0, and the number of its parts may be missing."""
     message = make_message(np.arange(12.0), Ni=4, Nj=3)
     for basic, parts, unit in (
         (0, 0xFFFFFFFF, 1e-6),
@@ -234,7 +241,7 @@ def test_units_of_corners_are_those_of_eccodes() -> None:
         eccodes.codes_release(handle)
 
 
-def test_corners_in_large_units_do_not_reach_eccodes() -> None:
+def test_corners_in_large_units_are_refused() -> None:
     """From an angle of many degrees, eccodes subtracts 360 degrees again and again, which may take hours."""
     data = bytearray(make_message(sample="rotated_ll_sfc_grib2"))
     at = data.index(b"\0\0\0\x54\3")

@@ -1,4 +1,4 @@
-"""Messages of GRIB files are found between any other bytes, and by sidecars."""
+"""Messages of GRIB files are found between other bytes, and by sidecars."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FRAMINGS = {
 
 
 @pytest.mark.parametrize("framing", FRAMINGS)
-def test_messages_are_found_in_every_framing(framing: str) -> None:
+def test_messages_are_found_between_other_bytes(framing: str) -> None:
     fields = [make_message_on_level(level, shortName="t") for level in (1000, 850, 700, 500)]
     join, has_edition_1 = FRAMINGS[framing]
     data = join(fields)
@@ -134,7 +134,7 @@ def test_messages_of_various_lengths_take_few_rounds(pitch: int, monkeypatch: py
     assert sum(stop - start for _, start, stop in files.wanted) < 1.1 * len(data)
 
 
-def test_only_headers_of_large_messages_are_read() -> None:
+def test_opening_reads_4_percent_of_large_messages() -> None:
     keys = {"shortName": "t", "Ni": 700, "Nj": 700, "values": np.resize(POINTS, 490_000)}
     data = b"".join(make_message_on_level(500, bitsPerValue=8 + step % 3, step=step, **keys) for step in range(6))
     files = Files({ROOT: data})
@@ -226,7 +226,7 @@ def test_message_of_another_length_costs_few_requests() -> None:
     assert files.rounds <= 16
 
 
-def test_sidecar_of_another_file_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sidecar_that_does_not_fit_the_file_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
     data = make_many_messages()
     for text, reason in (

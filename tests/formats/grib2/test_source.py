@@ -180,7 +180,7 @@ def test_potential_vorticity_levels_equal_cfgrib(tmp_path: Path) -> None:
     assert check_same_as_cfgrib(path)["potentialVorticity"].item() == 2000
 
 
-def test_two_grids_of_a_file_have_separate_coordinates(tmp_path: Path) -> None:
+def test_grids_of_a_file_have_separate_coordinates(tmp_path: Path) -> None:
     """Two grids that differ only in their longitudes have separate coordinates, too."""
     path = tmp_path / "a.grib2"
     moved = make_message(shortName="u", longitudeOfFirstGridPointInDegrees=10, longitudeOfLastGridPointInDegrees=40)
@@ -239,7 +239,7 @@ def test_unstructured_grid_has_one_dimension_and_a_uuid() -> None:
     assert found.attrs["GRIB_numberOfGridUsed"] == 26
 
 
-def test_grids_of_unsupported_fields_do_not_number_the_others() -> None:
+def test_grid_of_an_unsupported_field_gives_no_name_a_suffix() -> None:
     refused = make_message(np.zeros(200_000), shortName="u", Ni=200_000, Nj=1)
     grids = Files({ROOT: refused + make_message_on_level(500, shortName="t")}).open().grids
     assert {"latitude", "longitude"} <= grids.keys()
@@ -276,7 +276,9 @@ def test_concat_takes_two_requests_for_each_file() -> None:
 
 
 @pytest.mark.parametrize("size", ["small", "large", "sidecar"])
-def test_scan_is_cached_for_the_next_process(tmp_path: Path, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_is_cached_on_disk_for_this_version_of_the_file(
+    tmp_path: Path, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cached scan is not used for another version of the file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     if size != "small":
@@ -337,7 +339,7 @@ def test_scans_of_cube_parts_are_cached(tmp_path: Path) -> None:
     assert np.ptp(found, axis=0).max() == 0
 
 
-def test_scan_without_eccodes_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_a_scan_without_eccodes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "eccodes", None)
     data = write_file()
     with pytest.raises(ValueError, match="reading GRIB needs eccodes"):
