@@ -1,4 +1,4 @@
-"""Small files of formats other than HDF5 that announce much data are refused, or open with little memory."""
+"""Small files of formats other than HDF5 that describe much data are refused, or open with little memory."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_oversized_strip_of_a_small_file_is_not_shown() -> None:
     assert "and less than" in refused(make_tiff(bytes(64), 1 << 14, 1 << 13, compression=5))
 
 
-def test_shared_offset_table_is_read_as_columns() -> None:
-    """Each strip of each page once took a step of Python."""
+def test_pages_with_thousands_of_strips_take_little_memory() -> None:
+    """Two pages share a table of 8000 strips."""
     strips = 8000
     places = np.arange(8, 8 + strips, dtype="<u4").tobytes() + np.ones(strips, "<u4").tobytes()
     tags = image(1, strips, t278=(4, 1, 1), t273=(4, strips, 8), t279=(4, strips, 8 + 4 * strips))
@@ -130,7 +130,7 @@ def message(grid_: bytes, values: bytes) -> bytes:
     return b"GRIB\0\0\0\2" + struct.pack(">Q", len(sections) + 20) + sections + b"7777"
 
 
-def test_grid_larger_than_the_file_is_not_shown() -> None:
+def test_grid_of_134_million_points_is_refused() -> None:
     assert "134212225 points, in 11585 rows of 11585: expected" in refused(
         message(grid(11585, 11585), packed(11585**2))
     )
@@ -141,7 +141,7 @@ def test_total_coordinates_of_a_file_are_bounded() -> None:
     assert 10 < len(found.reports) < 100
 
 
-def test_groups_of_many_points_are_unpacked_in_pieces() -> None:
+def test_groups_of_many_points_take_48_bytes_a_point() -> None:
     count = 1 << 20
     of_groups = struct.pack(">BBBBffIBBIBIB", 0, 0, 1, 0, 0, 0, 1, 0, 0, count, 0, count, 0)
     values = packed(count, 2, of_groups, bytes(8))
@@ -213,7 +213,7 @@ def test_long_dimension_name_of_all_variables_is_refused() -> None:
     assert "names of its variables' dimensions" in refused(data)
 
 
-def test_long_number_among_many_is_refused_before_padding() -> None:
+def test_long_number_among_many_is_refused_in_little_memory() -> None:
     long = '<dmrpp:chunk offset="' + "1" * 100_000 + '" nBytes="1" chunkPositionInArray="[0]"/>'
     rest = [f'<dmrpp:chunk offset="1" nBytes="1" chunkPositionInArray="[{number}]"/>' for number in range(1, 1000)]
     chunks = f"<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>{long}{''.join(rest)}"
@@ -237,7 +237,7 @@ def test_inflated_document_is_bounded() -> None:
 
 
 @pytest.mark.case(id="P26")
-def test_millions_of_missing_chunks_are_not_listed() -> None:
+def test_too_many_missing_chunks_are_not_listed() -> None:
     sizes = "<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>"
     body = f'<Int8 name="a"><Dim size="{UNWRITTEN + 1}"/><dmrpp:chunks fillValue="1">{sizes}</dmrpp:chunks></Int8>'
     files = Files({ROOT: make_document(body)})
@@ -248,7 +248,6 @@ def test_millions_of_missing_chunks_are_not_listed() -> None:
 
 
 def test_dimensions_without_a_name_are_found_by_their_size() -> None:
-    """Each dimension was once compared with all others of its group."""
     chunks = '<dmrpp:chunks fillValue="1"><dmrpp:chunkDimensionSizes>1 1</dmrpp:chunkDimensionSizes></dmrpp:chunks>'
     sizes = [(3, 3), (3, 4), (4, 4), (4, 3)]
     body = "".join(

@@ -87,7 +87,7 @@ def test_unsupported_carrays_are_refused_with_the_reason(name: str, reason: str)
         RefShardFileSystem(fo=str(read_sample(name).path)).ls("")
 
 
-def test_only_the_samples_obj_snappy_and_c16_are_refused() -> None:
+def test_three_samples_of_rootdirs_are_marked_as_refused() -> None:
     assert {s.name.rpartition("/")[2] for s in ROOTDIRS if s.is_refused} == {"obj", "c_snappy", "c16"}
 
 

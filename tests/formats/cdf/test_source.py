@@ -177,7 +177,7 @@ def test_damaged_files_raise_only_refshard_errors() -> None:
 
 @pytest.mark.parametrize("list_name", ["zVariables", "attributes"])
 def test_truncated_list_is_reported(list_name: str) -> None:
-    """A damaged link to the next item of a list once hid the rest of the list without a report."""
+    """A damaged link to the next item of a list could hide the rest of the list without a report."""
     data = bytearray(Writer().write({f"v{number}": Variable(np.arange(3.0), {f"a{number}": 1}) for number in range(3)}))
     gdr = int.from_bytes(data[20:28])  # the GDR, which has the offsets of the lists
     first_item = int.from_bytes(data[gdr + (20 if list_name == "zVariables" else 28) :][:8])

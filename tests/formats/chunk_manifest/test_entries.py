@@ -67,7 +67,7 @@ def test_invalid_json_is_an_error(data: bytes) -> None:
         parse(data, GRID, "m")
 
 
-def test_entries_of_every_kind_are_read(tmp_path: Path) -> None:
+def test_entries_with_a_path_or_data_are_read(tmp_path: Path) -> None:
     (tmp_path / "raw.bin").write_bytes(b"0123456789")
     (tmp_path / "whole.bin").write_bytes(b"AB")
     manifest = {

@@ -262,7 +262,7 @@ def test_remote_manifests_cannot_reach_local_files(http_server: RangeServer, tmp
 
 
 @needs_zarr_3
-def test_xarray_reads_arrays_of_every_kind_over_http(tmp_path: Path) -> None:
+def test_xarray_reads_plain_sharded_and_manifest_arrays_by_http(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     data = np.arange(16 * 16, dtype="<i4").reshape(16, 16)
     names = ("plain", "sharded", "manifest", "manifest_of_shards", "mapped")

@@ -47,6 +47,6 @@ def test_values_that_do_not_fit_are_refused(data: bytes, shape: tuple[int, ...],
         decode_values_with_texts(Variable("s", "Structure", members=MEMBERS), shape, SHAPES, data, limit)
 
 
-def test_structure_in_the_file_with_a_text_is_refused() -> None:
+def test_structure_with_a_text_in_the_file_is_refused() -> None:
     with pytest.raises(ValueError, match="member 'name' is a text: expected members of numbers"):
         make_structure(Variable("s", "Structure", members=MEMBERS), SHAPES, "<")

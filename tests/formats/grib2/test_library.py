@@ -108,7 +108,7 @@ def test_levels_of_icon_have_names() -> None:
 
 
 def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:
-    """A transverse Mercator projection; cfgrib shows it without latitudes and longitudes, too."""
+    """The grid is a transverse Mercator projection. cfgrib shows it without latitudes and longitudes, too."""
     keys = {"gridDefinitionTemplateNumber": 12, "Nx": 4, "Ny": 3, "numberOfDataPoints": 12}
     data = make_message(np.arange(12.0), **keys)
     assert open_array(data, "t")[...].tolist() == np.arange(12.0).reshape(3, 4).tolist()

@@ -202,7 +202,7 @@ def test_too_fine_gaussian_grid_is_an_error() -> None:
         Files({ROOT: data[:at] + (10**6).to_bytes(4) + data[at + 4 :]}).open()
 
 
-def test_all_fields_of_a_message_are_shown() -> None:
+def test_both_fields_of_a_message_are_shown() -> None:
     first, second = (
         split_sections(make_message_on_level(500, shortName="u")),
         split_sections(make_message_on_level(500, shortName="v")),

@@ -1,4 +1,4 @@
-"""Decoders of HDF4 decode to the values of the HDF4 library, and never to more than a chunk."""
+"""Decoding of HDF4 chunks: values, and errors for chunks of another size or an unsupported coder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_szip_is_decoded_by_imagecodecs() -> None:
             DecodingRecipe(new, 128, 2).make(data)
 
 
-def test_chunk_that_is_too_large_is_refused() -> None:
+def test_large_chunk_of_runs_is_refused() -> None:
     with pytest.raises(ManifestError, match="compressed with RLE and have"):
         Coding(RUNS, ()).make_recipe(MOST_DECODED + 1, 1)
     assert Coding(DEFLATE, (6,)).make_recipe(MOST_DECODED + 1, 1) is None

@@ -1,4 +1,4 @@
-"""Descriptors and linked blocks of HDF4: damage is an error, and all sizes are bounded."""
+"""Descriptors and linked blocks of HDF4: damage is an error."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_grid_that_begins_with_the_lowest_row_has_no_axes() -> None:
 
 @pytest.mark.parametrize("name", ["grid", "grids", "swath"])
 def test_damage_in_struct_metadata_is_harmless_or_reported(name: str) -> None:
-    """A damaged digit cannot be noticed. Damaged names and numbers once hid fields or coordinates without a report."""
+    """A damaged digit cannot be noticed. Damaged names and numbers could hide fields or coordinates."""
 
     def read_all(data: bytes) -> tuple[object, ...]:
         files = Files({ROOT: data})

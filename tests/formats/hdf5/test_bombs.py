@@ -1,4 +1,4 @@
-"""Small files that announce much data are refused, or open with little memory."""
+"""Small files that describe much data are refused, or open with little memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.memory import check_peak
 pytestmark = pytest.mark.case(id="P32")
 
 
-def test_millions_of_unwritten_chunks_are_not_listed(tmp_path: Path) -> None:
+def test_too_many_unwritten_chunks_are_not_listed(tmp_path: Path) -> None:
     """zarr does not fill these chunks itself, so a listing would have to name each unwritten chunk."""
     count = UNWRITTEN + 17
 

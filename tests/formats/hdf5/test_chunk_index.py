@@ -1,4 +1,4 @@
-"""Chunk indexes of every kind and size are read once and in few rounds; a damaged index is an error."""
+"""Chunk indexes are read once and in few rounds; a damaged index is an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ xr = pytest.importorskip("xarray")
 
 
 def test_pages_without_a_bitmap_are_damage(tmp_path: Path) -> None:
-    """A damaged header may count pages without a bitmap. Once, the chunks in them looked missing, and were filled."""
+    """A damaged header may count pages without a bitmap. Their chunks would look missing, and be filled."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,), maxshape=(None,))
@@ -38,7 +38,7 @@ def test_pages_without_a_bitmap_are_damage(tmp_path: Path) -> None:
 
 
 def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
-    """A damaged header may count fewer elements than chunks. Once, the other chunks looked missing, and were filled."""
+    """A damaged header may count fewer elements than chunks. The other chunks would look missing, and be filled."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,))
@@ -110,7 +110,7 @@ def served(http_server: RangeServer, steps: Path) -> str:
     return url
 
 
-def test_every_node_of_the_index_is_read_once(served: str, http_server: RangeServer) -> None:
+def test_nodes_of_the_index_are_read_once(served: str, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served)
     fs.ls("")
     http_server.clear()
@@ -228,7 +228,7 @@ def test_adjoining_blocks_are_read_in_one_request(http_server: RangeServer) -> N
     assert len(http_server.requests("/file.h5")) == 1  # the chunk
 
 
-def test_adjoining_pages_are_not_read_together(http_server: RangeServer) -> None:
+def test_few_pages_of_a_fixed_array_are_read_for_a_chunk(http_server: RangeServer) -> None:
     """A page of a fixed array has 8 KiB or more: reading many of them for one chunk would cost more than a request."""
     file = io.BytesIO()
     with h5py.File(file, "w", libver="latest") as file_object:
@@ -241,7 +241,7 @@ def test_adjoining_pages_are_not_read_together(http_server: RangeServer) -> None
 
 @pytest.mark.parametrize("leaf", [0, 1])
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_damaged_block_leaves_chunks_of_its_neighbour(http_server: RangeServer, leaf: int, is_remote: bool) -> None:
+def test_damaged_block_leaves_its_neighbour_readable(http_server: RangeServer, leaf: int, is_remote: bool) -> None:
     data, *leaves = write_two_leaves()
     data[leaves[leaf] : leaves[leaf] + 4] = b"XXXX"
     fs = RefShardFileSystem(http_server.put("file.h5", data) if is_remote else bytes(data), zarr_format=2)

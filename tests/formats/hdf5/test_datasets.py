@@ -43,7 +43,7 @@ def test_info_names_filters_that_zarr_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_both_zarr_formats_have_the_same_values(zarr_format: int, tmp_path: Path) -> None:
+def test_values_of_both_zarr_formats_equal_h5py(zarr_format: int, tmp_path: Path) -> None:
     if zarr_format == 3 and zarr.__version__.startswith("2."):
         pytest.skip("zarr 2 reads no version 3")
     several = [
@@ -104,7 +104,7 @@ def test_fill_value_of_size_minus_one_is_undefined(version: int, tmp_path: Path)
 
 
 def test_huge_unwritten_chunk_is_refused(tmp_path: Path) -> None:
-    """A few bytes of the file may announce an unwritten chunk of any size: it is refused."""
+    """A small file may have an unwritten chunk of any size."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, size in (("huge", (64 << 20) + 1), ("large", 1 << 20)):
             dataset = file.create_dataset(name, (size,), "u1", chunks=(size,), compression="gzip")

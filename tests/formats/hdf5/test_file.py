@@ -29,7 +29,7 @@ def test_texts_may_exceed_the_limit_of_metadata(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("count", "gap", "runs"), [(100, FAR // PAGE, 1), (100, 2 * FAR // PAGE, 100), (3, 300, 3)])
-def test_many_near_pages_are_read_in_one_run(count: int, gap: int, runs: int) -> None:
+def test_pages_are_read_in_one_run_if_many_and_near(count: int, gap: int, runs: int) -> None:
     """Groups of a large file lie apart: a request for each page of their metadata would take longer than the gaps."""
     file = MetadataFile(Span("memory://file", 0, 1 << 30), 1 << 30, b"")
     file._rounds = 9  # a round whose blocks would be large

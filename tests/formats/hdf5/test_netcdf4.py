@@ -74,7 +74,7 @@ def test_enum_names_become_flag_attributes(tmp_path: Path) -> None:
 
 
 def test_complex_attributes_become_complex_numbers(tmp_path: Path) -> None:
-    """Attributes of groups and of variables become complex numbers. Attributes of groups were once pairs of floats."""
+    """Attributes of groups and of variables become complex numbers."""
     with h5py.File(tmp_path / "complex.h5", "w") as file:
         subgroup = file.create_group("below")
         for owner in (file, file.create_dataset("a", data=1.0), subgroup, subgroup.create_dataset("a", data=2.0)):

@@ -115,7 +115,7 @@ def test_unreadable_links_of_a_group_are_reported() -> None:
         files.read(keyspace, "group/inner/0")
 
 
-def test_too_long_paths_are_reported_without_copies() -> None:
+def test_too_long_paths_are_reported_in_little_memory() -> None:
     def fill(file: h5py.File) -> None:
         group = file.create_group("n" * 60_000)
         for number in range(100):

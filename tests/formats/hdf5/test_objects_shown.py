@@ -128,7 +128,7 @@ def test_compounds_within_compounds_are_groups(low: str, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 has no version 3")
-def test_compounds_of_any_byte_order_are_shown_in_version_3(tmp_path: Path) -> None:
+def test_compounds_of_mixed_byte_order_are_shown_in_version_3(tmp_path: Path) -> None:
     dtype = np.dtype([("a", ">i2"), ("in", [("b", ">f8"), ("s", "S3")]), ("c", "<f4", (2,))])
     values = np.array([(1, (2.5, b"ab"), (1, 2)), (-1, (0, b""), (3, 4))], dtype)
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -151,7 +151,7 @@ def test_compounds_of_any_byte_order_are_shown_in_version_3(tmp_path: Path) -> N
 
 
 def test_phony_dimensions_have_one_length_in_a_tree(tmp_path: Path) -> None:
-    """A dimension of an array datatype once got the name of a dimension of another length in a subgroup."""
+    """The dimension of an array datatype is named, too, and a subgroup has a dimension of another length."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["plain"] = np.zeros((3, 4))
         file["below/other"] = np.zeros((5, 6, 7))
@@ -209,7 +209,7 @@ def test_many_references_to_a_long_path_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 lists groups by name")
 @pytest.mark.parametrize("track", [True, False])
-def test_objects_have_the_tracked_order_or_that_of_names(track: bool, tmp_path: Path) -> None:
+def test_arrays_have_the_tracked_order_or_are_sorted_by_name(track: bool, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w", track_order=track) as file:
         for name in ("z", "b", "g/y", "a"):
             file[name] = np.arange(2)

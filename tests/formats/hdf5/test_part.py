@@ -122,7 +122,7 @@ def test_group_is_the_same_without_the_other_groups(case: str, tmp_path: Path, m
     assert (len(read) < of_all) == is_alone
 
 
-def test_group_below_the_chosen_one_is_shown(tmp_path: Path) -> None:
+def test_subgroup_of_the_chosen_group_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "file.nc"
     with h5netcdf.File(path, "w") as file:
         write_own_dimensions(file)

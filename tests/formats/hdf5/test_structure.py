@@ -160,6 +160,6 @@ def test_unreadable_attribute_is_reported() -> None:
     }
 
 
-def test_short_attribute_message_raises_its_size() -> None:
+def test_short_attribute_message_is_an_error() -> None:
     with pytest.raises(ValueError, match="an attribute has 5 bytes: expected at least 8"):
         parse_attribute(bytes(5))

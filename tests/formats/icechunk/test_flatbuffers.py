@@ -48,7 +48,7 @@ def test_truncated_buffer_is_refused(length: int) -> None:
         Tables.read_root(BUFFER[:length]).read_texts(2)
 
 
-def test_vectors_of_the_same_bytes_are_refused() -> None:
+def test_many_vectors_of_the_same_bytes_are_refused() -> None:
     assert Tables(BUFFER, np.array([16] * 4)).locate_elements(2, 1)[1].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     with pytest.raises(ValueError, match="to the same bytes"):
         Tables(BUFFER, np.array([16] * 60)).locate_elements(2, 1)

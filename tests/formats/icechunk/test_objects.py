@@ -74,7 +74,7 @@ def test_folder_that_is_not_a_repository_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damaged", [b"{", b'{"zarr_format": 3, "node_type": "array", "shape": [4]}', b"hexagonal", b"1D"]
 )
-def test_array_with_an_unknown_grid_is_left_out(damaged: bytes) -> None:
+def test_array_with_unreadable_metadata_is_left_out(damaged: bytes) -> None:
     snapshot = next((SAMPLE / "snapshots").iterdir())
     nodes = decode_snapshot(snapshot.read_bytes(), snapshot.name, 1 << 20).nodes
     known = next(node.document for node in nodes if node.path == "a")

@@ -391,7 +391,7 @@ def test_changed_url_of_a_container_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest", "icechunk"])
-def test_saved_set_refers_to_the_same_objects(format: str, mixed: tuple[Any, str], tmp_path: Path) -> None:
+def test_saved_set_has_the_chunks_that_icechunk_reads(format: str, mixed: tuple[Any, str], tmp_path: Path) -> None:
     repository, url = mixed
     folder = str(tmp_path / "saved")
     copied = RefShardFileSystem(url, shards="whole").save(folder, format)

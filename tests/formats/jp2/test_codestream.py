@@ -16,7 +16,7 @@ from tests.support.shards_in_memory import ROOT, Files
 ONE = b"\x07\x01\x01"
 
 
-def test_tiles_have_places_and_sizes_at_every_resolution() -> None:
+def test_tiles_have_places_and_sizes_at_several_resolutions() -> None:
     size = Size(0, (1005, 700), (5, 0), (256, 256), (5, 0), ONE)
     assert size.tiles == (4, 3)
     assert [size.compute_shape(level) for level in (0, 1, 3)] == [(700, 1000), (350, 500), (88, 125)]

@@ -21,7 +21,7 @@ def locate(origin: str, first: str, second: str, srs: str = "urn:ogc:def:crs:EPS
         ("4999990,600005", "-20,0", "0,10"),
     ],
 )
-def test_image_with_north_up_has_axes_in_any_order(origin: str, first: str, second: str) -> None:
+def test_axes_of_a_north_up_image_may_be_in_either_order(origin: str, first: str, second: str) -> None:
     assert locate(origin, first, second).transform == (600000, 10, 0, 5000000, 0, -20)
 
 
@@ -49,7 +49,7 @@ def test_rotated_image_keeps_its_vectors() -> None:
         ("", None),
     ],
 )
-def test_crs_is_named_by_its_epsg_code(srs: str, shown: str | None) -> None:
+def test_crs_is_named_by_its_epsg_code_or_urn(srs: str, shown: str | None) -> None:
     assert locate("0 0", "1 0", "0 -1", srs).crs.get("crs_wkt") == shown
 
 

@@ -80,7 +80,7 @@ def test_tables_of_lengths_are_parsed_in_every_form(form: int) -> None:
     assert parse_lengths([], 100, 252, 3) is None
 
 
-def test_tables_and_tile_parts_are_read_in_any_order() -> None:
+def test_tables_and_tile_parts_out_of_order_are_read() -> None:
     first, second = make_table(0x60, [(1, 40), (0, 50)]), make_table(0x60, [(1, 60), (0, 20)])
     second = second[:4] + b"\1" + second[5:]
     found = parse_lengths([second, first], 0, 172, 2)

@@ -68,7 +68,7 @@ def count_in_columns(refs: ReferenceSet) -> int:
 )
 @pytest.mark.parametrize("slashes", [False, True])
 @pytest.mark.parametrize("version", [0, 1])
-def test_documents_with_any_white_space_are_read(spelling: dict[str, Any], slashes: bool, version: int) -> None:
+def test_documents_with_various_white_space_are_read(spelling: dict[str, Any], slashes: bool, version: int) -> None:
     refs = make_references()
     text = json.dumps({"version": 1, "templates": {}, "refs": refs} if version else refs, **spelling)
     found = read(text.replace("/", "\\/") if slashes else text)
@@ -77,7 +77,7 @@ def test_documents_with_any_white_space_are_read(spelling: dict[str, Any], slash
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 1000])
-def test_document_is_parsed_for_any_length_of_pieces(piece: int) -> None:
+def test_document_is_parsed_in_pieces_of_various_lengths(piece: int) -> None:
     refs = {**make_references(), "text é": 'a"],"b', "a/.zattrs": '{"é":[1,2],"x":"y"}'}
     assert read_entries(read(json.dumps({"version": 1, "refs": refs}, ensure_ascii=False), piece)) == refs
 
@@ -273,7 +273,7 @@ spellings = st.sampled_from([{"separators": (",", ":")}, {}, {"indent": 1}])
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members, spellings, st.booleans(), st.booleans(), st.integers(0, 60), st.sampled_from([13, 301, 1 << 20]))
-def test_any_document_is_read_as_the_json_module_reads_it(
+def test_random_documents_are_read_as_by_the_json_module(
     items: list[tuple[str, Any]], spelling: Any, ascii_only: bool, wrap: bool, at: int, piece: int
 ) -> None:
     # Members are spelled one by one, because keys may be repeated. Metadata are inserted anywhere.
@@ -309,6 +309,6 @@ def test_damaged_document_is_an_error_or_equals_json(noise: bytes, at: int, cut:
 
 
 @pytest.mark.parametrize("end", ["}", "} ", ',"b":"text"}'])
-def test_lone_surrogates_are_accepted_anywhere(end: str) -> None:
+def test_lone_surrogates_are_accepted_in_values(end: str) -> None:
     for text in ('{"a":"\\ud800"' + end, '{"x":["u",1,2],"a":"\\ud800"' + end):
         assert read_entries(read(text))["a"] == "\ud800"

@@ -118,7 +118,7 @@ def test_mapping_of_the_caller_is_copied() -> None:
         ('{"version": 1, "refs": {"a": ["{{nope}}", 0, 1]}}', "'a'.*nope"),
     ],
 )
-def test_errors_of_invalid_sets_name_file_and_key(document: str, parts: str, tmp_path: Path) -> None:
+def test_errors_of_invalid_sets_name_the_file_and_the_reason(document: str, parts: str, tmp_path: Path) -> None:
     path = tmp_path / "bad-refs.json"
     path.write_text(document)
     with pytest.raises(ManifestError, match=r"bad-refs\.json") as caught:

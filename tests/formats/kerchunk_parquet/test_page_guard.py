@@ -75,7 +75,7 @@ def test_page_with_a_false_size_is_refused() -> None:
 
 
 @pytest.mark.case(id="P27")
-def test_stated_page_size_takes_little_memory() -> None:
+def test_forged_page_sizes_take_little_memory() -> None:
     """The files are decoded in another process, because Arrow and Python report the peak memory of a whole process."""
     code = "from tests.formats.kerchunk_parquet import test_page_guard as t; t.print_peak_memory()"
     ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, check=True)
@@ -142,7 +142,7 @@ def test_page_that_is_smaller_than_stated_is_refused(compression: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"])
-def test_numbers_are_read_in_any_encoding(encoding: str) -> None:
+def test_numbers_are_read_in_several_encodings(encoding: str) -> None:
     try:
         data = write_table(8, path=["u"] * 8, column_encoding={"offset": encoding})
     except OSError:

@@ -298,7 +298,7 @@ def test_rewritten_set_is_read_again(tmp_path: Path) -> None:
         assert RefShardFileSystem(root).cat_file("a/1") == text
 
 
-def test_threads_and_loops_share_loaded_partitions(tmp_path: Path, target: str) -> None:
+def test_threads_read_the_right_bytes_at_the_same_time(tmp_path: Path, target: str) -> None:
     content = make_files(
         {"a/.zarray": make_v2_array([400], [1])}, 100, {f"a/refs.{i}.parq": [[target, 1, 2]] * 100 for i in range(4)}
     )

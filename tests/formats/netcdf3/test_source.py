@@ -1,4 +1,4 @@
-"""NetCDF-3 files have the values that netCDF4, scipy and xarray read; cut files never give wrong values."""
+"""NetCDF-3 files have the values that netCDF4, scipy and xarray read; chunks of truncated files are right or errors."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_loading_a_local_file_reads_each_range_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("records", [1, 1057, 1058, 20_000])
-def test_small_records_are_cut_where_the_file_ends(tmp_path: Path, records: int) -> None:
+def test_small_records_up_to_the_file_end_have_their_values(tmp_path: Path, records: int) -> None:
     """1057 records of 248 bytes are a range that all variables share."""
     path = write_records(tmp_path / "a.nc", (20,), records)
     check_same(xr.open_dataset(path, engine="refshard"), xr.open_dataset(path))
@@ -260,7 +260,7 @@ def test_times_of_large_records_are_read_without_the_records(http_server: RangeS
 def test_all_bytes_are_read_for_times_if_the_file_is_small(
     http_server: RangeServer, tmp_path: Path, records: int, requests: int
 ) -> None:
-    """Records of 60 KB: reading all bytes of a small file costs less than a request for each record."""
+    """The records have 60 KB: reading all bytes of a small file costs less than a request for each record."""
     path = write_records(tmp_path / "a.nc", (50, 50), records)
     url = http_server.put("/a.nc", path.read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
@@ -358,7 +358,7 @@ def test_contradictory_variables_are_reported() -> None:
 
 @pytest.mark.parametrize("count", range(5))
 def test_uncounted_variables_are_reported(tmp_path: Path, count: int) -> None:
-    """A damaged count of variables once hid the other variables without a report."""
+    """A damaged count of variables could hide the other variables without a report."""
     path = tmp_path / "a.nc"
     with netcdf4.Dataset(path, "w", format="NETCDF3_CLASSIC") as ds:
         ds.createDimension("x", 3)

@@ -1,4 +1,4 @@
-"""Encoded chunks have the values that tensorstore reads; damaged chunks are errors, never crashes."""
+"""Encoded chunks have the values that tensorstore reads; damaged chunks are errors."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from tests.support.volumes import KEY, make_pattern, write_volume
         ((5, 40, 3, 1), (16, 8, 8), (1, 2, 3), "float32"),
     ],
 )
-def test_every_sharding_of_a_volume_is_read(
+def test_volumes_of_several_shardings_are_read(
     hash_name: str, bits: tuple[int, int, int], index: str, data: str, shape: Any, chunk: Any, offset: Any, dtype: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip

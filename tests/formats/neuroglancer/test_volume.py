@@ -1,4 +1,4 @@
-"""Precomputed volumes have the values that tensorstore wrote; truncated chunks never give wrong values."""
+"""Precomputed volumes have the values that tensorstore wrote; chunks of truncated files are right or errors."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_edge_chunk_is_padded_and_wrong_size_refused() -> None:
         packed.make(gzip.compress(b"abc"))
 
 
-def test_truncated_chunks_never_give_wrong_data(tmp_path: Path) -> None:
+def test_chunks_of_truncated_files_are_right_or_errors(tmp_path: Path) -> None:
     for kind in ("files", "identity", "murmur"):
         shutil.copytree(SAMPLES / kind, tmp_path / kind)
         for path in (tmp_path / kind / KEY).iterdir():

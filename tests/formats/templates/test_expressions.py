@@ -196,7 +196,7 @@ def test_expansion_equals_jinja2(parts: list[str]) -> None:
 
 
 @given(st.text("{}()'\"%~+-*/= ,.ifcu0129_\\\n|[]é", max_size=40))
-def test_any_text_expands_or_is_a_manifest_error(text: str) -> None:
+def test_random_texts_expand_or_are_manifest_errors(text: str) -> None:
     for definitions in ({"u": text, "f": "{{c}}"}, {"u": "x", "f": "{{" + text + "}}"}):
         for wanted in ("{{u}}", "{{" + text + "}}", "{{f(c=1)}}"):
             with contextlib.suppress(ManifestError):

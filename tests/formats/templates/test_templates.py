@@ -43,7 +43,7 @@ def templates(simple: bool) -> Templates:
         ("{{ u() }}", "s3://bucket/path"),
     ],
 )
-def test_template_names_may_be_any_text(text: str, expanded: str) -> None:
+def test_names_with_spaces_and_calls_without_arguments_expand(text: str, expanded: str) -> None:
     assert Templates(DEFINITIONS).expand(text) == expanded
 
 
@@ -52,14 +52,14 @@ def test_text_without_placeholders_is_not_copied(templates: Templates) -> None:
     assert templates.expand(text) is text
 
 
-def test_characters_of_all_expanded_texts_are_limited(simple: bool) -> None:
+def test_total_characters_of_expanded_texts_are_limited(simple: bool) -> None:
     templates = Templates({"u": "x" * 1000}, simple=simple, limits=TemplateLimits(expanded_text=10_000))
     assert [len(templates.expand("{{u}}" + str(number))) for number in range(9)] == [1001] * 9
     with pytest.raises(ManifestError, match="all its templates expand to .* expected at most 10000"):
         templates.expand("{{u}}9")
 
 
-def test_operations_of_all_texts_are_limited() -> None:
+def test_total_operations_of_expanded_texts_are_limited() -> None:
     templates = Templates({"u": "x"}, limits=TemplateLimits(expanded_steps=1000))
     texts = ("{{u}}" * 50 + str(number) for number in range(100))
     with pytest.raises(ManifestError, match="operations or more: expected at most 1000"):
@@ -71,7 +71,7 @@ def test_overrides_replace_and_add_templates(simple: bool) -> None:
     assert templates.expand("{{u}}{{v()}}{{w}}") == "bbc"
 
 
-def test_template_can_use_only_its_arguments_and_templates() -> None:
+def test_template_does_not_see_a_variable_of_its_caller() -> None:
     templates = Templates({"t": "{{i}}"})
     assert expand_key(templates, "{{t(i=i)}}", i=3) == "3"
     with pytest.raises(

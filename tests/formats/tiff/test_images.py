@@ -1,4 +1,4 @@
-"""TIFF images of all compressions, predictors and bit depths have tifffile's pixels."""
+"""TIFF images of many compressions, predictors and bit depths have the pixels that tifffile or GDAL reads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_values_equal_tifffile(tmp_path: Path, order: str, compression: str | No
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 7, 12, 14])
 @pytest.mark.parametrize("compression", [None, "deflate"])
-def test_samples_of_any_number_of_bits_are_unpacked(tmp_path: Path, bits: int, compression: str | None) -> None:
+def test_samples_of_various_bit_depths_are_unpacked(tmp_path: Path, bits: int, compression: str | None) -> None:
     values = RNG.integers(0, 1 << bits, (21, 37), "u2" if bits > 8 else "u1")
     packed = np.zeros((21, -(-37 * bits // 8)), "u1")
     every = (values[..., None] >> np.arange(bits)[::-1]).astype("u1") & 1
@@ -148,10 +148,10 @@ def test_local_strips_of_one_row_are_read_together(tmp_path: Path, predictor: in
         {"compression": "jpeg", "rowsperstrip": 16},
     ],
 )
-def test_xarray_gets_samples_without_copies_as_bytes(
+def test_xarray_reads_tiles_without_making_bytes_of_a_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """The last strip of a plain file used to be compressed for xarray, and decompressed again."""
+    """The samples are decoded into xarray's array."""
     xr = pytest.importorskip("xarray")
     tifffile = pytest.importorskip("tifffile")
     pytest.importorskip("imagecodecs")
@@ -342,7 +342,7 @@ def test_large_strips_are_cut_and_small_strips_joined(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[...], values)
 
 
-def test_decompression_stops_at_the_strip_size() -> None:
+def test_strip_that_decompresses_to_too_many_bytes_is_refused() -> None:
     import zlib
 
     files = Files({ROOT: make_tiff(zlib.compress(bytes(1 << 20)), 4, 2, 4, 8)})

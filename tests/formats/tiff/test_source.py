@@ -12,7 +12,6 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
-from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.lru import LRU
 from refshard_fs.formats.tiff import source
 from refshard_fs.formats.tiff.source import _describe_pages
@@ -339,7 +338,6 @@ def test_colours_of_8_and_16_bits_equal_gdal(tmp_path: Path, factor: int) -> Non
 
 
 @pytest.mark.usefixtures("large_files")
-@pytest.mark.usefixtures("large_files")
 def test_overview_and_window_take_one_request_each(tmp_path: Path) -> None:
     values = np.tile(COLOURS, (1, 14, 10))
     path = write(tmp_path / "cog.tif", values, driver="COG", compress="deflate", predictor=2, blocksize=256)
@@ -387,7 +385,6 @@ def test_tiff_is_read_from_memory(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", RGB, compression="lzw", photometric="rgb")
     data = (tmp_path / "a.tif").read_bytes()
     np.testing.assert_array_equal(open_array(data, "0")[...], RGB)
-    assert OpenOptions().zarr_format == 2
 
 
 def test_mask_has_a_name_and_its_image_refers_to_it(tmp_path: Path) -> None:
