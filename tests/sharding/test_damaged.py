@@ -83,7 +83,7 @@ def test_undamaged_shards_are_read(tmp_path: Path, kind: str, sized: bool) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_truncated_shards_never_give_wrong_data(tmp_path: Path, kind: str) -> None:
+def test_chunks_of_truncated_shards_are_right_or_errors(tmp_path: Path, kind: str) -> None:
     whole = KINDS[kind][3]
     for size in range(len(whole)):
         fs, shard = source(tmp_path, kind, whole[:size], sized=True)
@@ -113,7 +113,7 @@ def test_flipped_bit_of_a_checked_index_is_found(tmp_path: Path, data: Any) -> N
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_index_gives_ranges_of_the_shard_or_an_error(tmp_path: Path, data: Any) -> None:
+def test_random_index_gives_ranges_of_the_shard_or_errors(tmp_path: Path, data: Any) -> None:
     number = st.one_of(st.integers(0, 120), st.sampled_from([ONES, ONES - 1, 2**63, 2**63 - 1, 2**32]))
     pairs = data.draw(st.lists(st.tuples(number, number), min_size=4, max_size=4))
     location = data.draw(st.sampled_from(["start", "end"]))

@@ -128,7 +128,7 @@ def documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int | No
 
 
 @given(st.data())
-def test_chunks_written_in_any_order_are_read_back(data: st.DataObject) -> None:
+def test_chunks_written_in_random_order_are_read_back(data: st.DataObject) -> None:
     doc, options, size = data.draw(documents())
     layout = find_layout(doc, **options)
     every = list(itertools.product(*map(range, layout.grid.counts)))

@@ -98,7 +98,7 @@ def test_full_shard_takes_few_requests(counter: Counter, concurrency: int) -> No
 
 
 def test_column_through_all_shards_takes_two_rounds(counter: Counter) -> None:
-    """One round for all indexes, and one for all chunks: zarr reads ten at a time, but announces all."""
+    """One round for all indexes, and one for all chunks: zarr reads ten at a time, but passes the whole selection."""
     counter.server.latency = 0.05
     assert counter.read(slice(None), slice(0, SIDE)) <= 44
     assert counter.server.log.bytes_sent <= 1.5 * 100 * CHUNK
@@ -143,7 +143,7 @@ def test_several_whole_shards_are_read_with_their_indexes(counter: Counter, conc
     assert counter.server.log.bytes_sent <= 1.05 * 300 * CHUNK
 
 
-def test_random_chunks_read_an_index_once(counter: Counter) -> None:
+def test_random_chunks_read_each_index_once(counter: Counter) -> None:
     numbers = random.Random(1).sample(range(1000), 100)
     assert sum(map(counter.chunk, numbers)) <= 110
     assert sum(map(counter.chunk, numbers)) <= 100

@@ -1,4 +1,4 @@
-"""Inner chunks are shown for any kind of source: references, inline bytes, archive members; so are listings."""
+"""Inner chunks are read and listed in several kinds of sources: references, inline bytes, archive members."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_shard_may_be_any_kind_of_entry(kind: str) -> None:
+def test_shard_may_be_a_span_inline_or_packed(kind: str) -> None:
     view, files, chunks = held(MAKERS[kind])
     for key, expected in chunks.items():
         entry, _ = run(view.lookup(key), files)
@@ -216,7 +216,7 @@ def test_listings_agree_with_lookups() -> None:
     assert {f"a/{n.name}": n.size for n in listed} == {"a/.zarray": shown.size} | {k: len(v) for k, v in chunks.items()}
 
 
-def test_known_shard_that_vanishes_is_an_error() -> None:
+def test_chunk_of_an_optional_shard_is_not_optional() -> None:
     view, files, chunks = held(lambda name, data: (Span(name, optional=True), data))
     for key in chunks:
         entry, (need,) = run(view.lookup(key), files)

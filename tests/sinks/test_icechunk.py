@@ -418,7 +418,7 @@ def test_stores_of_many_local_directories_are_merged(tmp_path: Path) -> None:
     assert np.array_equal(zarr.open_array(open_session(tmp_path / "a.icechunk").store, mode="r")[:], array[:])
 
 
-def test_save_looks_each_chunk_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_looks_up_the_chunks_of_an_array_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined sets look chunks up in each of their inputs."""
     files = [write_netcdf(tmp_path, f"{start}.nc", start, chunksizes=(4, 8, 10)) for start in (0, 12)]
     fs = RefShardFileSystem(files)

@@ -139,7 +139,7 @@ def test_commit_error_names_unsupported_keys(repository: str) -> None:
     assert list_messages(repository) == before
 
 
-def test_removed_key_that_icechunk_cannot_hold_is_no_edit(repository: str) -> None:
+def test_key_that_was_written_and_removed_is_not_committed(repository: str) -> None:
     fs = RefShardFileSystem(repository, mode="a")
     fs.pipe_file("notes.txt", b"x")
     fs.rm_file("notes.txt")
@@ -170,7 +170,7 @@ def test_repository_keeps_the_origins_of_a_remote_set(tmp_path: Path, http_serve
     fs.pipe_file("a/c/1", b"ab")
     fs.commit()
     found = RefShardFileSystem(there).source.open()
-    assert list(found.origins.to_json()) == list(expected), "a commit goes on with the record"
+    assert list(found.origins.to_json()) == list(expected), "a commit keeps the record"
     assert found.strangers
 
 

@@ -121,9 +121,7 @@ def test_only_parquet_sets_are_replaced(tmp_path: Path, target: str) -> None:
 def test_old_set_stays_until_the_new_one_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any, through: str
 ) -> None:
-    """Before it was mended: `fs.save(..., overwrite=True)` of a parquet set or chunk manifests removed the old set
-    first: an error on the way, such as a full disk, lost both.
-    """
+    """The new set ends with an error, as on a full disk, before its last object is written."""
     folder = tmp_path / "set"
     url = str(folder)
     if through == "link":
@@ -170,7 +168,7 @@ def test_empty_partitions_are_not_written(tmp_path: Path, target: str) -> None:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chunks=st.dictionaries(keys, values), size=st.integers(1, 25))
-def test_any_set_survives_parquet_and_json(
+def test_random_sets_survive_parquet_and_json(
     tmp_path_factory: pytest.TempPathFactory, chunks: dict[Any, Any], size: int
 ) -> None:
     root = tmp_path_factory.mktemp("set")

@@ -1,4 +1,4 @@
-"""A set that is replaced in an object store: old or new, for this package; whole or an error, for others."""
+"""If a set in an object store is replaced, readers find the old set, the new set, or an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def url() -> str:
 
 
 @FORMATS
-def test_error_at_any_request_leaves_old_set_or_new(url: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_at_each_put_leaves_the_old_or_the_new_set(
+    url: str, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(make_source("old", "ab"), url, format)
     old = read_chunks(url)
     save(make_source("new", "bc"), url, format)
@@ -99,7 +101,8 @@ def test_readers_get_an_error_after_their_set_was_replaced(url: str, tmp_path: A
     assert reader.cat_file("a/4") == b"anew"
 
 
-def test_other_readers_get_an_error_until_the_set_is_whole(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_lacks_record_size_until_the_set_is_whole(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other packages cannot open a set without it."""
     save(make_source("old", "a"), url, "parquet")
     store = fsspec.filesystem("memory")
     seen = []

@@ -153,7 +153,7 @@ def test_killed_save_keeps_the_old_set(file: Path) -> None:
     np.testing.assert_array_equal(open_array(refs, "0")[...], VALUES)
 
 
-def test_copies_take_memory_of_few_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_take_at_most_8_batches_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "MAX_INLINE", 1 << 20)
     monkeypatch.setattr(collect, "COPY_BATCH", 1 << 20)
     values = np.tile(np.arange(1024, dtype="u2"), (16384, 1))

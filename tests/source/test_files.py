@@ -38,7 +38,7 @@ def test_open_files_expands_a_pattern(url: str, source: str) -> None:
 
 
 @not_installed
-def test_open_files_finds_the_metadata_of_all_arrays(source: str) -> None:
+def test_open_files_finds_metadata_of_arrays_by_pattern(source: str) -> None:
     assert [file.path for file in fsspec.open_files("refshard://*/.zarray", fo=source)] == ["a/.zarray"]
     assert [file.path for file in fsspec.open_files("refshard://**/.zarray", fo=source)] == ["a/.zarray", "g/b/.zarray"]
 

@@ -109,6 +109,6 @@ def test_path_of_a_file_that_ends_in_a_slash_is_corrected(tmp_path: Path) -> Non
         RefShardFileSystem(f"{tmp_path}/refs.json/").ls("")
 
 
-def test_folder_of_a_web_server_needs_a_pattern(http_server: RangeServer) -> None:
+def test_error_for_a_folder_of_a_web_server_advises_a_pattern(http_server: RangeServer) -> None:
     with pytest.raises(NoSuchSource, match=r"open 'http://.*/days/\*' if .* or pass a list of their URLs"):
         RefShardFileSystem(f"{http_server.url}/days/").ls("")

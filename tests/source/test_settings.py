@@ -75,7 +75,7 @@ def read_all(fs: RefShardFileSystem) -> None:
 
 @pytest.mark.parametrize("fast_s3", [True, False])
 @pytest.mark.parametrize("how", ["remote_options", "fs options", "options", "instance", "asynchronous instance"])
-def test_s3_is_read_on_every_loop(s3_proxy: CountingProxy, s3_url: str, how: str, fast_s3: bool) -> None:
+def test_s3_is_read_on_several_loops(s3_proxy: CountingProxy, s3_url: str, how: str, fast_s3: bool) -> None:
     options = {"key": "ak", "secret": SeaweedServer.secret, "endpoint_url": s3_proxy.url}
     given: dict[str, Any] = {
         "remote_options": {"remote_protocol": "s3", "remote_options": options},
@@ -92,7 +92,7 @@ def test_s3_is_read_on_every_loop(s3_proxy: CountingProxy, s3_url: str, how: str
 
 
 @pytest.mark.parametrize("how", ["options", "instance", "asynchronous instance", "mapping"])
-def test_http_is_read_on_every_loop(http_server: RangeServer, how: str) -> None:
+def test_http_is_read_on_several_loops(http_server: RangeServer, how: str) -> None:
     url = http_server.put("/x", DATA)
     options = {"headers": {"X-Secret": "1"}}
     given: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_http_is_read_on_every_loop(http_server: RangeServer, how: str) -> None:
     assert {r.headers.get("x-secret") for r in http_server.requests()} == {"1"}
 
 
-def test_memory_and_chained_urls_are_read_on_every_loop(http_server: RangeServer) -> None:
+def test_memory_and_chained_urls_are_read_on_several_loops(http_server: RangeServer) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/through-fs/x", DATA)
     read_all(RefShardFileSystem(references("memory://through-fs/x")))

@@ -99,7 +99,7 @@ def test_asynchronous_copy_shares_statistics(source: str) -> None:
     assert fs.stats()["keys"] == 1
 
 
-def test_copy_with_other_arguments_shares_nothing(source: str) -> None:
+def test_copy_with_another_allow_refuses_other_targets(source: str) -> None:
     fs = opened(source, allow="any")
     fs.cat_file("k/1")
     spelled = json.loads(fs.to_json()) | {"allow": ["s3://elsewhere/"]}
@@ -173,7 +173,7 @@ def test_indexes_of_rewritten_shards_are_invalidated(mode: str, tmp_path: Path) 
 
 
 def test_local_chunks_are_read_without_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each chunk used to be a request of its own on the event loop, if the array was not known yet."""
+    """No chunk of the array was read before."""
     meta = {"zarr_format": 2, "shape": [40], "chunks": [4], "dtype": "|u1", "order": "C", "fill_value": 0}
     (tmp_path / "a").mkdir()
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
@@ -189,7 +189,7 @@ def test_local_chunks_are_read_without_the_event_loop(tmp_path: Path, monkeypatc
 
 
 def test_local_variables_are_loaded_without_an_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first read of a variable reads the index of its chunks: that used to take turns of an event loop."""
+    """The first read of a variable also reads the index of its chunks."""
     h5netcdf, xr = pytest.importorskip("h5netcdf"), pytest.importorskip("xarray")
     with h5netcdf.File(tmp_path / "a.nc", "w") as file:
         file.dimensions = {"x": 100}

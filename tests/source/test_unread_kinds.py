@@ -1,4 +1,4 @@
-"""Unsupported files are named by their kind, with a remedy, and never called invalid JSON."""
+"""Errors for unsupported or damaged files name the kind of the file, and a remedy."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_unsupported_kind_in_a_compressed_file_is_named(codec: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_damaged_compressed_file_is_not_called_json(kind: str) -> None:
+def test_error_of_a_damaged_compressed_file_says_that(kind: str) -> None:
     packed = gzip.compress(FILES[kind] + NOISE[: 1 << 14])
     with pytest.raises(ManifestError, match="compressed as a whole, and is damaged: expected the end of its last"):
         RefShardFileSystem(packed[:-9]).ls("")
 
 
 @pytest.mark.parametrize("codec", PACKERS)
-def test_compressed_reference_set_still_opens(codec: str) -> None:
+def test_compressed_reference_set_opens(codec: str) -> None:
     document = json.dumps({"version": 1, "refs": {"a": "b", "pad": NOISE[:100_000].hex()}}).encode()
     assert RefShardFileSystem(PACKERS[codec](document)).cat("a") == b"b"
     with pytest.raises(UnknownSource, match=f"starts with b'plain text, .*compressed as a whole with {codec}: it fits"):
@@ -95,7 +95,7 @@ def test_unsupported_kind_is_named(head: bytes, named: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
-def test_unsupported_public_files_are_named(tmp_path: Path) -> None:
+def test_jpeg_and_png_images_of_gdal_are_named(tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
     profile: dict[str, Any] = {"width": 16, "height": 16, "count": 1, "dtype": "uint8"}
     for driver, named in {"JPEG": "JPEG", "PNG": "PNG"}.items():

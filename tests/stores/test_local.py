@@ -27,7 +27,7 @@ def test_refused_put_leaves_no_draft(tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == {"b": b"first"}
 
 
-def test_name_with_double_dots_is_refused(tmp_path: Path) -> None:
+def test_url_outside_of_the_directory_has_no_name(tmp_path: Path) -> None:
     """A stranger's set may contain a URL that begins like the user's directory, but leads out of it."""
     objects = Objects(f"file://{tmp_path}/data", {})
     assert objects.name_of(f"file://{tmp_path}/data/a/b") == "a/b"

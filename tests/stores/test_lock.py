@@ -73,7 +73,7 @@ def test_child_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks as POSIX does")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path) -> None:
+def test_child_does_not_hold_the_lock_of_its_killed_parent(tmp_path: Path) -> None:
     said, say = os.pipe()
     victim = os.fork()
     if not victim:

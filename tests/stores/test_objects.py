@@ -103,7 +103,7 @@ def test_version_returned_by_put_can_be_replaced(make: Make) -> None:
     objects = make()
     told = objects.put("a", [b"first"])
     if told is None:
-        pytest.skip("this filesystem tells nothing")
+        pytest.skip("this filesystem returns no version")
     told = objects.put("a", [b"second"], told)
     assert isinstance(told, Facts)
     objects.remove("a", told)

@@ -23,7 +23,7 @@ from tests.servers.wire import Answer, Head, failure
 from tests.support.scripted_server import Forgetful
 
 
-def test_each_operation_takes_one_request(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
+def test_put_fetch_and_remove_take_one_request_each(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
     s3_server.create_bucket("objects")
     options: dict[str, Any] = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
     objects = Objects(f"s3://objects/{uuid.uuid4().hex}", options)

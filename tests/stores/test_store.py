@@ -123,7 +123,7 @@ def test_commit_uses_retries_of_its_filesystem(retries: int) -> None:
         written.discard()
 
 
-def test_each_request_that_writes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_put_and_remove_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     objects = Objects("memory://logged", {})
     with caplog.at_level(logging.DEBUG, "refshard_fs"):
         objects.put("x", (b"abc",))

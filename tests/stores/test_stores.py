@@ -141,8 +141,8 @@ def test_host_that_becomes_private_gets_no_commit(tmp_path: Path, monkeypatch: p
         assert b'"t/0"' in (tmp_path / "set.json").read_bytes()
 
 
-def test_one_connection_serves_one_writer_at_a_time(tmp_path: Path) -> None:
-    """A parquet set on FTP is written by several threads, but the server gets one file at a time."""
+def test_parquet_set_is_written_over_one_ftp_connection(tmp_path: Path) -> None:
+    """Several threads write the set, but the connection can transfer only one file at a time."""
     with KINDS["ftp"](tmp_path) as served:
         RefShardFileSystem(REFS).save(f"{served.url}/set.parq", record_size=2, **served.options)
         again = RefShardFileSystem(f"{served.url}/set.parq", target_options=served.options)

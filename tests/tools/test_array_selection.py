@@ -1,4 +1,4 @@
-"""Selections as people write them."""
+"""Texts of selections are parsed, and selections are printed as such texts."""
 
 from __future__ import annotations
 

@@ -356,16 +356,16 @@ def test_hierarchies_are_checked_by_their_listing(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_refused(make: Make) -> None:
     with pytest.raises(ValueError, match="mode="):
-        check(make({}), "heads")  # type: ignore[arg-type]  # what is tested
+        check(make({}), "heads")  # type: ignore[arg-type]  # the invalid value
     with pytest.raises(ValueError, match="sample="):
         check(make({}), "read", sample=0)
     with pytest.raises(TypeError, match=r"a filesystem, such as RefShardFileSystem\('refs.json'\)"):
-        check("refs.json")  # type: ignore[arg-type]  # as above
+        check("refs.json")  # type: ignore[arg-type]  # the invalid type
     assert refshard_fs.check is check
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_sorted_comparison_equals_pairwise_comparison(seed: int) -> None:
+def test_reported_ranges_are_equal_overlap_or_exceed_the_target(seed: int) -> None:
     random = np.random.default_rng(seed)
     rows = {
         f"a/{i}": ["xy"[int(random.integers(2))], int(random.integers(40)), int(random.integers(1, 6))]
@@ -420,7 +420,7 @@ def test_wrong_depth_of_a_check_is_a_usage_error(capsys: pytest.CaptureFixture[s
     assert "usage:" in capsys.readouterr().err
 
 
-def test_report_shows_no_invisible_characters() -> None:
+def test_report_escapes_invisible_characters() -> None:
     meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     name = "a\N{COMBINING GRAPHEME JOINER}\N{HANGUL FILLER}"
     document = json.dumps(meta | {"filters": None, "compressor": None})

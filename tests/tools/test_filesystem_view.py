@@ -30,7 +30,7 @@ def test_filesystem_view_names_the_source() -> None:
     assert repr(RefShardFileSystem({})).startswith("<RefShardFileSystem of a source in memory at 0x")
 
 
-def test_view_reads_nothing(http_server: RangeServer) -> None:
+def test_view_makes_no_request(http_server: RangeServer) -> None:
     url = http_server.put("/refs.json", json.dumps({"a/.zarray": ARRAY, "m/.zarray": ["x", 0, 9]}).encode())
     fs = RefShardFileSystem(url)
     assert "not opened yet" in check_html(fs._repr_html_())
@@ -54,7 +54,7 @@ def test_sources_of_three_formats_can_be_shown(shared_data: Path, name: str) -> 
 
 
 @pytest.mark.case(id="P22")
-def test_view_has_no_secret_and_escapes_keys() -> None:
+def test_view_hides_secrets_and_escapes_keys() -> None:
     refs: dict[str, Any] = {
         "<script>/.zarray": ARRAY,
         "<script>/0": ["https://me:hush@h/x?token=secret", 0, 2],
@@ -69,13 +69,13 @@ def test_view_has_no_secret_and_escapes_keys() -> None:
     assert "\x1b" not in said
 
 
-def test_many_arrays_are_cut_short() -> None:
+def test_list_of_many_arrays_is_cut_short() -> None:
     said = RefShardFileSystem({f"a{i}/.zarray": ARRAY for i in range(100)})._repr_html_()
     assert "and 70 more" in said
     assert said.count("<tr>") < 50
 
 
-def test_damaged_metadata_is_marked_in_the_list() -> None:
+def test_view_of_damaged_metadata_names_the_document() -> None:
     meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "compressor": None, "fill_value": 0}
     refs = {f"v{i}/.zarray": json.dumps(meta) for i in range(1000)}
     fs = RefShardFileSystem({**refs, "v7/.zarray": json.dumps(meta | {"shape": [-1]})})

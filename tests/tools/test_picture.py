@@ -1,4 +1,4 @@
-"""The picture of any array has right labels and counts; no text covers another, and no shape leaves the page."""
+"""Pictures have right labels and counts; no text covers another, and no shape leaves the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bars: each long operation has one in a terminal or notebook, and none elsewhere."""
+"""Progress bars: long operations have one in a terminal or notebook, and none elsewhere."""
 
 from __future__ import annotations
 

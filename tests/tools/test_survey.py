@@ -1,4 +1,4 @@
-"""A survey of any source has every chunk at the place that a look-up finds."""
+"""A survey of a source has every chunk at the place that a look-up finds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_survey_has_each_key_once_with_its_place(shared_data: Path, name: str) -
                     assert at[2] == (stop if stop is not None else fs.info(key)["size"]) or at[2] == WHOLE
 
 
-def test_keys_outside_columns_hide_columns() -> None:
+def test_survey_counts_inline_chunks_and_stray_keys() -> None:
     refs = {
         "a/.zarray": json.dumps(make_metadata([6], [2])),
         "a/0": ["memory://x", 0, 2],
@@ -126,7 +126,7 @@ def test_nested_shards_and_keys_beside_them_are_surveyed(tmp_path: Path) -> None
                     assert found.urls[int(extents.chunks.targets[i])] == url
                     assert (int(extents.chunks.starts[i]), int(extents.chunks.stops[i])) == (start, stop)
                 case other:
-                    raise AssertionError(f"{other} is no span")
+                    raise AssertionError(f"{other} is not a span")
 
 
 def test_survey_of_a_million_inner_chunks_takes_few_requests(tmp_path: Path) -> None:

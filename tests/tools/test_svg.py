@@ -1,4 +1,4 @@
-"""SVG and HTML are well-formed with any keys and URLs, and contain no credentials."""
+"""SVG and HTML are well-formed, also with hostile keys and URLs, and contain no credentials."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_hostile_keys_and_urls_are_text(evil: str) -> None:
 
 
 @pytest.mark.case(id="P23")
-def test_picture_has_no_secret() -> None:
+def test_picture_hides_the_password_and_token_of_a_url() -> None:
     fs = make_source((3,), lambda n: [f"https://me:hush@host/{n}?token=secret&x=1", n, 1])
     said = fs.visualize(None, "air[:2]")._repr_html_()
     assert "https://...@host/" in said
@@ -66,7 +66,7 @@ def test_picture_has_no_secret() -> None:
     assert "secret" not in said
 
 
-def test_colours_follow_light_and_dark_themes() -> None:
+def test_svg_has_styles_for_dark_themes() -> None:
     said = make_source((3,), place_in_files(1)).visualize()._repr_svg_()
     assert "@media(prefers-color-scheme:dark)" in said
     assert 'data-jp-theme-light="false"' in said

@@ -88,7 +88,7 @@ def test_decoding_errors_equal_those_in_process(http_server: RangeServer) -> Non
     assert there.findings
 
 
-def test_common_codecs_need_no_process(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gzip_is_decoded_without_another_process(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial.subprocess, "run", lambda *arguments, **options: pytest.fail("a process begins"))
     report = run_check(http_server, ["good"], codec="gzip")
     assert [finding.kind for finding in report.findings] == ["undecodable"]

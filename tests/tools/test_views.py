@@ -55,7 +55,7 @@ def test_view_cells_have_styles_for_jupyterlab() -> None:
     assert [line for line in aligned if not line.startswith(".rs.rs-view th")] == []
 
 
-def test_visualize_makes_a_picture_that_saves_itself(tmp_path: Path) -> None:
+def test_visualize_makes_a_picture_that_can_be_saved(tmp_path: Path) -> None:
     fs = RefShardFileSystem({"a/.zarray": ARRAY, "a/0": ["s3://b/k", 0, 2], "a/1": ["s3://b/k", 9, 2]})
     made = fs.visualize("a", slice(0, 2))
     assert repr(made) == "<Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>"
