@@ -81,7 +81,7 @@ class AssignedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             )
         values = values.astype(values.dtype.newbyteorder("<"))
         data = base64.b64encode(values.tobytes()).decode()
-        return cls(dims, values.dtype.str, values.shape, data, dict(attrs))
+        return cls(dims, values.dtype.str, values.shape, data, _convert_attributes(f"assign={{{name!r}: ...}}", attrs))
 
     def describe(self, path: str) -> ArrayDescription:
         """Return the description; ManifestError if type, shape, dimensions and bytes contradict one another."""
@@ -157,7 +157,9 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             "drop": list_names("drop", drop),
             "keep": None if keep is None else list_names("keep", keep),
             "rename": dict(rename or {}),
-            "attrs": {path: dict(values) for path, values in (attrs or {}).items()},
+            "attrs": {
+                path: _convert_attributes(f"attrs={{{path!r}: ...}}", own) for path, own in (attrs or {}).items()
+            },
             "isel": {dim: _parse_bounds(dim, bounds) for dim, bounds in (isel or {}).items()},
             "squeeze": squeezed,
             "assign": {
@@ -189,6 +191,18 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         arrays = {path.strip("/"): array.describe(path) for path, array in self.assign.items()}
         chunks = {path.strip("/"): SingleChunk(array.decode_data(path)) for path, array in self.assign.items()}
         return ArrayGroup(arrays, chunks, zarr_format, {})
+
+
+def _convert_attributes(where: str, attributes: Mapping[str, Any]) -> Attributes:
+    """Convert attributes to JSON values; TypeError, which begins with ``where``, if JSON cannot express one."""
+    found: Attributes = {}
+    for name, value in attributes.items():
+        try:
+            found[name] = msgspec.to_builtins(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
+        except TypeError as e:
+            expected = "expected texts, numbers, lists or objects as attributes"
+            raise TypeError(f"{where}: {expected}, got {name}={value!r:.200}") from e
+    return found
 
 
 def list_names(argument: str, names: Iterable[str] | str) -> list[str]:

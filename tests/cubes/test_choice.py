@@ -85,5 +85,16 @@ def test_assigned_attributes_of_another_type_are_errors() -> None:
 
 
 def test_attributes_that_json_cannot_express_are_errors() -> None:
-    with pytest.raises(TypeError):
-        Choice.of(attrs={"a": {"b": object()}}).to_json()
+    with pytest.raises(TypeError, match=r"^attrs={'a': \.\.\.}: expected texts, numbers.*, got b=<object"):
+        Choice.of(attrs={"a": {"b": object()}})
+    with pytest.raises(TypeError, match=r"^assign={'m': \.\.\.}: expected texts, numbers.*, got b=<object"):
+        Choice.of(assign={"m": ("x", [1], {"b": object()})})
+
+
+def test_attributes_of_numpy_types_become_json_values() -> None:
+    """xarray shows attributes of NetCDF files in these types."""
+    own = {"scale": np.float32(0.5), "range": np.array([1, 2], "i2"), "gone": None}
+    choice = Choice.of(attrs={"a": own}, assign={"m": ("x", [1], own)})
+    expected = {"scale": 0.5, "range": [1, 2], "gone": None}
+    assert choice.to_json()["attrs"] == {"a": expected}
+    assert choice.assign["m"].attrs == expected
