@@ -53,7 +53,9 @@ def test_errors_spell_arguments_as_options(text: str, said: str) -> None:
     assert name_options(text) == said
 
 
-def test_advised_option_makes_the_command_succeed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cat_succeeds_with_the_option_that_its_error_advises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "refs.json").write_text('{"a": [null, 0, 3]}')
     (tmp_path / "k").write_bytes(b"abc")
     assert main(["cat", str(tmp_path / "refs.json"), "a"]) == 2
@@ -72,8 +74,8 @@ def test_check_of_an_unreadable_source_exits_with_2(
     assert "error: source: " in capsys.readouterr().out
 
 
-def test_version_as_an_option_of_the_filesystem_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """fsspec's local filesystem ignores it, so the branch main would be shown."""
+def test_branch_as_an_option_of_the_filesystem_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """fsspec's local filesystem ignores this option, so the command would show the branch main."""
     assert main(["info", str(Path(__file__).parents[1] / "data/icechunk"), "--fo-option", "branch=next"]) == 2
     assert (
         "--fo-option has no 'branch': write --option branch=..., which chooses the version" in capsys.readouterr().err

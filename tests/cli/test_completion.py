@@ -93,7 +93,7 @@ def test_fish_shows_completions_with_descriptions(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_scripts_of_other_shells_name_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_and_fish_scripts_name_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert [command.name for command in COMMANDS if command.name not in script] == []

@@ -67,15 +67,15 @@ def test_tree_shows_the_arrays_of_a_zip_file(shared_data: Path, capsys: pytest.C
         ),
     ],
 )
-def test_info_warns_of_arrays_without_a_decoder(
+def test_info_warns_of_arrays_that_cannot_be_decoded(
     refs: Refs, capsys: pytest.CaptureFixture[str], key: str, document: dict[str, Any], why: str
 ) -> None:
     assert main(["info", refs({key: document})]) == 0
     assert f"warning: {why}" in capsys.readouterr().out
 
 
-def test_info_says_which_sizes_are_unknown(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before it was mended: the array had 0 B, and a warning said what the first lines say."""
+def test_info_counts_references_of_unknown_size(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Earlier, the table showed 0 B for the array, and a warning repeated the first lines."""
     assert main(["info", refs({"a/.zarray": json.dumps(ARRAY), "a/0": ["s3://b/one"], "a/1": ["s3://b/two"]})]) == 0
     said = capsys.readouterr().out
     assert "(2 of unknown size, to the end of their targets)" in said
@@ -118,7 +118,7 @@ def test_colours_are_for_terminals_only(
 
 
 def test_diff_command_sets_a_small_cache_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 5 million references as JSON and as parquet, the partitions that 128 allow take 130 MB."""
+    """With the default of 128, the cached partitions of sets of 5 million references take 130 MB."""
     kept: list[int] = []
     original = diff.compare
 

@@ -73,7 +73,7 @@ def test_pattern_takes_files_in_natural_order(refshard: Callable[..., str], tmp_
     assert read_first_values(str(tmp_path / "cube.json"), 11) == list(range(11))
 
 
-def test_missing_dim_lists_the_choices(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_concat_without_dim_names_a_possible_dimension(refshard: Callable[..., str], tmp_path: Path) -> None:
     write_day_files(tmp_path, "scipy", 2)
     said = refshard("concat", "day*.nc3", "-o", "cube.json", status=2)
     assert "name a dimension (--dim time)" in said
@@ -105,7 +105,7 @@ def test_times_join_across_units_but_not_calendars(refshard: Callable[..., str],
 
 
 @pytest.mark.parametrize("lazy", [[], ["--lazy"]])
-def test_files_in_any_order_are_sorted_on_request(
+def test_files_out_of_order_are_sorted_with_the_option_sort(
     refshard: Callable[..., str], tmp_path: Path, lazy: list[str]
 ) -> None:
     write_day_files(tmp_path, "scipy", 3)
@@ -129,7 +129,9 @@ def test_duplicate_days_are_refused_unless_overlap_is_set(refshard: Callable[...
 
 
 @pytest.mark.parametrize("lazy", [[], ["--lazy"]])
-def test_missing_day_is_filled_in(refshard: Callable[..., str], tmp_path: Path, lazy: list[str]) -> None:
+def test_missing_day_gets_a_coordinate_but_no_chunk(
+    refshard: Callable[..., str], tmp_path: Path, lazy: list[str]
+) -> None:
     for day in (0, 1, 3):
         write_packed(tmp_path / f"day{day}.nc", day)
     arguments = ["--dim", "time", "--join", "outer", "--freq", "1D", *lazy]
@@ -288,7 +290,7 @@ def test_watch_refuses_the_name_of_a_repository(refshard: Callable[..., str], tm
     assert not (tmp_path / "all.icechunk").exists()
 
 
-def test_snapshot_never_replaces_a_file_of_values(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_snapshot_into_its_own_netcdf_file_is_refused(refshard: Callable[..., str], tmp_path: Path) -> None:
     write_packed(tmp_path / "0.nc", 0)
     before = (tmp_path / "0.nc").read_bytes()
     assert "save writes references, and no .nc file" in refshard("snapshot", "0.nc", "0.nc", status=2)

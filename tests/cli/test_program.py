@@ -41,7 +41,7 @@ def test_info_counts_the_chunks_of_each_array(refs: Refs, capsys: pytest.Capture
     ]
 
 
-def test_info_as_json_has_all_values(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_as_json_has_values_of_set_arrays_and_targets(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     path = refs()
     assert main(["info", path, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -127,9 +127,9 @@ def test_ls_of_a_key_shows_that_key(refs: Refs, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("content", "said"),
     [("[1, 2]", "refs.json"), ("not JSON", "refs.json"), ({"k": ["url", 1]}, "'k'")],
-    ids=["no object", "not JSON", "two elements"],
+    ids=["a list", "not JSON", "two elements"],
 )
-def test_broken_set_is_one_line_on_stderr_and_status_2(
+def test_ls_of_a_broken_set_prints_one_line_and_exits_with_2(
     refs: Refs, capsys: pytest.CaptureFixture[str], content: object, said: str
 ) -> None:
     assert main(["ls", refs(content)]) == 2
@@ -137,7 +137,7 @@ def test_broken_set_is_one_line_on_stderr_and_status_2(
     assert printed.out == ""
     assert printed.err.startswith("refshard: ")
     assert said in printed.err
-    assert "Traceback" not in printed.err
+    assert printed.err.count("\n") == 1
 
 
 def test_missing_source_or_key_is_reported(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,12 +147,12 @@ def test_missing_source_or_key_is_reported(refs: Refs, capsys: pytest.CaptureFix
     assert "refs.json.gone" in capsys.readouterr().err
 
 
-def test_unknown_protocol_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_protocol_is_named_in_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "nosuchprotocol://bucket/refs.json"]) == 2
     assert "nosuchprotocol" in capsys.readouterr().err
 
 
-def test_options_reach_the_filesystem(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_accepts_options_of_source_and_targets(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     path = refs({"k": ["{{u}}/x", 0, 3]})
     options = ["--option", 'template_overrides={"u": "memory://d"}', "--remote-protocol", "memory"]
     assert main(["ls", "-l", path, *options, "--remote-options", "{}", "--fo-option", "auto_mkdir=false"]) == 0
@@ -257,7 +257,7 @@ def test_tree_and_info_show_names_of_dimensions(tmp_path: Path, capsys: pytest.C
 LONG = "a_variable_of_the_ocean_model_with_a_standard_name_as_long_as_some_are"
 
 
-def test_tables_fit_80_columns_without_loss(
+def test_tables_fit_80_columns_except_for_long_names(
     refs: Refs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -309,7 +309,7 @@ def test_error_for_several_files_says_to_quote_the_pattern(tmp_path: Path, capsy
     assert "Quote a pattern, so that the shell does not replace it by names of files: '*.nc'" in capsys.readouterr().err
 
 
-def test_picture_in_a_missing_folder_names_the_folder(
+def test_error_of_a_picture_in_a_missing_folder_names_the_folder(
     refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["map", refs(), "-o", f"{tmp_path}/no/map.svg"]) == 2

@@ -62,13 +62,13 @@ def test_failed_get_leaves_no_file(refs: Refs, tmp_path: Path, capsys: pytest.Ca
     assert os.listdir(out) == []
 
 
-def test_empty_key_becomes_an_empty_file(refs: Refs, tmp_path: Path) -> None:
+def test_get_of_an_empty_value_writes_an_empty_file(refs: Refs, tmp_path: Path) -> None:
     assert main(["get", refs({"k": ""}), "k", str(tmp_path / "k")]) == 0
     assert (tmp_path / "k").read_bytes() == b""
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "a\0b", ".."])
-def test_get_refuses_names_outside_the_destination(name: str, tmp_path: Path) -> None:
+def test_paths_outside_the_destination_or_with_nul_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises((ManifestError, ValueError)):
         reading._make_path_below(str(tmp_path), name)
 

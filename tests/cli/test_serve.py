@@ -20,7 +20,7 @@ httpx = pytest.importorskip("httpx")
 starlette = pytest.importorskip("starlette.testclient")
 
 
-def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_serve_answers_requests_with_its_token_and_logs_them(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text('{".zgroup": "{\\"zarr_format\\": 2}", "a/0": "abc"}')
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "refshard_fs", "serve", str(tmp_path / "refs.json"), "--port", str(port)]
