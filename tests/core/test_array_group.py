@@ -24,14 +24,14 @@ from refshard_fs.core.model import Entry, Inline, Listed, Packed, Span, Steps
 from refshard_fs.errors import ManifestError
 
 
-def result(steps: Steps[Any]) -> Any:
+def run(steps: Steps[Any]) -> Any:
     """Return the result of steps that need no reads."""
     with pytest.raises(StopIteration) as done:
         next(steps)
     return done.value.value
 
 
-class Given(Chunks):
+class StoredChunks(Chunks):
     def __init__(self, *chunks: bytes | Span | None) -> None:
         self.chunks = chunks
 
@@ -41,24 +41,24 @@ class Given(Chunks):
         return Inline(found) if isinstance(found, bytes) else found
 
 
-def described(
+def describe_array(
     shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...] | None = None, **more: Any
 ) -> ArrayDescription:
     names = [f"dim_{axis}" for axis in range(len(shape))]
     return ArrayDescription("test", shape, chunks or shape, np.dtype(dtype), names, {"units": "m"}, **more)
 
 
-def opened(group: ArrayGroup) -> Any:
+def open_group(group: ArrayGroup) -> Any:
     """Return the keys of a group as zarr reads them."""
     store: dict[str, bytes] = {}
 
     def walk(prefix: str) -> None:
-        for child in result(group.children(prefix)):
+        for child in run(group.children(prefix)):
             path = f"{prefix}/{child.name}" if prefix else child.name
             if child.is_directory:
                 walk(path)
             else:
-                store[path] = result(group.lookup(path)).data
+                store[path] = run(group.lookup(path)).data
                 assert child.size in (None, len(store[path]))
 
     walk("")
@@ -76,42 +76,42 @@ FORMATS = [2] if zarr.__version__.startswith("2.") else [2, 3]
 
 @pytest.mark.parametrize("zarr_format", FORMATS)
 def test_groups_in_groups_have_their_arrays_and_attributes(zarr_format: int) -> None:
-    arrays = {"a": described((2,), "<i2"), "x/y/b": described((), "<f8")}
-    chunks = {"a": Given(b"\1\0\2\0"), "x/y/b": Given(np.array(0.5).tobytes())}
+    arrays = {"a": describe_array((2,), "<i2"), "x/y/b": describe_array((), "<f8")}
+    chunks = {"a": StoredChunks(b"\1\0\2\0"), "x/y/b": StoredChunks(np.array(0.5).tobytes())}
     group = ArrayGroup(arrays, chunks, zarr_format, {"title": "t"}, groups={"x": {"n": 1}, "empty": {}})
-    root = opened(group)
+    root = open_group(group)
     assert root.attrs["title"] == "t"
     assert root["x"].attrs["n"] == 1
     assert sorted(root.group_keys()) == ["empty", "x"]
     assert root["a"][:].tolist() == [1, 2]
     assert root["x/y/b"][()] == 0.5
-    assert result(group.children("x/z")) is None
-    assert result(group.is_directory("x/y"))
+    assert run(group.children("x/z")) is None
+    assert run(group.is_directory("x/y"))
     name = "zarr.json" if zarr_format == 3 else ".zmetadata"
-    document = json.loads(result(group.lookup(name)).data)
+    document = json.loads(run(group.lookup(name)).data)
     metadata = document["consolidated_metadata"]["metadata"] if zarr_format == 3 else document["metadata"]
     assert ("x/y/b" if zarr_format == 3 else "x/y/b/.zarray") in metadata
 
 
 @pytest.mark.parametrize("zarr_format", FORMATS)
-def test_text_of_any_length_is_read_as_text(zarr_format: int) -> None:
+def test_texts_of_variable_length_are_read(zarr_format: int) -> None:
     import numcodecs
 
     encoded = numcodecs.VLenUTF8().encode(np.array(["a", "épée"], dtype=object))
-    text = described((2,), "O", codecs=[{"id": "vlen-utf8"}], fill_value="")
-    root = opened(ArrayGroup({"s": text}, {"s": Given(bytes(encoded))}, zarr_format, {}))
+    text = describe_array((2,), "O", codecs=[{"id": "vlen-utf8"}], fill_value="")
+    root = open_group(ArrayGroup({"s": text}, {"s": StoredChunks(bytes(encoded))}, zarr_format, {}))
     assert root["s"][:].tolist() == ["a", "épée"]
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 @pytest.mark.parametrize("zarr_format", FORMATS)
-def test_filters_are_decoded(zarr_format: int) -> None:
+def test_shuffle_filter_is_decoded(zarr_format: int) -> None:
     import numcodecs
 
     values = np.arange(10, dtype="<i4")
     shuffle = numcodecs.Shuffle(4)
-    array = described((10,), "<i4", codecs=[shuffle.get_config()])
-    root = opened(ArrayGroup({"a": array}, {"a": Given(bytes(shuffle.encode(values)))}, zarr_format, {}))
+    array = describe_array((10,), "<i4", codecs=[shuffle.get_config()])
+    root = open_group(ArrayGroup({"a": array}, {"a": StoredChunks(bytes(shuffle.encode(values)))}, zarr_format, {}))
     assert root["a"][:].tolist() == values.tolist()
 
 
@@ -139,8 +139,8 @@ def test_contiguous_array_cut_into_chunks_keeps_its_values(shape: tuple[int, ...
     data = b"head" + values.tobytes()
     chunks = choose_chunks(shape, 4, most)
     assert np.prod(chunks) * 4 <= max(most, 4)
-    array = described(shape, "<i4", chunks)
-    root = opened(ArrayGroup({"a": array}, {"a": Contiguous(Inline(data), 4, shape, chunks, 4, "a")}, 2, {}))
+    array = describe_array(shape, "<i4", chunks)
+    root = open_group(ArrayGroup({"a": array}, {"a": Contiguous(Inline(data), 4, shape, chunks, 4, "a")}, 2, {}))
     np.testing.assert_array_equal(root["a"][...], values)
 
 
@@ -149,20 +149,20 @@ def test_interleaved_records_are_read_by_stride() -> None:
     records["a"] = np.arange(15).reshape(5, 3)
     source = Inline(records.tobytes())
     chunks = Contiguous(source, 0, (5, 3), (1, 3), 2, "a", stride=14)
-    root = opened(ArrayGroup({"a": described((5, 3), "<i2", (1, 3))}, {"a": chunks}, 2, {}))
+    root = open_group(ArrayGroup({"a": describe_array((5, 3), "<i2", (1, 3))}, {"a": chunks}, 2, {}))
     np.testing.assert_array_equal(root["a"][...], records["a"])
 
 
 def test_short_last_chunk_is_padded() -> None:
     chunks = Contiguous(Span("file", 0, 100), 10, (5,), (2,), 8, "a")
-    assert result(chunks.find_entry(1)) == Span("file", 26, 42)
-    last = result(chunks.find_entry(2))
+    assert run(chunks.find_entry(1)) == Span("file", 26, 42)
+    last = run(chunks.find_entry(2))
     assert isinstance(last, Packed)
     assert last.spans == (Span("file", 42, 50),)
     assert last.finish([b"12345678"]) == b"12345678" + bytes(8)
 
 
-def test_array_that_does_not_fit_its_file_is_refused() -> None:
+def test_array_larger_than_its_file_or_stride_is_refused() -> None:
     with pytest.raises(ManifestError, match="the file ends at byte 49"):
         Contiguous(Span("file", 0, 49), 10, (5,), (2,), 8, "a")
     with pytest.raises(ManifestError, match="its records begin every"):
@@ -174,13 +174,13 @@ def test_array_that_does_not_fit_its_file_is_refused() -> None:
     [((4, 6), (2, 3), ["y"]), ((4, 6), (2,), ["y", "x"]), ((4, 6), (2, -3), ["y", "x"]), ((4, 6), (2, 0), ["y", "x"]),
      ((4, -6), (2, 3), ["y", "x"])],
 )  # fmt: skip
-def test_array_whose_lengths_do_not_fit_together_is_reported(
+def test_invalid_shape_chunks_or_dimension_names_are_reported(
     shape: tuple[int, ...], chunks: tuple[int, ...], names: list[str]
 ) -> None:
     builder = ArrayGroupBuilder("file")
-    builder.add("empty", ArrayDescription("a", (0, 2), (0, 1), np.dtype("<i2"), ["y", "x"]), Given())
+    builder.add("empty", ArrayDescription("a", (0, 2), (0, 1), np.dtype("<i2"), ["y", "x"]), StoredChunks())
     with builder.report_errors("b"):
-        builder.add("b", ArrayDescription("'b' of file", shape, chunks, np.dtype("<i2"), names), Given())
+        builder.add("b", ArrayDescription("'b' of file", shape, chunks, np.dtype("<i2"), names), StoredChunks())
     assert list(builder.arrays) == ["empty"]
     assert builder.reports["b"].startswith("'b' of file: ")
 
@@ -191,19 +191,19 @@ def test_array_whose_lengths_do_not_fit_together_is_reported(
 )
 @pytest.mark.case(id="P21")
 def test_invalid_names_are_reported_and_left_out(path: str) -> None:
-    arrays = {"a": described((2,), "<i2"), path: described((2,), "<i2")}
-    group = ArrayGroup(arrays, {name: Given(b"abcd") for name in arrays}, 2, {}, groups={path: {}, "g": {}})
+    arrays = {"a": describe_array((2,), "<i2"), path: describe_array((2,), "<i2")}
+    group = ArrayGroup(arrays, {name: StoredChunks(b"abcd") for name in arrays}, 2, {}, groups={path: {}, "g": {}})
     assert set(group.grids) == {"a"}
-    assert {listed.name for listed in result(group.children(""))} >= {"a", "g"}
+    assert {listed.name for listed in run(group.children(""))} >= {"a", "g"}
     if len(path) > 100:  # the report shows only the beginning of a long path
-        assert result(group.lookup(f"{path}/0")) is None
+        assert run(group.lookup(f"{path}/0")) is None
     else:
         with pytest.raises(ManifestError, match="expected a path that can be a key"):
-            result(group.lookup(f"{path}/0"))
+            run(group.lookup(f"{path}/0"))
     assert list(group.reports) == [path[:100]]
 
 
-class Sparse(Given):
+class Sparse(StoredChunks):
     def list_existing(self) -> Steps[list[Listed] | None]:
         yield from ()
         return [Listed(str(number), None) for number, chunk in enumerate(self.chunks) if chunk is not None]
@@ -213,11 +213,17 @@ class Sparse(Given):
 def test_contents_and_chunks_agree_with_listings(prefix: str) -> None:
     """`ArrayGroup` makes both from its arrays; the base class lists directories, and looks up each key."""
     some = Span("file", 0, 4), None, *(Span("other", at, at + 4) for at in range(10)), b"abcd"
-    chunks = {"z": Given(*some), "g/b": Sparse(*some), "g/h/a": Given(b"abcd"), "g.a": Given(b"abcd"), "0": Given(b"")}
+    chunks = {
+        "z": StoredChunks(*some),
+        "g/b": Sparse(*some),
+        "g/h/a": StoredChunks(b"abcd"),
+        "g.a": StoredChunks(b"abcd"),
+        "0": StoredChunks(b""),
+    }
     counts = {"z": 13, "g/b": 13, "0": 0}
-    arrays = {path: described((2 * counts.get(path, 1),), "<i2", (2,)) for path in chunks}
+    arrays = {path: describe_array((2 * counts.get(path, 1),), "<i2", (2,)) for path in chunks}
     group = ArrayGroup(arrays, chunks, 2, {"title": "t"})
-    own, listed = result(group.contents(prefix)), result(KeySpace.contents(group, prefix))
+    own, listed = run(group.contents(prefix)), run(KeySpace.contents(group, prefix))
     assert own.members == listed.members
     assert own.others == listed.others
     assert own.indexes == listed.indexes
@@ -225,7 +231,7 @@ def test_contents_and_chunks_agree_with_listings(prefix: str) -> None:
     for path, array in own.arrays.items():
         assert array.grid == listed.arrays[path].grid
         assert sorted(array.column.tolist()) == sorted(listed.arrays[path].column.tolist())
-        found, one_by_one = result(group.chunks(path, array.column)), result(KeySpace.chunks(group, path, array.column))
+        found, one_by_one = run(group.chunks(path, array.column)), run(KeySpace.chunks(group, path, array.column))
         assert found.inline == one_by_one.inline
         assert found.urls == one_by_one.urls
         for column, expected in zip(found.ranges, one_by_one.ranges, strict=True):
@@ -248,10 +254,10 @@ def test_documents_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(zarrmeta, "dumps", encode)
     group = ArrayGroup(arrays, {}, 2, {})
     assert not encoded
-    assert json.loads(result(group.read("a7/.zattrs")))["long_name"] == "number 7"
-    assert result(group.lookup("a7/x")) is None
-    result(group.read("a7/.zattrs"))
+    assert json.loads(run(group.read("a7/.zattrs")))["long_name"] == "number 7"
+    assert run(group.lookup("a7/x")) is None
+    run(group.read("a7/.zattrs"))
     assert len(encoded) == 1
-    consolidated = json.loads(result(group.read(".zmetadata")))["metadata"]
-    assert consolidated == {key: json.loads(result(group.read(key))) for key in consolidated}
+    consolidated = json.loads(run(group.read(".zmetadata")))["metadata"]
+    assert consolidated == {key: json.loads(run(group.read(key))) for key in consolidated}
     assert len(consolidated) == 102

@@ -60,7 +60,7 @@ def members(fs: RefShardFileSystem, path: str, version: int) -> dict[str, Any]:
     return members
 
 
-def written(tmp_path: Path, kind: str, version: int) -> str:
+def write_source(tmp_path: Path, kind: str, version: int) -> str:
     """Write the documents to a source of this kind; return its URL."""
     path = tmp_path / {"json": "set.json"}.get(kind, "set")
     found = documents(version)
@@ -81,7 +81,7 @@ SOURCES = [("json", 2), ("json", 3), ("hierarchy", 2), ("hierarchy", 3), ("parqu
 
 @pytest.mark.parametrize(("kind", "version"), SOURCES)
 def test_consolidated_metadata_include_edits(tmp_path: Path, kind: str, version: int) -> None:
-    url = written(tmp_path, kind, version)
+    url = write_source(tmp_path, kind, version)
     fs = RefShardFileSystem(url, mode="a", skip_instance_cache=True)
     with fs.transaction:
         changed = {
@@ -143,7 +143,7 @@ def test_metadata_only_in_consolidated_metadata_are_kept(tmp_path: Path) -> None
 
 def test_writers_of_different_arrays_do_not_conflict(tmp_path: Path) -> None:
     """If two writers change different arrays, the consolidated metadata, which repeat both, are not a conflict."""
-    url = written(tmp_path, "hierarchy", 2)
+    url = write_source(tmp_path, "hierarchy", 2)
     first, second = (RefShardFileSystem(url, mode="a", skip_instance_cache=True) for _ in range(2))
     for fs, path in ((first, "a"), (second, "b")):
         assert fs.exists(".zmetadata")

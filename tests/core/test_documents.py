@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_metadata_that_is_a_reference_is_read_and_rewritten(folder: Path) -> None:
+def test_array_whose_metadata_is_a_reference_is_read(folder: Path) -> None:
     names = [".zarray", *list_shards(folder)]
     refs = {f"a/{name}": [f"file://{folder}/a/{name}"] for name in names}
     assert np.array_equal(open_array(refs, "a")[...], DATA)
@@ -58,7 +58,7 @@ def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_set", [False, True])
-def test_outdated_consolidated_metadata_still_shows_shards(folder: Path, is_set: bool) -> None:
+def test_own_document_overrides_outdated_consolidated_metadata(folder: Path, is_set: bool) -> None:
     """Consolidated metadata may be older than the array, and describe it without shards.
 
     The array's own document decides, even if the consolidated metadata are read later.
@@ -82,7 +82,7 @@ def test_outdated_consolidated_metadata_still_shows_shards(folder: Path, is_set:
     assert again.find("a") == fs.find("a")
 
 
-def test_consolidated_metadata_of_v3_is_rewritten_at_all_depths() -> None:
+def test_v3_consolidated_metadata_of_a_subgroup_is_rewritten() -> None:
     sharded = {
         "zarr_format": 3,
         "node_type": "array",

@@ -44,8 +44,8 @@ def switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("switching")
-def test_key_being_rewritten_never_shows_the_source() -> None:
-    """A thread may read a key while another thread writes it a second time: it must never see the source's value."""
+def test_edit_stays_present_while_another_thread_replaces_it() -> None:
+    """Without the edit, a thread that reads the key would see the source's value."""
     edits, done = Edits(), threading.Event()
     edits.put("a/b/0", Inline(b""))
 

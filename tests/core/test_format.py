@@ -51,7 +51,7 @@ def test_source_of_a_missing_plugin_is_not_recognised(fast_python: list[str], tm
     assert run(fast_python, program, of=file) == "UnknownSource"
 
 
-def sharded(folder: Path) -> Path:
+def write_sharded(folder: Path) -> Path:
     """Write an array of three chunks of four bytes in two shards; the second chunk is missing."""
     array = folder / "array.zarr"
     array.mkdir()
@@ -66,7 +66,7 @@ def sharded(folder: Path) -> Path:
 def test_shards_of_another_package_are_shown_as_their_chunks(
     fast_python: list[str], installed: Path, tmp_path: Path
 ) -> None:
-    array = sharded(tmp_path)
+    array = write_sharded(tmp_path)
     program = OPEN + "print(sorted(fs.find('')), fs.cat_file('2'), fs.exists('1'), b'paired' in fs.cat_file('.zarray'))"
     assert run(fast_python, program, installed, of=array) == "['.zarray', '0', '2'] b'ijkl' False False"
 
@@ -74,7 +74,7 @@ def test_shards_of_another_package_are_shown_as_their_chunks(
 def test_chunks_are_written_into_shards_of_another_package(
     fast_python: list[str], installed: Path, tmp_path: Path
 ) -> None:
-    array = sharded(tmp_path)
+    array = write_sharded(tmp_path)
     program = (
         "import sys\nfrom refshard_fs.fs import RefShardFileSystem\nfs = RefShardFileSystem(sys.argv[1], mode='a')"
     )
@@ -83,7 +83,7 @@ def test_chunks_are_written_into_shards_of_another_package(
 
 
 def test_failing_plugin_index_is_an_error_for_its_keys(fast_python: list[str], installed: Path, tmp_path: Path) -> None:
-    array = sharded(tmp_path)
+    array = write_sharded(tmp_path)
     broken = "import tiny_plugin\ntiny_plugin.LengthsLevel = lambda: 1 / 0\n"
     show = "found = fs.cat(['.zarray', '0'], on_error='return')\nprint(type(found['.zarray']), type(found['0']))"
     assert run(fast_python, broken + OPEN + show, installed, of=array).startswith(
@@ -167,7 +167,7 @@ def test_plugin_of_a_wrong_type_is_skipped_with_a_warning(monkeypatch: pytest.Mo
 
 
 def test_plugin_with_a_taken_name_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not replace a format of this package, nor another plug-in; one that is registered twice is one."""
+    """It must not replace a format of this package or another plug-in; a plug-in registered twice loads once."""
     tiff, fits = (
         EntryPoint("toy", f"refshard_fs.formats.{name}:FORMAT", "refshard.formats") for name in ("tiff", "fits")
     )

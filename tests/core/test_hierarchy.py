@@ -72,8 +72,8 @@ def test_keys_become_urls(root: str, expected: str) -> None:
     assert stop.value.value.url == expected
 
 
-def test_key_without_a_url_is_an_error_to_read_and_write(folder: Path, server: RangeServer) -> None:
-    """fsspec takes a URL with `::` for a chain, so such an object cannot be read; it must not look missing."""
+def test_key_with_double_colon_is_an_error_except_over_http(folder: Path, server: RangeServer) -> None:
+    """fsspec takes a local path with `::` for a chain of URLs, so it cannot read the file; it must not look missing."""
     (folder / "a::b").write_bytes(b"x")
     fs = open_hierarchy(folder, mode="a")
     with pytest.raises(ManifestError, match="'a::b' has no URL"):

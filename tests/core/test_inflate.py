@@ -27,23 +27,23 @@ def compress(request: pytest.FixtureRequest) -> Callable[[bytes], bytes]:
     return COMPRESS[request.param]
 
 
-def inflated(data: bytes, piece: int = 1 << 20) -> list[bytes]:
+def inflate_pieces(data: bytes, piece: int = 1 << 20) -> list[bytes]:
     stream = Inflate(data)
     out = [bytes(part) for start in range(0, len(data), piece) for part in stream.feed(data[start : start + piece])]
     return out + list(map(bytes, stream.feed(b"", is_last=True)))
 
 
 @pytest.mark.parametrize("piece", [1, 1000, 1 << 20])
-def test_stream_is_inflated_from_pieces_of_any_size(compress: Callable[[bytes], bytes], piece: int) -> None:
+def test_stream_is_inflated_from_small_and_large_pieces(compress: Callable[[bytes], bytes], piece: int) -> None:
     data = compress(TEXT)
     assert is_compressed(data)
-    assert b"".join(inflated(data, piece)) == TEXT
+    assert b"".join(inflate_pieces(data, piece)) == TEXT
 
 
 @pytest.mark.parametrize("cut", [7, 30, 500, -1])
 def test_stream_cut_short_is_an_error(compress: Callable[[bytes], bytes], cut: int) -> None:
     with pytest.raises(DamagedStream):
-        inflated(compress(TEXT)[:cut])
+        inflate_pieces(compress(TEXT)[:cut])
 
 
 def test_flipped_bytes_raise_only_damaged_stream(compress: Callable[[bytes], bytes]) -> None:
@@ -51,7 +51,7 @@ def test_flipped_bytes_raise_only_damaged_stream(compress: Callable[[bytes], byt
     for at in range(8, len(data), max(1, len(data) // 60)):
         harmed = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
         try:
-            inflated(harmed)
+            inflate_pieces(harmed)
         except DamagedStream:
             pass
 
@@ -60,16 +60,16 @@ def test_flipped_bytes_raise_only_damaged_stream(compress: Callable[[bytes], byt
 @pytest.mark.parametrize("piece", [1, 1 << 20])
 def test_consecutive_streams_are_one_document(name: str, piece: int) -> None:
     data = COMPRESS[name](TEXT[:100]) + COMPRESS[name](TEXT[100:])
-    assert b"".join(inflated(data, piece)) == TEXT
-    assert b"".join(inflated(data + bytes(8), piece)) == TEXT
+    assert b"".join(inflate_pieces(data, piece)) == TEXT
+    assert b"".join(inflate_pieces(data + bytes(8), piece)) == TEXT
     with pytest.raises(DamagedStream):
-        inflated(data + b"something else", piece)
+        inflate_pieces(data + b"something else", piece)
 
 
 @pytest.mark.parametrize("name", COMPRESS)
 def test_output_comes_in_parts_of_bounded_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflate, "STEP", 10_000)
-    parts = inflated(COMPRESS[name](bytes(1_000_000)))
+    parts = inflate_pieces(COMPRESS[name](bytes(1_000_000)))
     assert sum(map(len, parts)) == 1_000_000
     assert max(map(len, parts)) <= 10_000
 

@@ -35,7 +35,7 @@ def test_wrong_spellings_of_keys_are_refused(tail: str) -> None:
     assert GRID.number(tail) is None
 
 
-def test_array_without_dimensions_has_one_chunk() -> None:
+def test_key_of_an_array_without_dimensions_is_decoded() -> None:
     for encoding, tail in (ChunkKeyEncoding("default", "/"), "c"), (ChunkKeyEncoding("v2", "."), "0"):
         assert encoding.decode(tail, 0) == ()
         assert ChunkGrid((), encoding).contains(())

@@ -51,7 +51,7 @@ def test_damaged_streams_are_refused_as_by_zlib(kind: str) -> None:
             codec.decode(damaged)
 
 
-def test_all_members_of_gzip_are_read() -> None:
+def test_both_members_of_a_gzip_stream_are_read() -> None:
     first, second = RAW[:1000], RAW[1000:]
     stored = gzip.compress(first) + gzip.compress(second)
     assert try_gzip(stored, len(first)) is None
@@ -59,7 +59,7 @@ def test_all_members_of_gzip_are_read() -> None:
 
 
 @BOTH
-def test_codecs_have_the_interface_of_numcodecs(kind: str) -> None:
+def test_accelerated_codec_keeps_config_pickle_and_encoding(kind: str) -> None:
     codec = accelerate_codec(CODECS[kind], len(RAW))
     assert codec.get_config() == CODECS[kind].get_config()
     assert type(pickle.loads(pickle.dumps(codec))) is type(CODECS[kind])

@@ -46,7 +46,7 @@ class OneArray(PartedKeySpace):
         return start <= 5 < stop
 
 
-def listed(keys: OneArray, prefix: str) -> list[tuple[str, int | None]] | None:
+def list_children(keys: OneArray, prefix: str) -> list[tuple[str, int | None]] | None:
     try:
         next(keys.children(prefix))
     except StopIteration as done:
@@ -56,11 +56,11 @@ def listed(keys: OneArray, prefix: str) -> list[tuple[str, int | None]] | None:
 
 def test_directories_list_documents_and_chunk_coordinates() -> None:
     keys = OneArray()
-    assert listed(keys, "a") == [("c", None), ("zarr.json", 2)]
+    assert list_children(keys, "a") == [("c", None), ("zarr.json", 2)]
     assert keys.asked == [], "the directory is listed without reading parts"
-    assert listed(keys, "a/c") == [("1", None)]
-    assert listed(keys, "a/c/1") == [("2", 7)]
+    assert list_children(keys, "a/c") == [("1", None)]
+    assert list_children(keys, "a/c/1") == [("2", 7)]
     assert keys.asked == [(0, 6), (3, 6)]
-    assert listed(keys, "a/c/0") is None
-    assert listed(keys, "b") is None
-    assert listed(keys, "") == [("a", None)]
+    assert list_children(keys, "a/c/0") is None
+    assert list_children(keys, "b") is None
+    assert list_children(keys, "") == [("a", None)]

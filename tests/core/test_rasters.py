@@ -8,7 +8,7 @@ from refshard_fs.core.array_group import ArrayDescription, SingleChunk
 from refshard_fs.core.rasters import RasterGroupBuilder
 
 
-def test_each_overview_has_own_dimensions_and_scale() -> None:
+def test_dimensions_and_scales_of_overviews_follow_their_shapes() -> None:
     group = RasterGroupBuilder("x")
     for name, shape in (("0", (4, 6)), ("1", (2, 3)), ("2", (2, 6))):
         names = [*group.name_dimensions(name, ("y", "x"), shape).values()]

@@ -15,7 +15,7 @@ from refshard_fs.core.sharing import Sharing
 NEEDS = [Stat("a"), Stat("b")]
 
 
-class Opened:
+class CountedSteps:
     """Steps that need two answers, and count how often they begin."""
 
     def __init__(self, damaged: bool = False) -> None:
@@ -33,14 +33,14 @@ class Opened:
         return answers
 
 
-def asking(sharing: Sharing, opened: Opened) -> Steps[list[Any]]:
+def run_shared(sharing: Sharing, opened: CountedSteps) -> Steps[list[Any]]:
     found: Callable[[], list[Any] | None] = lambda: opened.known.get("x")  # noqa: E731
     return sharing.run_once("x", found, opened.make)
 
 
 def test_concurrent_callers_share_one_load() -> None:
-    opened, sharing = Opened(), Sharing()
-    first, second = asking(sharing, opened), asking(sharing, opened)
+    opened, sharing = CountedSteps(), Sharing()
+    first, second = run_shared(sharing, opened), run_shared(sharing, opened)
     assert (next(first), next(second)) == (NEEDS[0], NEEDS[0])
     assert first.send("A") == NEEDS[1]
     assert second.send("late") == NEEDS[1]
@@ -52,8 +52,8 @@ def test_concurrent_callers_share_one_load() -> None:
 
 
 def test_cancelled_caller_leaves_the_others_running() -> None:
-    opened, sharing = Opened(), Sharing()
-    first, second = asking(sharing, opened), asking(sharing, opened)
+    opened, sharing = CountedSteps(), Sharing()
+    first, second = run_shared(sharing, opened), run_shared(sharing, opened)
     next(first), next(second)
     first.send("A")
     first.close()
@@ -64,8 +64,8 @@ def test_cancelled_caller_leaves_the_others_running() -> None:
 
 
 def test_failed_read_is_an_error_of_its_caller_only() -> None:
-    opened, sharing = Opened(), Sharing()
-    first, second, third = (asking(sharing, opened) for _ in range(3))
+    opened, sharing = CountedSteps(), Sharing()
+    first, second, third = (run_shared(sharing, opened) for _ in range(3))
     next(first), next(second), next(third)
     with pytest.raises(OSError, match="mine"):
         first.throw(OSError("mine"))
@@ -78,9 +78,9 @@ def test_failed_read_is_an_error_of_its_caller_only() -> None:
     assert opened.begun == 2
 
 
-def test_damage_is_reported_to_all_callers() -> None:
-    opened, sharing = Opened(damaged=True), Sharing()
-    first, second = asking(sharing, opened), asking(sharing, opened)
+def test_damage_is_reported_to_both_callers() -> None:
+    opened, sharing = CountedSteps(damaged=True), Sharing()
+    first, second = run_shared(sharing, opened), run_shared(sharing, opened)
     next(first), next(second)
     first.send("A"), second.send("A")
     for steps in (first, second):
@@ -91,7 +91,7 @@ def test_damage_is_reported_to_all_callers() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_child_loads_by_itself() -> None:
-    opened, sharing = Opened(), Sharing()
+    opened, sharing = CountedSteps(), Sharing()
     entered, leave = threading.Event(), threading.Event()
 
     def slow() -> Steps[list[Any]]:
@@ -104,7 +104,7 @@ def test_forked_child_loads_by_itself() -> None:
     entered.wait()
     child = os.fork()
     if not child:
-        first = asking(sharing, opened)
+        first = run_shared(sharing, opened)
         os._exit(0 if next(first) == NEEDS[0] else 1)
     leave.set()
     thread.join()

@@ -37,5 +37,5 @@ def test_unrequested_bytes_are_reported_once_per_server() -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 KiB"), (10_240, "10 KiB"), (2**60, "1.0 EiB")]
 )
-def test_bytes_text_has_at_most_three_digits(count: int, text: str) -> None:
+def test_byte_counts_are_formatted_with_a_binary_unit(count: int, text: str) -> None:
     assert format_bytes(count) == text

@@ -125,7 +125,7 @@ def test_structs_have_the_same_values_in_version_3(nested: bool, fill: str | Non
 
 
 @pytest.mark.parametrize("fill", [None, 0, "", "none"])
-def test_texts_of_any_length_become_strings_of_version_3(tmp_path: Path, fill: Any) -> None:
+def test_variable_length_texts_become_strings_of_version_3(tmp_path: Path, fill: Any) -> None:
     document = make_v2(dtype="|O", fill_value=fill, filters=[{"id": "vlen-utf8"}])
     found = convert_array(document, {}, "x/.zarray")
     assert (found["data_type"], found["codecs"][0]) == ("string", {"name": "vlen-utf8"})
@@ -169,7 +169,7 @@ def test_error_names_metadata_that_version_3_cannot_express(tmp_path: Path, chan
     assert not (tmp_path / "new").exists()
 
 
-def test_array_within_an_array_is_refused(tmp_path: Path) -> None:
+def test_save_to_version_3_refuses_an_array_within_an_array(tmp_path: Path) -> None:
     refs = {".zarray": json.dumps(make_v2()), "x/.zarray": json.dumps(make_v2()), "x/0.0": "0" * 12, "0.0": "1" * 12}
     assert open_source(refs).cat_file("x/0.0") == b"0" * 12
     with pytest.raises(ManifestError, match=r"x/zarr\.json.* lies within the array '/'"):
@@ -177,7 +177,7 @@ def test_array_within_an_array_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_fill_value_of_complex_numbers_is_two_doubles() -> None:
+def test_complex_fill_value_is_encoded_as_xarray_decodes_it() -> None:
     xarray = pytest.importorskip("xarray", minversion="2025.1")
     coder = xarray.backends.zarr.FillValueCoder
     for value in ([1.0, -2.5], ["NaN", 0.0]):

@@ -107,7 +107,7 @@ def grid_of(doc: dict[str, Any]) -> ChunkGrid:
         ('{"a": 1, "a": 2}', {"a": 2}),
     ],
 )
-def test_json_of_zarr_writers_is_parsed(text: bytes | str, value: object) -> None:
+def test_unusual_and_lenient_json_is_parsed(text: bytes | str, value: object) -> None:
     assert loads(text) == value
 
 
@@ -575,7 +575,7 @@ def test_metadata_consolidated_by_zarr_gives_its_arrays(zarr_format: int) -> Non
     assert [grid_of(doc).counts for doc in found.values()] == [(2,), (2,)]
 
 
-def test_every_array_of_the_shared_data_has_a_grid() -> None:
+def test_arrays_of_the_shared_data_have_grids() -> None:
     paths = [
         path
         for name in (".zarray", "zarr.json", ".zmetadata")
