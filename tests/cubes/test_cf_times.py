@@ -119,6 +119,8 @@ def test_inexact_or_unknown_times_are_refused(values: Any, theirs: str, more: di
         (300, "K", None, "300 K"),
     ],
 )
-def test_times_are_formatted_as_dates(value: float, units: str, calendar: str | None, shown: str) -> None:
+def test_times_are_formatted_as_dates_or_as_number_and_units(
+    value: float, units: str, calendar: str | None, shown: str
+) -> None:
     attributes = {"units": units} if calendar is None else {"units": units, "calendar": calendar}
     assert format_time(value, attributes) == shown

@@ -23,7 +23,7 @@ pytest.importorskip("zarr")
 
 @pytest.mark.case(id="P32")
 def test_oversized_chunks_are_refused_before_decoding() -> None:
-    """A document of two small sets once took 16 GB of memory to compare their encodings."""
+    """Comparing the encodings of two small sets once took 16 GB of memory."""
 
     def make_facts(compressor: object) -> Any:
         document = {"zarr_format": 2, "shape": [2**31], "chunks": [2**31], "dtype": "<f8", "compressor": compressor}
@@ -57,7 +57,7 @@ GZIP = {"name": "gzip", "configuration": {"level": 1}}
 
 
 @pytest.mark.parametrize("codecs", [[], [GZIP], [GZIP, LITTLE], [LITTLE, LITTLE], ["bytes"], [{"name": "bytes"}]])
-def test_codecs_in_an_invalid_order_are_not_decoded(codecs: list[Any]) -> None:
+def test_codecs_missing_or_in_a_wrong_order_are_not_decoded(codecs: list[Any]) -> None:
     """Version 3 needs one codec from an array to bytes, before codecs of bytes, and the byte order of numbers."""
     document = {
         "zarr_format": 3,
@@ -76,7 +76,7 @@ def test_codecs_in_an_invalid_order_are_not_decoded(codecs: list[Any]) -> None:
 
 
 def test_chunk_without_a_stated_size_is_decompressed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GDAL writes such frames. The check of the size used to decompress them for itself."""
+    """GDAL writes such frames. An earlier check of their size decompressed them a second time."""
     document = {"zarr_format": 2, "shape": [1000], "chunks": [1000], "dtype": "<i4", "compressor": {"id": "zstd"}}
     meta = array_meta(document | {"fill_value": 0, "filters": None, "order": "C"}, "a")
     assert meta is not None

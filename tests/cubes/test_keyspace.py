@@ -49,7 +49,9 @@ CUBES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", CUBES)
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_columns_agree_with_lookups(tmp_path: Path, http_server: RangeServer, kind: str, is_remote: bool) -> None:
+def test_chunks_of_a_cube_agree_with_lookups(
+    tmp_path: Path, http_server: RangeServer, kind: str, is_remote: bool
+) -> None:
     parts, how = CUBES[kind]
     sources = []
     for number, part in enumerate(parts):

@@ -18,7 +18,7 @@ zarr = pytest.importorskip("zarr")
 NAN = float("nan")
 SHOWN = {"chunks": [2, 2], "dtype": "<f8", "order": "C", "compressor": None, "filters": None, "fill_value": "NaN"}
 ARRAY = {"zarr_format": 2, "shape": [2, 2], **SHOWN}
-# What concat(..., lazy=True) of three sets wrote: values of two types, a gap, and pieces with other places along x.
+# The document that concat(..., lazy=True) wrote for three sets: two data types, a gap, and other places along x.
 GAPS = {
     "refshard": "concat",
     "dim": "time",

@@ -234,8 +234,8 @@ def test_missing_chunk_of_a_store_is_shown_as_its_fill_value(
 @needs_zarr_3
 @pytest.mark.parametrize("version", [2, 3])
 def test_missing_chunk_of_another_fill_value_is_saved(tmp_path: Path, version: int) -> None:
-    """Chunks that a store lacks are made if its fill value is not that of the cube. They were once not listed, and so
-    not saved.
+    """If the fill values of a store and the cube differ, the cube makes the chunks that the store lacks. Once, it did
+    not list them, so `save` left them out.
     """
     stores = []
     for number, fill in enumerate([7.0, 0.0]):

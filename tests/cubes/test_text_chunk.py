@@ -1,4 +1,4 @@
-"""Decode, encode and recut chunks of texts of any length."""
+"""Decode, encode and recut chunks of texts of variable length."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_texts_with_other_codecs_are_joined(tmp_path: Path) -> None:
     assert [*map(str, open_dataset(cube, 3)["name"].values)] == ["a", "", "a", "bc"]
 
 
-def test_texts_of_any_and_fixed_length_are_joined_as_texts(tmp_path: Path) -> None:
+def test_texts_of_variable_and_fixed_length_are_joined_as_texts(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     for number, dtype in enumerate((object, "U3")):
         ds = xr.Dataset({"name": ("time", np.array(["a", "bcd"], dtype)), "v": ("time", [0.0, 1.0])})
