@@ -54,19 +54,19 @@ def chunked(http_server: RangeServer) -> Chunked:
     return Chunked(http_server, 20)
 
 
-def opened(fo: Any, folder: Path, **options: Any) -> RefShardFileSystem:
+def open_with_cache(fo: Any, folder: Path, **options: Any) -> RefShardFileSystem:
     """Wait until all ranges are on disk; return a filesystem as in another process: without indexes in memory."""
     wait_for_writes()
     INDEXES.clear()
     return RefShardFileSystem(fo, cache_dir=folder / "kept", skip_instance_cache=True, index_cache=False, **options)
 
 
-def kept(folder: Path) -> list[Path]:
+def list_kept(folder: Path) -> list[Path]:
     wait_for_writes()
     return sorted((folder / "kept").glob("*/*"))
 
 
-def settled(data: bytes) -> bytes:
+def wait_for_disk(data: bytes) -> bytes:
     """Wait until all ranges are on disk; return ``data``."""
     wait_for_writes()
     return data
@@ -135,8 +135,8 @@ def test_chunks_on_disk_are_not_requested_by_a_new_filesystem(
     make: Callable[[RangeServer, Path], Made], http_server: RangeServer, tmp_path: Path
 ) -> None:
     source, keys = make(http_server, tmp_path)
-    first = opened(source, tmp_path, allow="any").cat(keys)
-    again = opened(source, tmp_path, allow="any")
+    first = open_with_cache(source, tmp_path, allow="any").cat(keys)
+    again = open_with_cache(source, tmp_path, allow="any")
     http_server.clear()
     again.cat([keys[0], keys[-1]])  # opens the source and its parts
     assert len(http_server.requests()) <= 16
@@ -154,8 +154,8 @@ def test_cached_whole_objects_cost_only_a_version_check(http_server: RangeServer
     for number in range(8):
         http_server.put(f"/z/{number}", bytes([number + 1]))
     keys = [str(number) for number in range(8)]
-    opened(http_server.url + "/z", tmp_path).cat(keys)
-    fs = opened(http_server.url + "/z", tmp_path)
+    open_with_cache(http_server.url + "/z", tmp_path).cat(keys)
+    fs = open_with_cache(http_server.url + "/z", tmp_path)
     fs.cat_file(".zarray")
     http_server.delete("/z/7")
     http_server.clear()
@@ -169,7 +169,7 @@ def test_asynchronous_reader_uses_the_cache(chunked: Chunked, tmp_path: Path) ->
     keys = chunked.keys(range(20))
 
     async def read() -> tuple[Any, bytes]:
-        fs = opened(chunked.refs(), tmp_path, asynchronous=True)
+        fs = open_with_cache(chunked.refs(), tmp_path, asynchronous=True)
         return await fs._cat(keys), await fs._cat_file(keys[5], start=10, end=20)
 
     first = asyncio.run(read())
@@ -181,8 +181,8 @@ def test_asynchronous_reader_uses_the_cache(chunked: Chunked, tmp_path: Path) ->
 
 def test_cached_chunks_are_not_read_ahead(chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
-    opened(chunked.refs(), tmp_path).cat(keys)
-    fs = opened(chunked.refs(), tmp_path)
+    open_with_cache(chunked.refs(), tmp_path).cat(keys)
+    fs = open_with_cache(chunked.refs(), tmp_path)
     chunked.server.clear()
     fs.prefetch("a", slice(0, 10))
     assert [fs.cat_file(key) for key in keys] == [chunked.chunk(number) for number in range(20)]
@@ -191,8 +191,8 @@ def test_cached_chunks_are_not_read_ahead(chunked: Chunked, tmp_path: Path) -> N
 
 def test_threads_share_the_cache(chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
-    first = opened(chunked.refs(), tmp_path)
-    fs = opened(chunked.refs(), tmp_path)
+    first = open_with_cache(chunked.refs(), tmp_path)
+    fs = open_with_cache(chunked.refs(), tmp_path)
     errors: list[BaseException] = []
 
     def read(filesystem: RefShardFileSystem, seed: int) -> None:
@@ -208,12 +208,12 @@ def test_threads_share_the_cache(chunked: Chunked, tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not errors
-    assert len(kept(tmp_path)) == 20
+    assert len(list_kept(tmp_path)) == 20
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> None:
-    fs = opened(chunked.refs(), tmp_path)
+    fs = open_with_cache(chunked.refs(), tmp_path)
     fs.cat_file("a/0.0")
     child = os.fork()
     if not child:
@@ -226,15 +226,15 @@ def test_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> None
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
-    assert len(kept(tmp_path)) == 2
+    assert len(list_kept(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["asked", "asked-before"])
 @pytest.mark.case(id="P25")
 def test_changed_target_is_read_again(is_known: bool, chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
-    first = opened(chunked.refs(), tmp_path).cat(keys)
-    fs = opened(chunked.refs(), tmp_path)
+    first = open_with_cache(chunked.refs(), tmp_path).cat(keys)
+    fs = open_with_cache(chunked.refs(), tmp_path)
     if is_known:  # the source then expects this version, also of bytes on disk
         fs.cat_file(keys[0])
     chunked.server.replace("/data.bin", None)
@@ -242,7 +242,7 @@ def test_changed_target_is_read_again(is_known: bool, chunked: Chunked, tmp_path
         fs.invalidate_cache()
     assert all(fs.cat(keys)[key] != first[key] for key in keys)
     assert fs.stats()["requests"] > 0
-    last = opened(chunked.refs(), tmp_path)
+    last = open_with_cache(chunked.refs(), tmp_path)
     assert last.cat_file(keys[3]) == bytes(255 - byte for byte in first[keys[3]])
     assert last.stats()["requests"] == 0
 
@@ -250,20 +250,20 @@ def test_changed_target_is_read_again(is_known: bool, chunked: Chunked, tmp_path
 def test_pinned_target_that_changed_is_an_error(chunked: Chunked, tmp_path: Path) -> None:
     refshard_fs.snapshot(chunked.refs(), allow="any", index_cache=False).save(str(tmp_path / "refs.json"))
     keys = chunked.keys(range(20))
-    opened(str(tmp_path / "refs.json"), tmp_path).cat(keys)
-    fs = opened(str(tmp_path / "refs.json"), tmp_path)
+    open_with_cache(str(tmp_path / "refs.json"), tmp_path).cat(keys)
+    fs = open_with_cache(str(tmp_path / "refs.json"), tmp_path)
     assert fs.cat_file(keys[1]) == chunked.chunk(1)
     assert fs.stats()["disk_hits"] == 1
     chunked.server.replace("/data.bin", None)
     with pytest.raises(ReferenceNotReachable, match="replaced|not the object"):
-        opened(str(tmp_path / "refs.json"), tmp_path).cat_file(keys[1])
+        open_with_cache(str(tmp_path / "refs.json"), tmp_path).cat_file(keys[1])
 
 
 @pytest.mark.case(id="P25")
-def test_versions_are_checked_again_by_each_filesystem(http_server: RangeServer, tmp_path: Path) -> None:
-    """The process has the index of a shard in memory, but a request has to show whether the shard was replaced."""
+def test_replaced_shard_is_an_error_despite_its_index_in_memory(http_server: RangeServer, tmp_path: Path) -> None:
+    """A new filesystem must request the shard's version, although the process has the shard's index in memory."""
     source, _ = of_shards(http_server, tmp_path)
-    opened(source, tmp_path).cat_file("c/0/0")
+    open_with_cache(source, tmp_path).cat_file("c/0/0")
     wait_for_writes()
     http_server.replace("/s.zarr/c/0/0", None)
     again = RefShardFileSystem(source, cache_dir=tmp_path / "kept", skip_instance_cache=True)
@@ -297,21 +297,21 @@ OLD, NEW = "Wed, 01 Jan 2020 00:00:00 GMT", "Fri, 01 Jan 2100 00:00:00 GMT"
         ({"ETag": '""'}, False),
     ],
 )
-def test_bytes_without_a_version_are_not_kept(told: dict[str, str], is_kept: bool, tmp_path: Path) -> None:
+def test_bytes_are_kept_only_with_an_unambiguous_version(told: dict[str, str], is_kept: bool, tmp_path: Path) -> None:
     with Bare() as server:
         server.told = told
         chunked = Chunked(server, 4)
         for _ in range(2):
-            fs = opened(chunked.refs(), tmp_path)
+            fs = open_with_cache(chunked.refs(), tmp_path)
             fs.cat(chunked.keys(range(4)))
-        assert len(kept(tmp_path)) == 4 * is_kept
+        assert len(list_kept(tmp_path)) == 4 * is_kept
         assert fs.stats()["disk_hits"] == 4 * is_kept
 
 
 def test_ignored_versions_disable_the_cache(chunked: Chunked, tmp_path: Path) -> None:
-    fs = opened(chunked.refs(), tmp_path, options={chunked.server.url: {"versions": "ignore"}})
+    fs = open_with_cache(chunked.refs(), tmp_path, options={chunked.server.url: {"versions": "ignore"}})
     fs.cat_file("a/0.0")
-    assert not kept(tmp_path)
+    assert not list_kept(tmp_path)
 
 
 class Store(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
@@ -338,7 +338,7 @@ def test_cached_ranges_of_generic_filesystems_check_versions(tmp_path: Path, mon
         if changes:
             (tmp_path / "x").write_bytes(BYTES[::-1])
             os.utime(tmp_path / "x", (1, 1))
-        fs = opened(refs, tmp_path, fs={"store": Store(skip_instance_cache=True)})
+        fs = open_with_cache(refs, tmp_path, fs={"store": Store(skip_instance_cache=True)})
         assert b"".join(fs.cat(keys).values()) == (tmp_path / "x").read_bytes()
         assert fs.stats()["requests"] == requests
 
@@ -350,12 +350,12 @@ def test_s3_objects_are_cached_with_versions(fast: bool, s3_server: Any, tmp_pat
     refs = {f"a/{number}": [f"s3://{bucket}/x", number * 100, 100] for number in range(10)}
     for data, requests in ((BYTES, 1), (BYTES, 0), (BYTES[::-1], 1), (BYTES[::-1], 0)):
         s3_server.put(f"{bucket}/x", data)
-        fs = opened(refs, tmp_path, remote_options=s3_server.storage_options, fast_s3=fast)
+        fs = open_with_cache(refs, tmp_path, remote_options=s3_server.storage_options, fast_s3=fast)
         assert b"".join(fs.cat([*refs]).values()) == data
         assert fs.stats()["requests"] == requests
 
 
-def emptied(path: Path) -> None:
+def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
@@ -363,42 +363,44 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def halved(path: Path) -> None:
+def halve(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
 
 
-def lengthened(path: Path) -> None:
+def lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
-def flipped(place: int) -> Callable[[Path], None]:
+def make_flip(place: int) -> Callable[[Path], None]:
     def flip(path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[place] ^= 1
         path.write_bytes(data)
 
-    flip.__name__ = f"flipped[{place}]"
+    flip.__name__ = f"flip[{place}]"
     return flip
 
 
-def exchanged(path: Path) -> None:
+def exchange(path: Path) -> None:
     other = next(each for each in path.parent.parent.glob("*/*") if each != path)
     other.replace(path)
 
 
-@pytest.mark.parametrize("harm", [emptied, cut, halved, lengthened, flipped(7), flipped(-1), flipped(-20), exchanged])
+@pytest.mark.parametrize("harm", [empty, cut, halve, lengthen, make_flip(7), make_flip(-1), make_flip(-20), exchange])
 @pytest.mark.case(id="P25")
-def test_damaged_file_is_read_again(harm: Callable[[Path], None], chunked: Chunked, tmp_path: Path) -> None:
+def test_chunk_in_a_damaged_cache_file_is_fetched_again(
+    harm: Callable[[Path], None], chunked: Chunked, tmp_path: Path
+) -> None:
     key, other = chunked.keys([3, 4])
-    opened(chunked.refs(), tmp_path).cat_file(key)
-    (path,) = kept(tmp_path)
+    open_with_cache(chunked.refs(), tmp_path).cat_file(key)
+    (path,) = list_kept(tmp_path)
     good = path.read_bytes()
-    opened(chunked.refs(), tmp_path).cat_file(other)
+    open_with_cache(chunked.refs(), tmp_path).cat_file(other)
     wait_for_writes()
     harm(path)
     chunked.server.clear()
-    assert opened(chunked.refs(), tmp_path).cat_file(key) == chunked.chunk(3)
+    assert open_with_cache(chunked.refs(), tmp_path).cat_file(key) == chunked.chunk(3)
     assert (3, 4) in chunked.ranges
     wait_for_writes()
     assert path.read_bytes() == good
@@ -407,7 +409,7 @@ def test_damaged_file_is_read_again(harm: Callable[[Path], None], chunked: Chunk
 def test_flipped_bit_in_a_cache_file_is_noticed(tmp_path: Path) -> None:
     cache = ChunkCache(tmp_path / "kept", 1 << 20)
     cache.put(SPAN, FACTS, BYTES)
-    (path,) = kept(tmp_path)
+    (path,) = list_kept(tmp_path)
     good = path.read_bytes()
     for place in range(0, len(good), 3):
         harmed = bytearray(good)
@@ -418,7 +420,7 @@ def test_flipped_bit_in_a_cache_file_is_noticed(tmp_path: Path) -> None:
     assert cache.get(SPAN, FACTS) == BYTES
 
 
-def used(folder: Path) -> int:
+def count_used(folder: Path) -> int:
     """Stop writers, and return the bytes that all files take, in blocks of a disk."""
     folder.mkdir(mode=0o700, exist_ok=True)
     with chunk_cache._writing, chunk_cache._lock_total(str(folder / chunk_cache.TOTAL)):
@@ -444,26 +446,26 @@ def test_two_writing_processes_share_one_bound_of_the_cache(tmp_path: Path, fast
     writers = [writer(fast_python, folder, capacity, seed, 100) for seed in (0, 1000)]
     most = 0
     while any(process.poll() is None for process in writers):
-        most = max(most, used(folder))
+        most = max(most, count_used(folder))
     assert [process.wait() for process in writers] == [0, 0]
-    assert 0 < max(most, used(folder)) <= capacity
+    assert 0 < max(most, count_used(folder)) <= capacity
     cache = ChunkCache(folder, capacity)
     spans = [Span("https://host/x", number, number + 5000) for seed in (0, 1000) for number in range(seed, seed + 100)]
     found = [cache.get(span, Facts(10**9, '"1"')) for span in spans]
-    assert sum(data is not None for data in found) == len(kept(tmp_path)) > 10
+    assert sum(data is not None for data in found) == len(list_kept(tmp_path)) > 10
     assert all(data in (None, bytes([span.start % 251]) * 5000) for span, data in zip(spans, found, strict=True))
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes end in another way")
-def test_killed_writer_leaves_whole_files_within_the_bound(tmp_path: Path) -> None:
+def test_draft_of_a_killed_writer_counts_and_is_deleted(tmp_path: Path) -> None:
     folder, capacity = tmp_path / "kept", 30 * 8192
     process = writer([sys.executable], folder, capacity, 0, 10**6)
-    while used(folder) < capacity // 2:
+    while count_used(folder) < capacity // 2:
         pass
     process.kill()
     process.wait()
     cache = ChunkCache(folder, capacity)
-    draft = folder / "0" / f"x{chunk_cache.DRAFT}"  # as a writer leaves it that is killed while it writes
+    draft = folder / "0" / f"x{chunk_cache.DRAFT}"  # like the draft of a writer that is killed while it writes
     draft.parent.mkdir(exist_ok=True)
     draft.write_bytes(bytes(10 * 8192))
     os.utime(draft, (time.time() - 100,) * 2)
@@ -471,7 +473,7 @@ def test_killed_writer_leaves_whole_files_within_the_bound(tmp_path: Path) -> No
     for number in range(60):
         cache.put(Span("https://host/y", number, number + 5000), FACTS, bytes(5000))
         wait_for_writes()
-        assert used(folder) <= capacity
+        assert count_used(folder) <= capacity
     assert not draft.exists()  # the oldest file is deleted first
     draft.write_bytes(bytes(100))
     os.utime(draft, (1, 1))
@@ -485,7 +487,7 @@ def test_least_recently_read_files_are_evicted_first(tmp_path: Path) -> None:
     for age, span in enumerate(spans[:10]):
         cache.put(span, FACTS, BYTES)
         wait_for_writes()
-        path = max(kept(tmp_path), key=lambda path: path.stat().st_mtime)
+        path = max(list_kept(tmp_path), key=lambda path: path.stat().st_mtime)
         os.utime(path, (time.time() - 1000 + age,) * 2)
     assert cache.get(spans[0], FACTS) == BYTES  # now this file was read last
     cache.put(spans[10], FACTS, BYTES)
@@ -498,24 +500,24 @@ def test_least_recently_read_files_are_evicted_first(tmp_path: Path) -> None:
 
 @pytest.mark.case(id="P25")
 def test_only_the_owner_can_read_cache_files(chunked: Chunked, tmp_path: Path) -> None:
-    opened(chunked.refs(), tmp_path).cat(chunked.keys(range(4)))
-    paths = [tmp_path / "kept", *(tmp_path / "kept").rglob("*")] if kept(tmp_path) else []
+    open_with_cache(chunked.refs(), tmp_path).cat(chunked.keys(range(4)))
+    paths = [tmp_path / "kept", *(tmp_path / "kept").rglob("*")] if list_kept(tmp_path) else []
     assert paths
     assert {oct(path.stat().st_mode & 0o777) for path in paths} == {"0o700", "0o600"}
 
 
 @pytest.mark.parametrize("count", [0, 4000], ids=["in the first block", "in several"])
 @pytest.mark.case(id="P25")
-def test_cache_files_have_no_secrets(count: int, http_server: RangeServer, tmp_path: Path) -> None:
+def test_cache_files_have_no_tokens(count: int, http_server: RangeServer, tmp_path: Path) -> None:
     """Files have no tokens of targets, and documents, which may contain tokens, are not kept."""
     chunked = Chunked(http_server, 4)
     refs = {key: [value[0] + "?token=hush", *value[1:]] if isinstance(value, list) else value
             for key, value in chunked.refs().items()}  # fmt: skip
     refs |= {f"b/{number}": [f"{chunked.url}?token=hush{number}", 0, 1] for number in range(count)}
     http_server.put("/refs.json", json.dumps(refs).encode())
-    fs = opened(http_server.url + "/refs.json?token=hush", tmp_path)
+    fs = open_with_cache(http_server.url + "/refs.json?token=hush", tmp_path)
     assert fs.cat_file("a/1.0") == chunked.chunk(1)
-    assert len(kept(tmp_path)) == 1
+    assert len(list_kept(tmp_path)) == 1
     for path in (tmp_path / "kept").rglob("*"):
         assert "hush" not in path.name
         assert not path.is_file() or b"hush" not in path.read_bytes()
@@ -526,8 +528,8 @@ def test_cache_files_have_no_secrets(count: int, http_server: RangeServer, tmp_p
 @pytest.mark.case(id="P25")
 def test_links_pipes_and_shared_directories_are_not_used(what: str, chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
-    opened(chunked.refs(), tmp_path).cat_file(key)
-    (path,) = kept(tmp_path)
+    open_with_cache(chunked.refs(), tmp_path).cat_file(key)
+    (path,) = list_kept(tmp_path)
     if what == "link to a file":
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
@@ -539,10 +541,10 @@ def test_links_pipes_and_shared_directories_are_not_used(what: str, chunked: Chu
         (tmp_path / "kept").symlink_to(tmp_path / "moved")
     else:
         (tmp_path / "kept").chmod(0o770)
-    fs = opened(chunked.refs(), tmp_path)
+    fs = open_with_cache(chunked.refs(), tmp_path)
     if "directory" in what:
         with pytest.warns(CostlyPattern, match="cache_dir="):
-            assert settled(fs.cat_file(key)) == chunked.chunk(3)
+            assert wait_for_disk(fs.cat_file(key)) == chunked.chunk(3)
     else:
         assert fs.cat_file(key) == chunked.chunk(3)
     assert fs.stats()["requests"] == 1
@@ -553,7 +555,7 @@ def test_links_pipes_and_shared_directories_are_not_used(what: str, chunked: Chu
 def test_file_of_another_user_is_ignored(tmp_path: Path) -> None:
     cache = ChunkCache(tmp_path / "kept", 1 << 20)
     cache.put(SPAN, FACTS, BYTES)
-    (path,) = kept(tmp_path)
+    (path,) = list_kept(tmp_path)
     os.chown(path, 12345, 12345)
     assert cache.get(SPAN, FACTS) is None
 
@@ -561,18 +563,18 @@ def test_file_of_another_user_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.case(id="P25")
 def test_cached_chunk_outside_allow_is_refused(chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
-    opened(chunked.refs(), tmp_path).cat_file(key)
+    open_with_cache(chunked.refs(), tmp_path).cat_file(key)
     with pytest.raises(TargetNotAllowed):
-        opened(chunked.refs(), tmp_path, allow=["https://elsewhere/"]).cat_file(key)
+        open_with_cache(chunked.refs(), tmp_path, allow=["https://elsewhere/"]).cat_file(key)
 
 
 @pytest.mark.case(id="P25")
 def test_cached_chunk_that_the_server_now_denies_is_an_error(chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
-    opened(chunked.refs(), tmp_path).cat_file(key)
+    open_with_cache(chunked.refs(), tmp_path).cat_file(key)
     chunked.server.fault(403, "/data.bin")
     with pytest.raises(ReferenceNotReachable, match="403"):
-        opened(chunked.refs(), tmp_path).cat_file(key)
+        open_with_cache(chunked.refs(), tmp_path).cat_file(key)
 
 
 @pytest.mark.parametrize("what", ["file", "full"])
@@ -589,8 +591,10 @@ def test_unwritable_directory_does_not_stop_reading(
             return os.open(path, flags, 0o600)
 
         monkeypatch.setattr(chunk_cache, "open_as_it_is", full)
-    fs = opened(chunked.refs(), tmp_path)
+    fs = open_with_cache(chunked.refs(), tmp_path)
     with pytest.warns(CostlyPattern, match="chunks are not kept in cache_dir=.*(exists|No space)") as caught:
-        assert [settled(fs.cat_file(key)) for key in chunked.keys(range(5))] == [chunked.chunk(n) for n in range(5)]
+        assert [wait_for_disk(fs.cat_file(key)) for key in chunked.keys(range(5))] == [
+            chunked.chunk(n) for n in range(5)
+        ]
     assert len(caught) == 1
-    assert not kept(tmp_path)
+    assert not list_kept(tmp_path)

@@ -114,7 +114,7 @@ def test_large_range_is_fetched_in_parts(http_server: RangeServer) -> None:
     assert http_server.bytes_sent == len(data) - 3
 
 
-def test_range_that_may_end_early_is_never_cut_into_parts(http_server: RangeServer) -> None:
+def test_range_that_may_end_early_is_one_request(http_server: RangeServer) -> None:
     data = random.Random(1).randbytes(1000)
     span = Span(http_server.put("/short", data), 0, 64 * MIB, exact=False)
 
@@ -245,7 +245,7 @@ def test_bug_in_readahead_reaches_the_reader(chunked: Chunked, monkeypatch: pyte
         zarr_reads(open_fs(chunked), chunked.keys(range(20)))
 
 
-def test_loop_over_slabs_backwards_is_read_ahead(http_server: RangeServer) -> None:
+def test_loop_over_chunks_backwards_is_read_ahead(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     keys = chunked.keys(range(255, -1, -1))
     assert zarr_reads(open_fs(chunked), keys, together=1) == [chunked.chunk(i) for i in range(255, -1, -1)]
@@ -302,7 +302,7 @@ def test_failed_readahead_does_not_fail_reads(http_server: RangeServer) -> None:
     assert zarr_reads(fs, chunked.keys(range(40))) == [chunked.chunk(i) for i in range(40)]
 
 
-def test_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> None:
+def test_cancelled_read_leaves_no_task_and_no_memory(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 5
 
@@ -421,7 +421,7 @@ def test_read_bytes_are_freed_without_garbage_collection(http_server: RangeServe
     assert kept == []
 
 
-def test_each_request_leaves_a_debug_line(chunked: Chunked, caplog: pytest.LogCaptureFixture) -> None:
+def test_request_leaves_a_debug_line(chunked: Chunked, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "refshard_fs"):
         open_fs(chunked).cat(chunked.keys([3, 4]))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "refshard_fs.targets"]

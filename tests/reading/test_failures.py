@@ -44,7 +44,7 @@ def test_error_of_a_short_target_has_a_remedy(http_server: RangeServer, tmp_path
         assert "Unfit" not in text
 
 
-def test_error_of_a_silent_host_has_a_remedy() -> None:
+def test_error_of_an_unreachable_host_has_a_remedy() -> None:
     assert "Check that the host name is right, and that the host is running" in failure("http://127.0.0.1:9/x", 0, 3)
 
 

@@ -187,8 +187,8 @@ def test_objects_of_unknown_size_stay_within_max_memory(http_server: RangeServer
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_ranges_of_different_versions_are_never_one_request(http_server: RangeServer, order: int) -> None:
-    """Otherwise an answer would be compared with the pin of one range only."""
+def test_range_with_a_wrong_pin_fails_alone(http_server: RangeServer, order: int) -> None:
+    """In a common request, the answer would be compared with the pin of one range only."""
     url = http_server.put("/x", DATA)
     right, wrong = Span(url, 0, 10, pin=Pin(size=len(DATA))), Span(url, 10, 20, pin=Pin(size=len(DATA) + 1))
 

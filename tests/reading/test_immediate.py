@@ -65,7 +65,7 @@ def test_each_of_many_keys_takes_one_read_and_no_engine(
     assert sorted(reads) == sorted([(100 * int(key[2:]), 100) for key in apart] + [(100, 3), (293, 7)])
 
 
-def test_small_adjacent_keys_are_read_together_in_any_order(file: Path, reads: list[tuple[int, int]]) -> None:
+def test_small_adjacent_keys_out_of_order_are_read_together(file: Path, reads: list[tuple[int, int]]) -> None:
     references_of = references(file) | {"same": [str(file), 250, 200], "far": [str(file), 9990, 100]}
     fs = RefShardFileSystem(references_of)
     keys = ["a/4", "far", "a/2", "same", "none", "a/3"]
@@ -80,7 +80,7 @@ def test_small_adjacent_keys_are_read_together_in_any_order(file: Path, reads: l
     assert (counts["bytes_wanted"], counts["bytes_fetched"]) == (600, 400)
 
 
-def test_each_key_of_a_batch_has_its_own_error(file: Path) -> None:
+def test_range_beyond_the_end_fails_alone_in_its_batch(file: Path) -> None:
     end = len(DATA)
     fs = RefShardFileSystem({"fits": [str(file), end - 10, 10], "longer": [str(file), end - 5, 10]})
     found = fs.cat(["fits", "longer"], on_error="return")

@@ -57,16 +57,16 @@ def source(tmp_path: Path, size: int = 100) -> Path:
     path = tmp_path / "refs.json"
     # The padding makes the document too long to be decoded from its first bytes alone.
     path.write_text(json.dumps({"version": 1, "templates": {}, "refs": {**refs, "pad": "x" * 8192}}))
-    settled(path)
+    make_old(path)
     return path
 
 
-def settled(path: Path) -> None:
+def make_old(path: Path) -> None:
     """Make ``path`` some minutes old, because the time of a new file does not identify its version."""
     os.utime(path, (time.time() - 200.5, time.time() - 200.5))
 
 
-def opened(path: Path, cache: Path | bool | None, **options: Any) -> RefShardFileSystem:
+def open_with_cache(path: Path, cache: Path | bool | None, **options: Any) -> RefShardFileSystem:
     INDEXES.clear()
     fs = RefShardFileSystem(str(path), index_cache=cache, target=str(path.parent / "data"), **options)
     assert fs.cat("a/7") == b"\7"
@@ -74,15 +74,15 @@ def opened(path: Path, cache: Path | bool | None, **options: Any) -> RefShardFil
     return fs
 
 
-def everything(fs: RefShardFileSystem) -> dict[str, bytes]:
+def read_all(fs: RefShardFileSystem) -> dict[str, bytes]:
     return {key: fs.cat_file(key) for key in fs.find("")}
 
 
 def test_new_filesystem_uses_the_index_of_an_earlier_one(tmp_path: Path, parses: list[str]) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
-    first = everything(opened(path, cache))
-    second = opened(path, cache)
-    assert everything(second) == first
+    first = read_all(open_with_cache(path, cache))
+    second = open_with_cache(path, cache)
+    assert read_all(second) == first
     assert len(parses) == 1
     assert json.loads(first["a/.zattrs"].replace(b"NaN", b"1")) == {"x": 1}
     assert second.references["b/0"] == [None, 5, 2]
@@ -90,7 +90,7 @@ def test_new_filesystem_uses_the_index_of_an_earlier_one(tmp_path: Path, parses:
 
 def test_other_process_finds_the_index(tmp_path: Path) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
-    opened(path, cache)
+    open_with_cache(path, cache)
     code = (
         "import sys\nfrom refshard_fs import RefShardFileSystem\n"
         "from refshard_fs.formats.kerchunk_json import source as kerchunk_json\n"
@@ -103,7 +103,7 @@ def test_other_process_finds_the_index(tmp_path: Path) -> None:
 
 def test_changed_source_is_decoded_again(tmp_path: Path, parses: list[str]) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
-    opened(path, cache)
+    open_with_cache(path, cache)
     text = path.read_text()
     path.write_text(text.replace('["data", 7, 1]', '["data", 8, 1]'))
     INDEXES.clear()
@@ -113,16 +113,16 @@ def test_changed_source_is_decoded_again(tmp_path: Path, parses: list[str]) -> N
 
 def test_options_that_change_the_set_have_an_index_of_their_own(tmp_path: Path, parses: list[str]) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
-    opened(path, cache)
-    opened(path, cache, template_overrides={"u": "v"})
-    opened(path, cache)
+    open_with_cache(path, cache)
+    open_with_cache(path, cache, template_overrides={"u": "v"})
+    open_with_cache(path, cache)
     assert len(parses) == 2
 
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "flip", "header", "magic", "version", "longer", "garbage"])
 def test_damaged_file_is_replaced_without_a_warning(tmp_path: Path, parses: list[str], harm: str) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
-    first = everything(opened(path, cache))
+    first = read_all(open_with_cache(path, cache))
     (kept,) = cache.iterdir()
     good = kept.read_bytes()
     harmed = {
@@ -137,16 +137,16 @@ def test_damaged_file_is_replaced_without_a_warning(tmp_path: Path, parses: list
     }[harm]
     kept.unlink()
     kept.write_bytes(harmed)
-    assert everything(opened(path, cache)) == first
+    assert read_all(open_with_cache(path, cache)) == first
     assert len(parses) == 2
     assert kept.read_bytes() == good
-    opened(path, cache)
+    open_with_cache(path, cache)
     assert len(parses) == 2
 
 
 def test_old_index_is_replaced_without_a_warning(tmp_path: Path, parses: list[str]) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
-    first = everything(opened(path, cache))
+    first = read_all(open_with_cache(path, cache))
     (kept,) = cache.iterdir()
     whole = IndexCache(cache).get(kept.stem)
     assert whole is not None
@@ -154,7 +154,7 @@ def test_old_index_is_replaced_without_a_warning(tmp_path: Path, parses: list[st
     del whole
     good = kept.read_bytes()
     IndexCache(cache).put(kept.stem, [older])
-    assert everything(opened(path, cache)) == first
+    assert read_all(open_with_cache(path, cache)) == first
     assert len(parses) == 2
     assert kept.read_bytes() == good
 
@@ -163,8 +163,8 @@ def test_old_index_is_replaced_without_a_warning(tmp_path: Path, parses: list[st
 def test_loaded_index_survives_damage_to_its_file(tmp_path: Path, how: str, parses: list[str]) -> None:
     """If the file were mapped into memory, cutting it short would end the process."""
     path, cache = source(tmp_path), tmp_path / "cache"
-    first = everything(opened(path, cache))
-    fs = opened(path, cache)
+    first = read_all(open_with_cache(path, cache))
+    fs = open_with_cache(path, cache)
     (kept,) = cache.iterdir()
     match how:
         case "truncated":
@@ -175,7 +175,7 @@ def test_loaded_index_survives_damage_to_its_file(tmp_path: Path, how: str, pars
             kept.write_bytes(b"x" * kept.stat().st_size)
         case "removed":
             kept.unlink()
-    assert everything(fs) == first
+    assert read_all(fs) == first
     assert len(parses) == 1
 
 
@@ -191,7 +191,7 @@ def test_index_is_cached_only_for_an_unambiguous_version(etag: Any, modified: An
 
 @pytest.mark.parametrize(("age", "is_kept"), [(0, False), (1.0, True), (5.0, True)])
 @pytest.mark.parametrize("is_coarse", [False, True])
-def test_recently_written_file_is_not_cached(
+def test_file_is_cached_only_some_time_after_its_last_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, is_kept: bool, is_coarse: bool
 ) -> None:
     """The next version may have the same time, within a tick, or within two seconds if times are whole seconds."""
@@ -230,7 +230,7 @@ def test_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
         assert store.get(kept.stem) is None
 
 
-def test_two_flipped_bits_are_noticed_wherever_they_are(tmp_path: Path) -> None:
+def test_two_flipped_bits_at_many_places_are_noticed(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path)
     cache.put("x", [bytes(200)])
     path = tmp_path / "x.refindex"
@@ -270,24 +270,24 @@ def test_file_of_another_user_is_ignored(tmp_path: Path) -> None:
 def test_unwritable_directory_is_accepted(tmp_path: Path) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     cache.mkdir(mode=0o500)
-    opened(path, cache / "below")
-    opened(path, cache)
+    open_with_cache(path, cache / "below")
+    open_with_cache(path, cache)
     assert not list(cache.iterdir())
 
 
 def test_file_in_place_of_the_directory_is_accepted(tmp_path: Path) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     cache.write_text("no directory")
-    opened(path, cache)
-    opened(path, cache / "below")
+    open_with_cache(path, cache)
+    open_with_cache(path, cache / "below")
     assert cache.read_text() == "no directory"
 
 
-def test_index_cache_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_cache_is_not_used_if_off_or_for_small_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     path = source(tmp_path)
-    opened(path, False)
-    opened(path, None)  # the set is too small for the default cache
+    open_with_cache(path, False)
+    open_with_cache(path, None)  # the set is too small for the default cache
     assert not (tmp_path / "xdg").exists()
 
 
@@ -299,11 +299,11 @@ def test_large_sets_are_kept_by_default_in_users_cache_directory(
     monkeypatch.setattr(loading, "WORTH_A_LOOK", 1)
     monkeypatch.setattr(loading, "WORTH_KEEPING", 1)
     path = source(tmp_path)
-    opened(path, None)
+    open_with_cache(path, None)
     (kept,) = (tmp_path / "xdg" / "refshard_fs").iterdir()
     assert kept.stat().st_mode & 0o077 == 0
     assert (kept.parent.stat().st_mode & 0o077) == 0
-    opened(path, True)
+    open_with_cache(path, True)
     assert len(parses) == 1
 
 
@@ -319,7 +319,7 @@ def test_missing_home_directory_is_accepted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.case(id="P24")
-def test_index_files_do_not_contain_the_url(tmp_path: Path, http_server: Any) -> None:
+def test_index_files_do_not_contain_the_token_of_the_url(tmp_path: Path, http_server: Any) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     http_server.put("/refs.json", path.read_bytes())
     INDEXES.clear()
@@ -338,7 +338,7 @@ def test_signed_urls_are_not_cached(tmp_path: Path) -> None:
     for query in ("?X-Amz-Signature=HUSH", "?version=1"):
         text = json.dumps({"version": 1, "refs": {"k": [f"https://host/x{query}", 0, 1], "pad": "x" * 8192}})
         (tmp_path / "refs.json").write_text(text)
-        settled(tmp_path / "refs.json")
+        make_old(tmp_path / "refs.json")
         assert RefShardFileSystem(tmp_path / "refs.json", index_cache=cache).info("k")["size"] == 1
         wait_for_writes()
     (kept,) = cache.iterdir()
@@ -348,7 +348,7 @@ def test_signed_urls_are_not_cached(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has rights and links of another kind")
 @pytest.mark.parametrize("kind", ["pipe", "link", "link to a device", "directory"])
 @pytest.mark.case(id="P24")
-def test_special_files_are_not_opened(kind: str, tmp_path: Path) -> None:
+def test_special_files_in_the_cache_are_ignored(kind: str, tmp_path: Path) -> None:
     cache = IndexCache(tmp_path / "cache")
     cache.put("a", [b"kept"])
     path = tmp_path / "cache" / "a.refindex"
@@ -428,7 +428,7 @@ def test_old_unfinished_files_are_removed(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.refindex", "x-2.tmp"]
 
 
-def test_readers_beside_writers_never_see_a_part_of_an_index(tmp_path: Path) -> None:
+def test_readers_beside_writers_see_whole_indexes(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path)
     wrong: list[bytes] = []
     stop = threading.Event()

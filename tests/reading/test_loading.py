@@ -54,7 +54,7 @@ def test_large_source_is_read_in_pieces(url: str, step: int, compress: Any) -> N
     assert reads.spans == [(at, min(at + step, len(data))) for at in range(0, len(data), step)] or len(data) <= step
 
 
-def test_manifest_is_parsed_once_by_all_filesystems_of_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_is_parsed_once_by_several_filesystems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     INDEXES.clear()
     path = tmp_path / "refs.json"
     path.write_bytes(make_document())
@@ -80,7 +80,7 @@ def test_rewritten_file_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_pieces_of_a_remote_source_make_the_same_set(http_server: Any) -> None:
+def test_remote_source_read_in_pieces_has_its_references(http_server: Any) -> None:
     INDEXES.clear()
     http_server.put("/refs.json", make_document())
     fs = RefShardFileSystem(http_server.url + "/refs.json", index_cache=False)

@@ -71,7 +71,7 @@ def test_cancelled_task_does_not_cancel_others(http_server: RangeServer) -> None
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_error_reaches_all_tasks_and_is_not_cached(http_server: RangeServer) -> None:
+def test_error_reaches_both_tasks_and_is_not_cached(http_server: RangeServer) -> None:
     INDEXES.clear()
     good = make_document()
     url = http_server.put("/refs.json", good[:-9])

@@ -67,7 +67,7 @@ def test_request_with_reserved_memory_begins_if_memory_is_full() -> None:
 
 @pytest.mark.parametrize("codec", [None, {"id": "zlib", "level": 1}], ids=["plain", "zlib"])
 def test_total_memory_is_within_max_memory(codec: dict[str, Any] | None) -> None:
-    """Count the memory of a selection, of an announcement, and of chunks of which a loop reads parts."""
+    """Count the memory of a selection, of an announcement, and of chunks that a loop reads in parts."""
     sync = pytest.importorskip("zarr.core.sync").sync
     zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")
     direct_array = pytest.importorskip("refshard_fs.direct_array")

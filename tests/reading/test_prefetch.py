@@ -128,7 +128,7 @@ def test_announcement_larger_than_memory_is_read(servers: int) -> None:
         asyncio.run(read([stack.enter_context(RangeServer()).put("/x", data) for _ in range(servers)]))
 
 
-def test_announcement_beyond_the_budget_is_read_in_any_order(chunked: Chunked) -> None:
+def test_announcement_beyond_the_budget_is_read_in_random_order(chunked: Chunked) -> None:
     fs = open_fs(chunked, max_memory=40 * CHUNK, max_block=10 * CHUNK)
     fs.prefetch("a", ...)
     order = random.Random(4).sample(range(256), 256)
@@ -136,7 +136,7 @@ def test_announcement_beyond_the_budget_is_read_in_any_order(chunked: Chunked) -
         assert fs.cat_file(f"a/{i}.0") == chunked.chunk(i)
 
 
-def test_announcement_from_a_thread_is_fetched_by_the_reader(chunked: Chunked) -> None:
+def test_reader_uses_an_announcement_from_a_thread(chunked: Chunked) -> None:
     fs = open_fs(chunked, asynchronous=True)
 
     async def read() -> list[bytes]:
@@ -200,7 +200,7 @@ def test_invalid_announcement_is_an_error(chunked: Chunked) -> None:
         fs.prefetch(["a/0.0"], 0)
 
 
-def test_cancelled_prefetch_leaves_nothing_running(http_server: RangeServer) -> None:
+def test_cancelled_prefetch_leaves_no_task_and_no_memory(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 5
 

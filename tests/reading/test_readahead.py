@@ -91,7 +91,7 @@ def test_loop_over_single_chunks_is_read_ahead(
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("together", [1, 10, 128])
-def test_random_reads_start_no_readahead(seed: int, together: int) -> None:
+def test_random_reads_start_little_readahead(seed: int, together: int) -> None:
     chosen = random.Random(seed).sample(range(512), 26)
     assert simulate(512, numbers=chosen, together=together).overread <= 1.1
     assert simulate(512, numbers=sorted(chosen), together=together).overread <= 1.1

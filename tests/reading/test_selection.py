@@ -34,12 +34,12 @@ def references(url: str) -> dict[str, Any]:
     return {key: [url, number * CHUNK, CHUNK] for number, key in enumerate(KEYS)}
 
 
-def used(memory: SharedMemory) -> int:
+def count_used(memory: SharedMemory) -> int:
     with memory._lock:
         return memory.used
 
 
-async def settled(done: Callable[[], bool]) -> None:
+async def wait_until(done: Callable[[], bool]) -> None:
     """Wait until ``done()`` is true: cancelled tasks need some turns of the loop to end."""
     async with asyncio.timeout(20):
         while not done():  # noqa: ASYNC110  # no event marks the last turn
@@ -95,7 +95,7 @@ def test_failed_or_cancelled_selection_releases_its_memory(
         for _ in range(6):
             await asyncio.gather(*(read(random.Random(chance.random())) for _ in range(4)))
         requests = fs.source.engine().fetcher.requests
-        await settled(lambda: not others() and not requests.active)
+        await wait_until(lambda: not others() and not requests.active)
         assert requests.used == 0
 
     def loop(seed: int) -> None:
@@ -111,7 +111,7 @@ def test_failed_or_cancelled_selection_releases_its_memory(
         thread.join(120)
     assert not any(thread.is_alive() for thread in running)
     assert wrong == []
-    assert (used(fs.source.selections), used(fs.source._budget)) == (0, 0)
+    assert (count_used(fs.source.selections), count_used(fs.source._budget)) == (0, 0)
 
 
 def test_decoding_may_read_by_the_same_filesystem(http_server: RangeServer) -> None:
@@ -187,7 +187,7 @@ def test_reader_cancelled_twice_releases_its_memory(http_server: RangeServer) ->
         (error,) = await asyncio.gather(task, return_exceptions=True)
         is_over = True
         assert isinstance(error, asyncio.CancelledError)
-        assert used(fs.source.selections) == 0  # although the error keeps the frames of the read alive
+        assert count_used(fs.source.selections) == 0  # although the error keeps the frames of the read alive
 
     asyncio.run(run())
     assert late == []
@@ -286,7 +286,7 @@ def test_cached_index_is_looked_up_once_a_shard(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connection is dropped as well
-def test_requests_of_a_closed_loop_are_released(http_server: RangeServer) -> None:
+def test_collecting_requests_of_a_closed_loop_does_not_block(http_server: RangeServer) -> None:
     """The garbage collector ends the requests, here inside a lock; they must not begin others on the closed loop."""
     refs = references(http_server.put("/x", DATA))
     fs = RefShardFileSystem(
@@ -298,7 +298,7 @@ def test_requests_of_a_closed_loop_are_released(http_server: RangeServer) -> Non
         http_server.fault("silent", "/x")
         begun = [asyncio.ensure_future(fs._cat_file(key)) for key in KEYS[10:12]]
         requests = fs.source.engine().fetcher.requests
-        await settled(lambda: requests.active == 1 and bool(requests.find_host(refs[KEYS[0]][0]).urgent))
+        await wait_until(lambda: requests.active == 1 and bool(requests.find_host(refs[KEYS[0]][0]).urgent))
         assert not any(task.done() for task in begun)
 
     def work() -> None:
