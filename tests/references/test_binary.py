@@ -29,7 +29,7 @@ def test_references_survive_pickling() -> None:
     assert dict(References(again)) == dict(References(refs))
 
 
-def decoded(value: Value) -> bytes | str:
+def decode_or_keep(value: Value) -> bytes | str:
     try:
         return decode(value)
     except UnicodeEncodeError:
@@ -53,7 +53,7 @@ def test_lone_surrogates_survive_pickling(document: dict[str, Any]) -> None:
         found, value = again.get_value(key), refs.get_value(key)
         assert found is not None
         assert value is not None
-        assert found == value if isinstance(value, Row) else decoded(found) == decoded(value)
+        assert found == value if isinstance(value, Row) else decode_or_keep(found) == decode_or_keep(value)
 
 
 def test_flipped_bit_of_a_column_is_an_error() -> None:

@@ -95,7 +95,7 @@ metadata = st.tuples(
 
 
 @given(st.lists(st.one_of(st.tuples(keys, values), metadata), min_size=1, max_size=30), metadata)
-def test_any_set_is_the_same_by_key_and_in_columns(items: list[tuple[str, Any]], more: tuple[str, Any]) -> None:
+def test_random_sets_are_equal_by_key_and_in_columns(items: list[tuple[str, Any]], more: tuple[str, Any]) -> None:
     text = ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in [more, *items])
     data = b"{" + text.encode() + b"}"
     assert_equal_sets(read(data, by_key=True), read(data, by_key=False))

@@ -30,7 +30,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     monkeypatch.setattr(builder, "BATCH", 8)
 
 
-def test_numbers_of_any_length_are_exact() -> None:
+def test_small_and_large_numbers_are_exact() -> None:
     sizes = [
         0,
         9,
@@ -51,7 +51,7 @@ def test_numbers_of_any_length_are_exact() -> None:
     assert read_entries(read(json.dumps(refs, separators=(",", ":")))) == refs
 
 
-def test_urls_of_any_length_are_distinct() -> None:
+def test_urls_of_many_lengths_are_distinct() -> None:
     names = ["x" * n + c for n in (0, 1, 6, 7, 8, 9, 15, 16, 17, 40, 600) for c in ("a", "b", "a")]
     refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY)}
     refs |= {f"a/{i}.{j}": [names[i], 1, 2] for i in range(33) for j in range(3)}

@@ -21,7 +21,7 @@ from tests.support.snapshots import STORE, open_source, overwrite, save_json, wr
 zarr = pytest.importorskip("zarr")
 
 
-def saved_compressed(found: Any, folder: Path) -> Any:
+def save_compressed(found: Any, folder: Path) -> Any:
     import gzip
 
     path = save_json(found, folder)
@@ -29,7 +29,7 @@ def saved_compressed(found: Any, folder: Path) -> Any:
     return str(folder / "refs.json.gz")
 
 
-def saved_again(found: Any, folder: Path) -> Any:
+def save_again(found: Any, folder: Path) -> Any:
     open_source(save_json(found, folder)).save(str(folder / "again.json"))
     return str(folder / "again.json")
 
@@ -38,8 +38,8 @@ WAYS = {
     "itself": lambda found, folder: found,
     "pickle": lambda found, folder: pickle.loads(pickle.dumps(found)),
     "JSON": save_json,
-    "compressed JSON": saved_compressed,
-    "JSON of JSON": saved_again,
+    "compressed JSON": save_compressed,
+    "JSON of JSON": save_again,
     "concat": lambda found, folder: refshard_fs.concat([found]),
     "merge": lambda found, folder: refshard_fs.concat([found, {"b/x": "y"}]),
     "rebase": lambda found, folder: refshard_fs.rebase(found, {"s3://other": "s3://new"}, missing="ignore"),
@@ -74,7 +74,7 @@ def test_pins_survive_the_index_cache(tmp_path: Path) -> None:
         open_source(path, index_cache=str(tmp_path / "cache")).cat_file("a/0")
 
 
-def test_other_readers_ignore_pins(tmp_path: Path) -> None:
+def test_reference_filesystem_of_fsspec_ignores_pins(tmp_path: Path) -> None:
     store = {key: data for key, data in STORE.items() if not key.startswith("notes")}
     path = save_json(refshard_fs.snapshot(write_array(tmp_path / "store", store)), tmp_path)
     document = json.loads(Path(path).read_text())
