@@ -24,7 +24,7 @@ BUCKET = Admission.of("s3://data/sets/refs.json", None, (), ())
 @pytest.mark.parametrize(
     "url", ["/etc/hosts", "s3://b/k", "http://127.0.0.1/x", "zip://a::http://h/z.zip", "ssh://h/x"]
 )
-def test_own_sets_may_point_anywhere(source: str | None, url: str) -> None:
+def test_own_sets_may_point_to_private_places(source: str | None, url: str) -> None:
     assert Admission.of(source, None, (), ()).admit(url) == (url, Access.OWN)
 
 
@@ -217,7 +217,7 @@ def test_embedded_private_addresses_are_private(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["2606:4700::1111", "64:ff9b::808:808", "8.8.8.8", "134744072"])
-def test_public_addresses_of_every_kind_are_public(address: str) -> None:
+def test_public_addresses_in_several_notations_are_public(address: str) -> None:
     assert not is_private(address)
 
 
@@ -284,7 +284,7 @@ def test_set_from_an_ipv6_address_is_remote() -> None:
             rule.admit(url)
 
 
-def test_ipv6_addresses_follow_the_same_rules() -> None:
+def test_port_of_an_ipv6_address_is_compared() -> None:
     assert REMOTE.admit(f"{SIX}:80/x.nc") == (f"{SIX}/x.nc", Access.NONE)
     allowing = Admission.of("https://pub.example/refs.json", ["http://[::1]:9/"], (), ())
     assert allowing.admit("http://[::1]:9/x") == ("http://[::1]:9/x", Access.OWN)

@@ -1,4 +1,4 @@
-"""Paths, servers and prefixes of URLs are recognised in any spelling."""
+"""Paths, servers and prefixes of URLs are recognised in many spellings."""
 
 from __future__ import annotations
 

@@ -81,27 +81,27 @@ def test_option_admits_only_its_path_and_port(http_server: RangeServer) -> None:
 @pytest.mark.case(id="P14")
 def test_host_that_was_public_must_stay_public(where: str, names: dict[str, str]) -> None:
     names["stranger.test"] = "127.0.0.9"
-    assert _resolved(OWN, "stranger.test") == "127.0.0.9"
+    assert _resolve(OWN, "stranger.test") == "127.0.0.9"
     names["stranger.test"] = where
     with pytest.raises(TargetNotAllowed, match="outside that network at its first use"):
-        _resolved(OWN, "stranger.test")
+        _resolve(OWN, "stranger.test")
 
 
 @pytest.mark.case(id="P14")
 def test_private_host_must_stay_in_its_network(names: dict[str, str]) -> None:
     names["intranet.test"] = "10.0.0.1"
-    assert _resolved(OWN, "intranet.test") == "10.0.0.1"
+    assert _resolve(OWN, "intranet.test") == "10.0.0.1"
     names["intranet.test"] = "10.0.0.2"
-    assert _resolved(OWN, "intranet.test") == "10.0.0.2"
+    assert _resolve(OWN, "intranet.test") == "10.0.0.2"
     for where in ("127.0.0.1", "169.254.169.254"):
         names["intranet.test"] = where
         with pytest.raises(TargetNotAllowed):
-            _resolved(OWN, "intranet.test")
+            _resolve(OWN, "intranet.test")
     with pytest.raises(TargetNotAllowed):
-        _resolved(connections.Guard(own=False), "other.test")
+        _resolve(connections.Guard(own=False), "other.test")
 
 
-def _resolved(guard: connections.Guard, host: str) -> str:
+def _resolve(guard: connections.Guard, host: str) -> str:
     async def go() -> str:
         return (await connections.GuardedResolver(guard).resolve(host, 80))[0]["host"]
 
@@ -142,7 +142,7 @@ def test_options_without_protocol_go_only_to_the_set_server(
 
 @pytest.mark.parametrize("options", [{"asynchronous": True}, {"skip_instance_cache": True}, {"timeout": 5}])
 @pytest.mark.case(id="P6")
-def test_options_without_credentials_permit_nothing(
+def test_options_without_credentials_open_no_private_network(
     options: dict[str, Any], http_server: RangeServer, names: dict[str, str]
 ) -> None:
     with RangeServer() as inside:
@@ -227,7 +227,7 @@ def test_remote_protocol_does_not_open_private_networks(
 @pytest.mark.parametrize("prefix", ["S3://bucket/", "s3://bucket", "s3://bucket/"])
 @pytest.mark.parametrize("spelling", ["s3://bucket/x", "S3://bucket/x"])
 @pytest.mark.case(id="P8")
-def test_options_of_a_prefix_apply_to_every_spelling_of_it(
+def test_options_of_a_prefix_apply_to_other_spellings_of_it(
     prefix: str, spelling: str, http_server: RangeServer
 ) -> None:
     http_server.put("/bucket/x", b"0123")
@@ -295,7 +295,7 @@ def test_client_certificate_is_not_sent_after_a_redirect() -> None:
     server.verify_mode = ssl.CERT_OPTIONAL
     authority.configure_trust(server)
     authority.issue_cert("h.test").configure_cert(server)
-    assert [_shown(client, server) for client in (context, plain)] == [True, False]
+    assert [_sends_certificate(client, server) for client in (context, plain)] == [True, False]
 
 
 def test_connector_of_unknown_kind_sends_no_certificate() -> None:
@@ -322,7 +322,7 @@ def test_environment_emulator_is_not_used_for_remote_sets(
         assert inside.requests() == []
 
 
-def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
+def _sends_certificate(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
     """Return whether the client sends a certificate to the server."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(down, up, server_hostname="h.test"), server.wrap_bio(up, down, server_side=True)]
@@ -340,7 +340,7 @@ def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
      "?session=", "?PHPSESSID=", "?jsessionid="],
 )  # fmt: skip
 @pytest.mark.case(id="P23")
-def test_token_is_hidden_however_its_parameter_is_spelled(parameter: str) -> None:
+def test_token_is_hidden_in_unusual_spellings_of_parameters(parameter: str) -> None:
     url = f"https://h.example/x{parameter}{SECRET}"
     assert SECRET not in sanitize(f"no {url}: failed")
     assert sanitize(url).startswith("https://h.example/x")

@@ -29,7 +29,7 @@ def test_each_row_has_an_id() -> None:
     assert [row for row in promises if not re.search(r" \| P\d+[^|]* \|$", row)] == []
 
 
-def test_each_security_test_names_a_promise() -> None:
+def test_tests_of_this_folder_name_a_promise_or_are_exempt() -> None:
     for path, text in texts().items():
         if path.parent != Path(__file__).parent or path.name in OF_RULES:
             continue

@@ -84,7 +84,7 @@ def _texts(value: Any) -> list[str]:
 
 @pytest.mark.parametrize("control", CONTROLS)
 @pytest.mark.parametrize("command", ["info", "ls", "tree", "check"])
-def test_json_on_a_terminal_is_in_ascii(
+def test_json_output_is_ascii_without_control_characters(
     command: str, control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "refs.json").write_text(json.dumps({f"k{control}": "x", "a/.zarray": "{" + control}))
@@ -157,7 +157,7 @@ def test_causes_of_errors_have_no_secret(http_server: RangeServer, caplog: pytes
     assert SECRET not in caplog.text
 
 
-def test_harmless_cause_is_unchanged() -> None:
+def test_cause_changes_only_if_it_has_a_secret() -> None:
     plain = OSError(5, "disk")
     assert sanitize_cause(plain) is plain
     assert SECRET not in repr(sanitize_cause(ValueError(f"https://h/?token={SECRET}")))
