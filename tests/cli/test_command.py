@@ -91,7 +91,7 @@ def test_check_and_its_usage_errors_name_options(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("text", ["0", "x", "-1"])
-def test_record_size_below_one_is_a_usage_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_record_size_is_a_usage_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["convert", "a", "b", f"--record-size={text}"])
     assert f"--record-size: expected a number of at least 1, got {text!r}" in capsys.readouterr().err

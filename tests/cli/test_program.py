@@ -293,7 +293,7 @@ def test_info_reads_outputs_of_convert_without_warnings(
     assert (told["targets"]["count"], told["targets"]["references"]) == (1, 1)
 
 
-def test_record_size_and_inline_default_as_in_python() -> None:
+def test_record_size_and_inline_have_the_defaults_of_python() -> None:
     convert, snapshot = (make_parser().parse_args([name, "a", "b"]) for name in ("convert", "snapshot"))
     defaults = [inspect.signature(made).parameters for made in (RefShardFileSystem.save, refshard_fs.snapshot)]
     assert convert.record_size == defaults[0]["record_size"].default
