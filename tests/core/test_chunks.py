@@ -29,7 +29,7 @@ from tests.support.shard_writers import make_sparse, write_prototype
 GROUP = {2: {"zarr_format": 2}, 3: {"zarr_format": 3, "node_type": "group", "attributes": {}}}
 
 
-def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+def open_anew(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, **options)
 
 
@@ -101,7 +101,7 @@ def zipped(rng: random.Random, folder: Path) -> str:
 def parquet(rng: random.Random, folder: Path) -> str:
     pytest.importorskip("pyarrow")
     there = folder / "refs.parq"
-    opened(references(rng, folder, stray=False)).save(str(there), record_size=rng.choice([1, 3, 1000]))
+    open_anew(references(rng, folder, stray=False)).save(str(there), record_size=rng.choice([1, 3, 1000]))
     for file in there.rglob("refs.*.parq"):
         if rng.random() < 0.2:
             file.unlink()
@@ -235,7 +235,7 @@ def test_chunks_agree_with_lookups(kind: str, is_edited: bool, seeds: range, tmp
         rng = random.Random(f"{kind} {seed}")
         folder = tmp_path / str(seed)
         folder.mkdir()
-        fs = opened(SOURCES[kind](rng, folder), mode="a" if is_edited and "cube" not in kind else "r")
+        fs = open_anew(SOURCES[kind](rng, folder), mode="a" if is_edited and "cube" not in kind else "r")
         if fs.mode == "a":
             keys = [key for key in fs.find("") if not zarrmeta.is_metadata(key)]
             fs.rm_file(keys[0])
@@ -253,12 +253,12 @@ def test_chunks_agree_with_lookups(kind: str, is_edited: bool, seeds: range, tmp
 
 def test_snapshot_of_inner_chunks_keeps_stray_keys(tmp_path: Path) -> None:
     refs = refshard_fs.snapshot(hierarchy(random.Random(0), tmp_path, shards=(4, 6)), shards="inner")
-    assert opened(refs).cat_file("g/b/note.txt") == b"stray"
+    assert open_anew(refs).cat_file("g/b/note.txt") == b"stray"
 
 
 def test_chunk_of_a_sharded_scalar_is_found(tmp_path: Path) -> None:
     write_prototype(tmp_path, np.array(5, "<i4"), (), ())
-    answers = Answers(opened(str(tmp_path)))
+    answers = Answers(open_anew(str(tmp_path)))
     assert answers.all("", random.Random(0))["0"] == answers.key("0")
 
 
@@ -267,7 +267,7 @@ def test_contents_lack_only_the_array_with_unreadable_metadata(tmp_path: Path) -
     refs: dict[str, Any] = {".zgroup": json.dumps(GROUP[2]), "bad/.zarray": [str(tmp_path / "gone.json")]}
     for number in range(5):
         refs |= {f"{number}/.zarray": text, f"{number}/0": "xy"}
-    answers = Answers(opened(refs))
+    answers = Answers(open_anew(refs))
     errors: dict[str, Exception] = {}
     contents: Contents = answers.run("", partial(answers.keyspace.contents, "", errors))
     assert set(errors) == {"bad/.zarray"}
@@ -277,8 +277,8 @@ def test_contents_lack_only_the_array_with_unreadable_metadata(tmp_path: Path) -
 def test_damaged_partition_is_an_error_of_each_of_its_keys(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     refs = {"a/.zarray": json.dumps(document(2, [4], [1], ".")), **{f"a/{i}": "x" for i in range(4)}}
-    opened(refs).save(str(tmp_path / "refs.parq"), record_size=2)
+    open_anew(refs).save(str(tmp_path / "refs.parq"), record_size=2)
     file = tmp_path / "refs.parq/a/refs.1.parq"
     file.write_bytes(file.read_bytes()[:20])
-    report = refshard_fs.check(opened(str(tmp_path / "refs.parq")))
+    report = refshard_fs.check(open_anew(str(tmp_path / "refs.parq")))
     assert [found.key for found in report.findings if found.kind == "index"] == ["a/2", "a/3"]

@@ -28,7 +28,7 @@ BOTH = pytest.mark.parametrize("kind", CODECS)
 @BOTH
 @pytest.mark.parametrize("expected", [0, 1, len(RAW) - 1, len(RAW), len(RAW) + 1, 1 << 40])
 @pytest.mark.parametrize("data", [RAW, b""], ids=["full", "empty"])
-def test_output_equals_that_of_numcodecs(kind: str, expected: int, data: bytes) -> None:
+def test_accelerated_codec_decodes_to_the_original_bytes(kind: str, expected: int, data: bytes) -> None:
     stored = CODECS[kind].encode(np.frombuffer(data, "u1"))
     codec = accelerate_codec(CODECS[kind], expected)
     for _ in range(2):  # the second call expects the size that the first one found

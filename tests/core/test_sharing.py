@@ -51,7 +51,7 @@ def test_concurrent_callers_share_one_load() -> None:
     assert opened.begun == 1
 
 
-def test_cancelled_caller_leaves_the_others_running() -> None:
+def test_cancelled_caller_leaves_the_other_running() -> None:
     opened, sharing = CountedSteps(), Sharing()
     first, second = run_shared(sharing, opened), run_shared(sharing, opened)
     next(first), next(second)

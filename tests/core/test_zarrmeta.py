@@ -321,7 +321,7 @@ def test_run_lengths_expand_to_edges(runs: list[tuple[int, int]], data: st.DataO
         {"chunk_key_encoding": "fanout"},
     ],
 )
-def test_unknown_extensions_have_no_grid(change: dict[str, Any]) -> None:
+def test_array_with_an_unknown_extension_has_no_grid(change: dict[str, Any]) -> None:
     meta = array_meta(V3 | change, "x")
     assert meta is not None
     assert meta.grid is None
