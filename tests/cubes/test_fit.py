@@ -43,7 +43,7 @@ def test_fit_recodes_only_arrays_whose_encoding_differs(changed: dict[str, Any],
     ("changed", "field"),
     [({"chunks": [1]}, "chunks"), ({"attributes": {"units": "K"}}, "units"), ({"dtype": "<i4"}, "i4")],
 )
-def test_fit_refuses_unrecodable_arrays(changed: dict[str, Any], field: str) -> None:
+def test_fit_refuses_arrays_that_cannot_be_recoded(changed: dict[str, Any], field: str) -> None:
     with pytest.raises(ManifestError, match=field) as caught:
         fit("a", make_facts("one"), make_facts("other", **changed))
     assert "one" in str(caught.value)

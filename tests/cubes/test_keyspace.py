@@ -99,7 +99,7 @@ def test_survey_of_parquet_sets_without_a_chunk_has_no_fault(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("damage", ["gone", "other format", "other array"])
 def test_error_of_a_damaged_piece_names_key_and_piece(tmp_path: Path, damage: str) -> None:
-    """The error once named only the part, so that the log of a worker did not show which chunk was lost."""
+    """The error once named only the piece, so that the log of a worker did not show which chunk was lost."""
     for number in range(3):
         RefShardFileSystem(make_day_set(2 * number, 2)).save(str(tmp_path / f"{number}.json"))
     cube = tmp_path / "cube.json"

@@ -11,7 +11,7 @@ from refshard_fs.cubes.placement import Placement
 
 
 @given(st.permutations(range(12)), st.integers(1, 12))
-def test_places_and_elements_are_inverse(order: list[int], count: int) -> None:
+def test_placement_maps_elements_to_places_and_back(order: list[int], count: int) -> None:
     places = np.array(order[:count])
     placement = Placement.of(places)
     assert placement.length == count

@@ -228,7 +228,7 @@ def test_valid_value_equal_to_the_fill_value_is_an_error(tmp_path: Path) -> None
         [fs.cat_file(f"v/{step}.0") for step in range(4)]
 
 
-def test_error_of_an_unrecodable_array_names_the_fields(tmp_path: Path) -> None:
+def test_error_of_an_array_that_cannot_be_recoded_names_fields(tmp_path: Path) -> None:
     for number, zarr_codec in enumerate(({}, {"compressor": {"id": "zlib", "level": 1}})):
         xr.Dataset({"n": ("x", np.array([1j]))}, {"x": [number]}).to_zarr(
             tmp_path / f"{number}.zarr", zarr_format=2, consolidated=False

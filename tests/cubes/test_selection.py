@@ -247,7 +247,7 @@ def test_concat_selects_from_each_set(tmp_path: Path) -> None:
         xr.testing.assert_identical(read(RefShardFileSystem(joined)), expected)
 
 
-def test_commands_have_selection_options(tmp_path: Path) -> None:
+def test_convert_and_concat_have_selection_options(tmp_path: Path) -> None:
     make_dataset().drop_encoding().to_netcdf(tmp_path / "all.nc", engine="h5netcdf")
     source, target = str(tmp_path / "all.nc"), str(tmp_path / "part.json")
     words = ["--keep", "rain", "--keep", "area", "--drop", "lat2d", "--rename", "rain=pr", "--isel", "time=5:-5"]
