@@ -35,6 +35,6 @@ def test_box_holds_the_chunks_of_a_selection() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[1, 2], [0, 1, 6], [0, 2]], ids=["not-aligned", "no-box", "with-a-gap"])
-def test_sparse_selections_have_no_box(numbers: list[int]) -> None:
+def test_unaligned_or_sparse_selections_have_no_box(numbers: list[int]) -> None:
     assert Boxes.around(grid(8, 6), numbers) is None
     assert Boxes(grid(8, 6), (1, 2)).number_of([6, 7, 8]) is None

@@ -212,7 +212,7 @@ def test_threads_share_the_cache(chunked: Chunked, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> None:
+def test_forked_child_reads_and_writes_the_cache(chunked: Chunked, tmp_path: Path) -> None:
     fs = open_with_cache(chunked.refs(), tmp_path)
     fs.cat_file("a/0.0")
     child = os.fork()
@@ -578,7 +578,7 @@ def test_cached_chunk_that_the_server_now_denies_is_an_error(chunked: Chunked, t
 
 
 @pytest.mark.parametrize("what", ["file", "full"])
-def test_unwritable_directory_does_not_stop_reading(
+def test_unusable_cache_directory_does_not_stop_reading(
     what: str, chunked: Chunked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if what == "file":

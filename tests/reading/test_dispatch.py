@@ -32,7 +32,7 @@ def test_concurrency_bounds_requests_in_flight(http_server: RangeServer) -> None
     assert len(chunked.ranges) == 50
 
 
-def test_memory_bounds_bytes_in_flight(http_server: RangeServer) -> None:
+def test_max_memory_bounds_requests_in_flight(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.02
     open_fs(chunked, max_gap=-1, max_memory=3 * CHUNK).cat(chunked.keys(range(0, 60, 2)))

@@ -188,7 +188,7 @@ def test_second_error_of_a_selection_is_not_logged(file: Path, caplog: pytest.Lo
     assert not caplog.records
 
 
-def test_find_all_with_keeps_leaves_entries_for_later_reads(tmp_path: Path) -> None:
+def test_find_all_drops_entries_unless_it_keeps_them(tmp_path: Path) -> None:
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     source = RefShardFileSystem(str(tmp_path)).source
     keyspace, reader, entry = source.open(), source._get_immediate(), Span("memory://x", 0, 1)

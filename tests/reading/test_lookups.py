@@ -54,7 +54,7 @@ def test_load_shared_by_tasks_runs_once(http_server: RangeServer) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_cancelled_task_does_not_cancel_others(http_server: RangeServer) -> None:
+def test_cancelled_task_does_not_cancel_another(http_server: RangeServer) -> None:
     INDEXES.clear()
     data = make_document()
     url = http_server.put("/refs.json", data)

@@ -176,7 +176,7 @@ def test_assembled_bytes_equal_slices(entry: Entry, start: int | None, end: int 
 @pytest.mark.parametrize(
     ("start", "end", "is_sized"), [(2, 5, False), (-3, None, False), (-3, -1, True), (2, -1, True)]
 )
-def test_size_is_requested_only_for_windows_from_the_end(start: int, end: int | None, is_sized: bool) -> None:
+def test_size_is_requested_only_for_a_negative_end(start: int, end: int | None, is_sized: bool) -> None:
     assert (plan_read(Request("k", start, end), Span(URL), None) is None) is is_sized
 
 

@@ -378,7 +378,7 @@ def test_writable_filesystems_fetch_no_objects_ahead(tmp_path: Path, store: str,
 
 
 @pytest.mark.parametrize("kind", [503, 403, "reset", "hang_up"])
-def test_reads_are_right_after_a_failed_prefetch_of_objects(store: str, http_server: RangeServer, kind: Any) -> None:
+def test_reads_after_a_failed_prefetch_are_right_or_an_error(store: str, http_server: RangeServer, kind: Any) -> None:
     fs = RefShardFileSystem(store, skip_instance_cache=True, retries=0)
     read_in_turn(fs, range(1, 10))
     sync(get_loop(), asyncio.sleep, 0.1)

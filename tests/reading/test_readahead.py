@@ -107,7 +107,7 @@ def test_few_chunks_read_together_start_no_readahead(size: int) -> None:
     assert ReadAhead(512).observe(range(size), CHUNK, WINDOW, MOST).fetch == []
 
 
-def test_chunks_read_out_of_order_are_fetched_once() -> None:
+def test_chunks_already_read_are_not_fetched_ahead() -> None:
     policy = ReadAhead(256)
     numbers = sorted(range(256), key=str, reverse=True)  # dask's threads read chunks in the order of their names
     read: set[int] = set()
