@@ -38,7 +38,7 @@ def target(tmp_path: Path) -> str:
 )
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("held", ["dict", "file"])
-def test_each_kind_of_value_gives_its_bytes(
+def test_values_of_many_kinds_give_their_bytes(
     value: Any, data: bytes, version: int, held: str, target: str, tmp_path: Path
 ) -> None:
     if isinstance(value, list) and value[0] == "{t}":
