@@ -244,7 +244,9 @@ def test_saved_set_is_read_from_its_own_server(
 
 
 @pytest.mark.parametrize("made", ["save", "parquet", "chunk-manifest", "document"])
-def test_pickle_codec_of_a_saved_set_reaches_no_reader(made: str, http_server: RangeServer, tmp_path: Path) -> None:
+def test_pickle_codec_of_a_saved_set_is_refused_unless_allowed(
+    made: str, http_server: RangeServer, tmp_path: Path
+) -> None:
     old = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|O", "order": "C", "fill_value": None}
     pickled = json.dumps({**old, "compressor": None, "filters": [{"id": "pickle"}]})
     refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}', "a/.zarray": pickled, "a/0": "base64:AAAA"}
@@ -479,7 +481,7 @@ def test_document_of_a_cube_takes_over_own_urls_only(how: str, http_server: Rang
 def test_copied_document_may_name_no_other_public_server(
     http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
 ) -> None:
-    """In the user's own document, the user's credentials would open it."""
+    """In the user's own document, the user's credentials would open such a URL."""
     there = write_parts(http_server, tmp_path)[:1]
     with RangeServer() as other:
         url = write_cube(http_server, [*there, put_part(other)])

@@ -68,7 +68,7 @@ def test_other_port_of_the_sets_host_is_refused(http_server: RangeServer) -> Non
 
 
 @pytest.mark.case(id="P8")
-def test_option_admits_only_its_path_and_port(http_server: RangeServer) -> None:
+def test_option_admits_only_its_path(http_server: RangeServer) -> None:
     with RangeServer() as named:
         refs = {"in": [named.put("/data/x", b"data")], "out": [named.put("/admin", b"admin")]}
         fs = RefShardFileSystem(manifest(http_server, refs), options={f"{named.url}/data/": {"headers": {"A": "b"}}})
@@ -202,7 +202,7 @@ def test_plain_arguments_go_only_to_the_sources_server(
 def test_remote_protocol_does_not_open_private_networks(
     given: str, http_server: RangeServer, names: dict[str, str]
 ) -> None:
-    """Credentials are sent to public servers of the protocol; following the error's advice opens the private server."""
+    """The option that the error advises opens the private server."""
     with RangeServer() as inside:
         refs = {"address": [inside.put("/x", b"inside")], "own": [http_server.put("/own", b"own")]}
         refs["name"] = [inside.url.replace("127.0.0.1", "intranet.test") + "/x"]
@@ -264,7 +264,7 @@ def test_ftp_host_that_becomes_private_gets_no_login(names: dict[str, str], monk
 @pytest.mark.parametrize("how", ["update_cookies", "update_cookies_from_headers"])
 @pytest.mark.parametrize("domain", ["", "; Domain=co.test", "; Domain=test"])
 @pytest.mark.case(id="P16")
-def test_cookie_goes_to_no_other_port_or_host(domain: str, how: str) -> None:
+def test_cookie_of_a_server_goes_to_no_other_port_or_host(domain: str, how: str) -> None:
     """aiohttp 3.12.0 calls `update_cookies`, later versions call `update_cookies_from_headers`."""
     if not hasattr(CookieJar, how):
         pytest.skip("this aiohttp parses the headers itself")

@@ -104,7 +104,7 @@ def test_link_cannot_leave_the_allow_list(secret: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P15")
-def test_link_in_a_local_source_cannot_lead_outside(tmp_path: Path) -> None:
+def test_allow_list_excludes_links_out_of_a_local_source(tmp_path: Path) -> None:
     """With ``allow=``, links out of the source's folder are refused; links within it, and to it, are followed."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "1").write_text("secret")
@@ -231,7 +231,7 @@ def test_environment_credentials_go_only_to_own_buckets(
 
 
 @pytest.mark.case(id="P2")
-def test_fsspec_configuration_is_not_used_for_remote_sets(
+def test_fsspec_headers_go_only_to_own_and_allowed_servers(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers that fsspec's configuration adds to all of HTTP must not reach servers that a manifest names."""
@@ -298,18 +298,18 @@ def test_jinja_runs_templates_of_own_and_allowed_sets_only(http_server: RangeSer
     templates, refs = {"u": http_server.url}, {"k": ["{{ u|lower }}/data", 2, 3]}
     source = manifest(http_server, refs, templates=templates)
 
-    def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+    def open_set(fo: Any, **options: Any) -> RefShardFileSystem:
         return RefShardFileSystem(fo=fo, simple_templates=False, skip_instance_cache=True, **options)
 
     for options in ({}, {"allow": ["s3://bucket/"]}, {"options": {http_server.url + "/": {}}}):
         with pytest.raises(TargetNotAllowed, match=r"jinja2 .* not trusted\. Add the set's own URL to allow="):
-            opened(source, **options).cat_file("k")
+            open_set(source, **options).cat_file("k")
     for allow in ("any", [http_server.url + "/"]):
-        assert opened(source, allow=allow).cat_file("k") == b"234"
+        assert open_set(source, allow=allow).cat_file("k") == b"234"
     document = {"version": 1, "templates": templates, "refs": refs}
     (tmp_path / "refs.json").write_text(json.dumps(document))
     for mine in (document, json.dumps(document).encode(), str(tmp_path / "refs.json")):
-        assert opened(mine).cat_file("k") == b"234"
+        assert open_set(mine).cat_file("k") == b"234"
 
 
 @pytest.mark.case(id="P13")
@@ -633,7 +633,7 @@ PICKLED = {
 @pytest.mark.parametrize("document", [".zarray", ".zmetadata"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "escaped"])
 @pytest.mark.case(id="P17")
-def test_pickle_codec_of_remote_set_reaches_no_reader(
+def test_pickle_codec_of_a_remote_set_is_refused_unless_allowed(
     member: str, document: str, encoding: str, http_server: RangeServer
 ) -> None:
     """Old versions of zarr and numcodecs unpickle chunks, and fill values when they open an array."""
