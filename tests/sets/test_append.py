@@ -91,7 +91,7 @@ def test_unknown_choices_are_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_refused_append_changes_nothing(tmp_path: Path, kind: str) -> None:
+def test_refused_append_changes_no_file(tmp_path: Path, kind: str) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     version = 2
@@ -107,7 +107,9 @@ def test_refused_append_changes_nothing(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["json", "lazy"])
-def test_concurrent_appends_keep_both_parts(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_of_two_concurrent_appends_is_a_conflict(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = write_target(tmp_path, kind, [make_day_set(0, 2)])
     paths = [write_part(tmp_path, make_day_set(2 * i, 2), i) for i in (1, 2)]
     module = grown_references if kind == "json" else grown_document
@@ -186,7 +188,7 @@ def test_random_appends_equal_the_concatenation(
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_stores_with_empty_or_absent_transformers_are_joined(lazy: bool, tmp_path: Path) -> None:
+def test_stores_with_or_without_storage_transformers_are_joined(lazy: bool, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     if zarr.__version__.startswith("2"):
         pytest.skip("zarr 2 writes version 2 alone")
@@ -224,7 +226,7 @@ def test_pattern_appends_new_files_without_opening_old_ones(tmp_path: Path) -> N
     assert xr.open_dataset(target, engine="refshard", decode_times=False)["time"].values.tolist() == [0, 1, 2, 3]
 
 
-def test_job_that_creates_its_document_may_run_twice(tmp_path: Path) -> None:
+def test_job_that_creates_its_document_may_run_again(tmp_path: Path) -> None:
     target = str(tmp_path / "cube.refshard")
     for days in (range(2), range(2, 4), range(0)):
         for number in days:

@@ -116,7 +116,7 @@ KINDS: dict[str, tuple[Callable[[int, Path], bytes], str, set[bool]]] = {
 
 @pytest.mark.parametrize("named", [False, True], ids=["scanned", "opened"])
 @pytest.mark.parametrize(("kind", "lazy"), [(kind, lazy) for kind, (*_, how) in KINDS.items() for lazy in sorted(how)])
-def test_concat_reads_only_metadata_and_coordinates(
+def test_concat_reads_little_more_than_the_heads_of_files(
     kind: str, http_server: RangeServer, tmp_path: Path, *, lazy: bool, named: bool
 ) -> None:
     write, dim, _ = KINDS[kind]

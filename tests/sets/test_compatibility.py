@@ -1,4 +1,4 @@
-"""The error for sets that cannot be joined names the files, the variable, and both values."""
+"""The error for sets that cannot be joined names the files and the variable."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ LATER = ("a time twice",)  # errors that only a file after another one can have
 
 
 @pytest.mark.parametrize(("name", "odd"), [(name, odd) for name in CASES for odd in (1, 0) if odd or name not in LATER])
-def test_error_names_files_variable_and_both_values(tmp_path: Path, name: str, odd: int) -> None:
+def test_error_of_files_that_do_not_fit_names_files_and_variable(tmp_path: Path, name: str, odd: int) -> None:
     change, options, said = CASES[name]
     files = [write_days(tmp_path / f"file{i}.nc", i, change if i == odd else None) for i in range(2)]
     with pytest.raises(ManifestError) as caught:
@@ -217,7 +217,7 @@ def test_unknown_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any], sa
         refshard_fs.append(files[0], files[0], "time", **wrong)
 
 
-def test_options_of_all_fsspec_filesystems_are_accepted(tmp_path: Path) -> None:
+def test_common_options_of_fsspec_filesystems_are_accepted(tmp_path: Path) -> None:
     (file,) = write_day_files(tmp_path, "references", 1)
     of_all = {"skip_instance_cache": True, "use_listings_cache": False, "listings_expiry_time": 1, "max_paths": 9}
     of_all |= {"asynchronous": False, "loop": None, "batch_size": 8}

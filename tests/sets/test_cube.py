@@ -28,7 +28,7 @@ def write_ensemble(folder: Path) -> None:
             write(ds, folder / member / f"tas_{year}.nc")
 
 
-def test_sets_in_a_grid_of_coordinates_get_all_dimensions(tmp_path: Path) -> None:
+def test_sets_in_a_grid_of_coordinates_get_both_dimensions(tmp_path: Path) -> None:
     for member in (3, 7):
         for half in range(2):
             coordinates = {"member": [member], "time": DAYS[3 * half : 3 * half + 3], "x": X}
@@ -161,9 +161,6 @@ def test_repr_of_a_cube_counts_sets_and_save_keeps_their_urls(tmp_path: Path) ->
         refshard_fs.RefShardFileSystem(f"{tmp_path}/a.nc").save(f"{tmp_path}/a.refshard")
     with pytest.raises(refshard_fs.UnknownSource, match=r"To join its files, open .*/\*\.nc'"):
         refshard_fs.open(tmp_path)
-
-
-# Archives as they are.
 
 
 def test_coords_argument_names_members_of_nested_lists(tmp_path: Path) -> None:
@@ -313,7 +310,7 @@ def test_requests_for_ome_zarr_wells_are_bounded(
 @pytest.mark.filterwarnings("ignore")  # zarr warns of what version 3 does not specify
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("types", [("S3", "S7"), ("U7", "U3"), ("S2", "U4"), ("U3", "f8")])
-def test_texts_of_different_lengths_and_one_kind_are_joined(
+def test_texts_of_one_kind_are_joined_and_other_kinds_refused(
     tmp_path: Path, version: Any, types: tuple[str, str]
 ) -> None:
     zarr = pytest.importorskip("zarr", "3")

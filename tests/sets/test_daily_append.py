@@ -1,4 +1,4 @@
-"""A set on S3 grows by a day; its job is killed at any request and repeated: complete days, each once.
+"""A set on S3 grows by a day; its job is killed at random steps and repeated: the set has each day once.
 
     python -m pytest -m soak tests/sets/test_daily_append.py
 

@@ -32,7 +32,7 @@ def make_day(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("way", ["whole", "lazy", "append"])
-def test_repeated_arrays_are_compared_by_bytes(version: int, way: str, tmp_path: Path) -> None:
+def test_equal_repeated_arrays_are_taken_from_the_first_set(version: int, way: str, tmp_path: Path) -> None:
     bounds, crs = np.arange(10.0).reshape(5, 2), np.array(7, "<i4")
     days = [
         make_day(make_day(make_day_set(i, 2, version), "x_bnds", bounds, ["x", "nv"], version), "crs", crs, [], version)
@@ -79,21 +79,21 @@ def test_arrays_without_the_outer_dimension_are_compared(version: int, dims: tup
         bounds = np.arange(4.0).reshape(2, 2) + x + more
         return make_day(make_day_set(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)
 
-    def joined(parts: dict[tuple[int, int], dict[str, Any]]) -> RefShardFileSystem:
+    def join_parts(parts: dict[tuple[int, int], dict[str, Any]]) -> RefShardFileSystem:
         outer, inner = ((2, 4, 6), (0, 2)) if dims[0] == "time" else ((0, 2), (2, 4, 6))
         grid = [[parts[(a, b) if dims[0] == "time" else (b, a)] for b in inner] for a in outer]
         return RefShardFileSystem(refshard_fs.concat(grid, dims=dims))
 
     parts = {(time, x): part(time, x) for time in (2, 4, 6) for x in (0, 2)}
-    fs = joined(parts)
+    fs = join_parts(parts)
     keys = ("x_bnds/0.0", "x_bnds/1.0") if version == 2 else ("x_bnds/c/0/0", "x_bnds/c/1/0")
     bounds = np.frombuffer(b"".join(fs.cat_file(key) for key in keys))
     np.testing.assert_array_equal(bounds, [0, 1, 2, 3, 2, 3, 4, 5])
     with pytest.raises(ManifestError, match="different bytes of 'x_bnds'.*same="):
-        joined(parts | {(6, 2): part(6, 2, 1)})
+        join_parts(parts | {(6, 2): part(6, 2, 1)})
 
 
-def test_repeated_unnamed_arrays_are_compared_in_merges() -> None:
+def test_equal_arrays_without_dimension_names_are_merged() -> None:
     parts = [make_day(make_day_set(start, 2), "table", np.arange(6.0).reshape(2, 3), [], 2) for start in (0, 2)]
     for part in parts:
         del part["table/.zattrs"]

@@ -62,7 +62,7 @@ def test_grid_keeps_descending_order_as_in_xarray(is_reversed: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("unlimited", [[], ["obs"], ["obs", "x"]])
-def test_single_set_grows_along_its_unlimited_dimension(unlimited: list[str], tmp_path: Path) -> None:
+def test_single_set_grows_along_its_only_unlimited_dimension(unlimited: list[str], tmp_path: Path) -> None:
     """Otherwise the first coordinate is taken, and the error of the next append says how to choose another one."""
     for number in range(2):
         ds = xr.Dataset({"a": (("obs", "x"), make_values(2, seed=number))}, {"x": X})
@@ -79,6 +79,6 @@ def test_single_set_grows_along_its_unlimited_dimension(unlimited: list[str], tm
 
 
 @pytest.mark.parametrize("dim", ["record", "time"])
-def test_single_set_without_unlimited_dimension_grows_by_records(dim: str, tmp_path: Path) -> None:
+def test_single_set_is_joined_along_record_or_time(dim: str, tmp_path: Path) -> None:
     write(xr.Dataset({"a": ((dim, "x"), make_values(2))}, {"x": X}), tmp_path / "0.nc")
     assert f"joined along {dim}" in repr(refshard_fs.cube([str(tmp_path / "0.nc")]))

@@ -15,7 +15,7 @@ from tests.servers.nginx import NginxServer
 zarr = pytest.importorskip("zarr")
 
 
-def test_recursive_pattern_lists_each_directory_once(tmp_path: Path) -> None:
+def test_recursive_pattern_matches_files_in_nested_directories(tmp_path: Path) -> None:
     for name in ("a.nc", "2024/b.nc", "2024/01/c.nc", "2024/01/notes.txt", "2025/d.nc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -30,7 +30,7 @@ def test_sidecars_beside_their_files_are_left_out(tmp_path: Path) -> None:
     assert [Path(url).name for url in expand(f"{tmp_path}/gfs*", {})] == ["gfs.f000", "gfs.f003.idx"]
 
 
-def test_error_of_an_empty_pattern_names_similar_files(tmp_path: Path) -> None:
+def test_error_of_a_pattern_without_matches_names_files(tmp_path: Path) -> None:
     for name in ("sst_2023.nc", "sst_2024.nc", "readme"):
         (tmp_path / name).touch()
     with pytest.raises(ManifestError, match=r"matches nothing: .* has sst_202\d\.nc.* and \d others"):
@@ -68,7 +68,7 @@ def test_pattern_on_nginx_matches_its_files(nginx_server: Callable[[Path], Nginx
 
 
 @pytest.mark.parametrize("answer", [404, 403, "binary"])
-def test_server_without_pages_refuses_patterns(answer: int | str) -> None:
+def test_pattern_on_a_server_without_link_pages_is_an_error(answer: int | str) -> None:
     with RangeServer({"/day/": b"CDF"} if answer == "binary" else {}) as server:
         if isinstance(answer, int):
             server.fault(answer)

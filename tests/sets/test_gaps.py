@@ -19,7 +19,7 @@ from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray ma
 
 
 @lazy_or_not
-def test_variable_lacking_in_a_file_is_missing_there(tmp_path: Path, lazy: bool) -> None:
+def test_variable_that_a_file_lacks_is_missing_there(tmp_path: Path, lazy: bool) -> None:
     files = [
         write_days(tmp_path / f"{i}.nc", [2 * i, 2 * i + 1], names)
         for i, names in enumerate((("v", "w"), ("v",), ("w",)))

@@ -44,7 +44,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.mark.parametrize(
     ("case", "version"), list_in_turn(((0, 0), DIMS), ((0, 2), DIMS[::-1]), ((1, 1), DIMS[::-1]), ((2, 2), DIMS))
 )
-def test_lacking_file_is_missing_in_a_lazy_cube(
+def test_missing_file_gives_missing_values_in_a_lazy_cube(
     full: tuple[Path, Any], tmp_path: Path, case: tuple[tuple[int, int], tuple[str, str]], version: int
 ) -> None:
     hole, dims = case

@@ -31,7 +31,7 @@ def test_files_of_different_variables_are_appended_together(tmp_path: Path) -> N
     assert len(refshard_fs.cube(f"{tmp_path}/*.nc")) == len(json.loads(Path(target).read_text())["sets"]) * 2
 
 
-def test_refused_append_of_variables_changes_nothing(tmp_path: Path) -> None:
+def test_refused_append_of_variables_keeps_the_document(tmp_path: Path) -> None:
     for name in "ab":
         write_variable(tmp_path, name, 0)
     target = str(tmp_path / "cube.refshard")

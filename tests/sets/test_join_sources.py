@@ -37,7 +37,7 @@ def test_join_sources_leaves_only_options_of_the_filesystem(pattern: str) -> Non
     assert left == {"max_gap": 3, "session": "x"}
 
 
-def test_one_source_is_not_joined(pattern: str) -> None:
+def test_one_source_is_not_joined_but_a_pattern_is(pattern: str) -> None:
     assert join_if_many("a.json", {"max_gap": 3}) == ("a.json", {"max_gap": 3})
     assert isinstance(join_if_many(pattern, {})[0], LazySet)
 
@@ -84,7 +84,7 @@ def test_allow_limits_the_members_of_a_saved_cube(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [refshard_fs.snapshot, lambda fo: refshard_fs.rebase(fo, {}, missing="ignore")])
-def test_functions_of_one_source_join_a_pattern(function: Any, pattern: str) -> None:
+def test_snapshot_and_rebase_join_a_pattern(function: Any, pattern: str) -> None:
     whole = RefShardFileSystem(function(pattern))
     assert whole.find("") == RefShardFileSystem(pattern).find("")
 

@@ -325,13 +325,14 @@ def test_at_most_cache_size_sets_are_held_open(tmp_path: Path, monkeypatch: pyte
     assert [urls.index(url) for url in once] == [1, 2, 3, 4, 1]
 
 
-def test_document_has_a_line_for_each_part(tmp_path: Path) -> None:
+def test_document_has_a_line_for_each_set(tmp_path: Path) -> None:
     parts = write_sets(tmp_path, [make_day_set(0, 2), make_day_set(2, 2)])
     one, two = (refshard_fs.concat(parts, "time", lazy=True) for _ in range(2))
     assert one == two == pickle.loads(pickle.dumps(one))
     one.save(str(tmp_path / "all.json"))
     lines = (tmp_path / "all.json").read_text().splitlines()
     assert lines[1].startswith('["part0.json",2,"base64:')
+    assert lines[2].startswith('["part1.json",2,"base64:')
     assert json.loads("\n".join(lines))["axes"] == {"air": 0, "time": 0}
     assert open_fs(json.loads("\n".join(lines)) | {"sets": make_sets(one)}).cat_file("time/0")
 
@@ -501,7 +502,7 @@ def test_remote_document_may_not_have_local_parts(http_server: RangeServer, tmp_
 def test_remote_part_gets_no_credentials_for_other_servers(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Targets of a remote set get no credentials, and neither do servers to which its server redirects."""
+    """Targets on other servers get no credentials, and neither do servers to which the set's server redirects."""
     monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": "HUSHHUSH"}})
     monkeypatch.setattr(admission, "_is_public", lambda address: True)
     with RangeServer() as other:
@@ -592,7 +593,7 @@ def test_options_without_a_protocol_are_for_the_sets(s3_server: SeaweedServer, t
     assert open_fs(source, remote_options=options).cat_file("air/1.0") == expected
 
 
-def test_open_dataset_of_a_cube_opens_only_the_first_set(http_server: RangeServer, tmp_path: Path) -> None:
+def test_xarray_opens_only_the_first_set_of_a_cube(http_server: RangeServer, tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2)]
     paths = write_sets(tmp_path, parts)

@@ -44,7 +44,7 @@ def test_links_out_of_the_folder_are_left_out(link: str) -> None:
 
 
 @pytest.mark.parametrize("link", ["a.nc", "./a.nc", "/sst/a.nc", "https://host/sst/a.nc", "//host/sst/a.nc", " a.nc "])
-def test_link_to_a_member_gives_its_name_in_any_spelling(link: str) -> None:
+def test_link_to_a_member_gives_its_name_in_several_spellings(link: str) -> None:
     assert list_names(f'<a href="{link}">a</a><a  title="x" href="{link}">again</a>'.encode()) == [("a.nc", False)]
 
 

@@ -40,7 +40,7 @@ def test_pickle_keeps_content_and_arguments(made: MadeSet) -> None:
     assert copy.get_arguments() == {"remote_options": {"anon": True}}
 
 
-def test_pickles_under_an_earlier_name_of_a_function_load(made: MadeSet) -> None:
+def test_earlier_name_of_a_pickled_function_is_kept(made: MadeSet) -> None:
     assert rebase._again is restore_set
     assert pickle.dumps(made).count(b"restore_set") == 1
 

@@ -20,6 +20,6 @@ def test_labels_are_added_to_positions(tmp_path: Path) -> None:
     assert made == Choice.of((), "t", None, None, {"time": slice(2, 4), "y": slice(1, 3)}, (), None)
 
 
-def test_selection_without_labels_reads_nothing() -> None:
+def test_selection_without_labels_does_not_read_the_source() -> None:
     fs = RefShardFileSystem("/nowhere.nc")
     assert make_choice(fs.source, fs, drop="t").to_json() == {"drop": ["t"]}

@@ -95,7 +95,7 @@ def test_command_takes_patterns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dims", "version"), [(DIMS, VERSIONS[0]), (DIMS[::-1], VERSIONS[-1])])
-def test_lazy_cube_of_members_and_days_has_both(tmp_path: Path, dims: tuple[str, str], version: int) -> None:
+def test_lazy_cube_of_members_and_days_has_both_dimensions(tmp_path: Path, dims: tuple[str, str], version: int) -> None:
     expected = open_members(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
     made = refshard_fs.concat(pattern, dims=dims, lazy=True, zarr_format=version)
@@ -152,7 +152,7 @@ def test_lazy_members_and_days_of_other_encodings_are_recoded(tmp_path: Path) ->
     xr.testing.assert_equal(found["v"].drop_vars("member"), expected["v"].transpose(*found["v"].dims))
 
 
-def test_times_and_members_of_names_alone_are_a_lazy_cube(tmp_path: Path) -> None:
+def test_times_and_members_in_file_names_make_a_lazy_cube(tmp_path: Path) -> None:
     for member in (1, 2):
         for day in (1, 3):
             ds = xr.Dataset({"v": (("y", "x"), np.full((2, 3), 10 * member + day, "f4"))})
@@ -190,6 +190,3 @@ def test_files_of_other_chunks_are_a_lazy_cube_of_two_dimensions(tmp_path: Path)
     cube = refshard_fs.concat(f"{tmp_path}/r{{member:d}}_{{time:%Y}}.nc", dims=("member", "time"), lazy=True)
     values = np.arange(4) + 100 * np.array([1, 2])[:, None, None] + np.array([2001, 2002])[:, None]
     np.testing.assert_array_equal(load_dataset(cube)["v"].transpose("member", "time", "x"), values)
-
-
-# Scalars of files of one time each.

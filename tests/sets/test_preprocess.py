@@ -1,4 +1,4 @@
-"""A function selects a part of each joined set; documents record the selection, and never run the function."""
+"""A function selects a part of each joined set; documents record the selection, and do not run the function."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_preprocess_function_gives_each_file_its_time(folder: Path) -> None:
     CALLS.clear()
     for source in (cube, f"{folder}/cube.refshard"):
         xr.testing.assert_equal(xr.open_dataset(source, engine="refshard").load(), expected)
-    assert CALLS == []  # a document says what was selected
+    assert CALLS == []  # a document records the selection
     assert json.loads(Path(f"{folder}/cube.refshard").read_text())["preprocess"].endswith(":select_day")
     eager = refshard_fs.concat(f"{folder}/*.nc", "time", preprocess=select_day)
     xr.testing.assert_equal(xr.open_dataset(eager, engine="refshard").load(), expected)

@@ -1,4 +1,4 @@
-"""Random archives: a cube of their files equals xarray's, or is refused; a lazy cube is never refused."""
+"""Random archives: a cube of their files equals xarray's, or is refused; a lazy cube is not refused."""
 
 from __future__ import annotations
 

@@ -70,9 +70,9 @@ def test_unused_prefix_is_an_error_that_names_it() -> None:
         assert new["c"] == REFS["c"]
 
 
-def test_prefixes_that_are_no_mapping_are_refused() -> None:
+def test_prefixes_that_are_not_a_mapping_are_refused() -> None:
     with pytest.raises(TypeError, match="prefixes='s3://old/'"):
-        refshard_fs.rebase(REFS, "s3://old/")  # type: ignore[arg-type]  # what is tested
+        refshard_fs.rebase(REFS, "s3://old/")  # type: ignore[arg-type]  # the test passes a wrong type
 
 
 def test_rebase_accepts_a_prefix_beside_a_longer_prefix() -> None:

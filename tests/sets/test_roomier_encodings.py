@@ -33,7 +33,7 @@ def join(folder: Path, *changes: dict[str, Any]) -> dict[str, Any]:
     ("first", "second", "shown"),
     [("|u1", "<u2", "<u2"), ("<i2", "|u1", "<i2"), ("|u1", "<f4", "<f4"), ("<u4", "<i4", "<i8")],
 )
-def test_numbers_have_a_type_that_holds_those_of_all_sets(tmp_path: Path, first: str, second: str, shown: str) -> None:
+def test_numbers_have_a_type_that_holds_those_of_both_sets(tmp_path: Path, first: str, second: str, shown: str) -> None:
     assert join(tmp_path, {"array": {"dtype": first}}, {"array": {"dtype": second}})["dtype"] == shown
 
 

@@ -1,4 +1,4 @@
-"""The name of the file tells the format in which a set is saved."""
+"""The suffix of a file's name chooses the format in which a set is saved."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_uncommitted_writes_are_saved(fs: RefShardFileSystem, tmp_path: Path) ->
     assert RefShardFileSystem(str(tmp_path / "a.json")).cat_file("a/1") == b"new"
 
 
-def test_only_a_cube_is_saved_as_a_document(fs: RefShardFileSystem, tmp_path: Path) -> None:
+def test_plain_set_is_not_saved_with_the_suffix_refshard(fs: RefShardFileSystem, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"expected a source that joins sets.*give another name, such as .*a\.json"):
         save(fs, str(tmp_path / "a.refshard"))
 

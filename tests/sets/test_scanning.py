@@ -27,7 +27,7 @@ from tests.support.set_files import PLACES, WRITERS, make_plain_file, read_days,
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_files_of_any_writer_make_a_cube(tmp_path: Path, writer: str, lazy: bool) -> None:
+def test_files_of_several_writers_make_a_cube(tmp_path: Path, writer: str, lazy: bool) -> None:
     files = write_day_files(tmp_path, writer, 40)
     cube: Any = refshard_fs.concat(files, "time", lazy=lazy)
     assert read_days(cube) == list(range(40))
@@ -35,7 +35,7 @@ def test_files_of_any_writer_make_a_cube(tmp_path: Path, writer: str, lazy: bool
 
 
 @pytest.mark.parametrize("writer", ["h5py", "scipy"])
-def test_small_file_takes_one_request_or_two_with_variables(
+def test_small_file_takes_one_request_with_same_and_two_without(
     tmp_path: Path, writer: str, http_server: RangeServer
 ) -> None:
     urls = [
@@ -110,7 +110,7 @@ def make_scene(number: int) -> bytes:
     return file.getvalue()
 
 
-def test_document_of_files_is_made_without_reading_chunks(http_server: RangeServer, tmp_path: Path) -> None:
+def test_document_of_files_takes_few_of_their_bytes(http_server: RangeServer, tmp_path: Path) -> None:
     pytest.importorskip("imagecodecs")
     urls, resume = [http_server.put(f"{n}.tif", make_scene(n), modified=1e9) for n in range(3)], tmp_path / "scans"
     how: dict[str, Any] = {"resume": resume, "same": ["spatial_ref"]}

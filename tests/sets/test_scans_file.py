@@ -28,7 +28,7 @@ def archive(http_server: RangeServer) -> Callable[[], list[str]]:
     return lambda: [http_server.put(f"{n}.nc", make_plain_file(n), modified=1e9) for n in range(40)]
 
 
-def test_run_after_a_failed_run_scans_only_the_rest(
+def test_run_after_a_failed_run_scans_fewer_files(
     archive: Callable[[], list[str]], http_server: RangeServer, tmp_path: Path
 ) -> None:
     urls, kept = archive(), tmp_path / "scans"
@@ -58,7 +58,7 @@ def test_changed_file_is_scanned_again(tmp_path: Path) -> None:
     assert read_days(cube) == [0, 2, 7]
 
 
-def test_truncated_last_record_is_ignored(tmp_path: Path) -> None:
+def test_files_of_truncated_scans_are_scanned_again(tmp_path: Path) -> None:
     files, kept = write_day_files(tmp_path, "scipy", 3), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
     whole = kept.read_bytes()
@@ -72,7 +72,7 @@ def test_truncated_last_record_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writer", ["h5py", "scipy"])
-def test_equal_scans_are_stored_once(tmp_path: Path, writer: str) -> None:
+def test_scans_of_similar_files_take_little_space(tmp_path: Path, writer: str) -> None:
     files, kept = write_day_files(tmp_path, writer, 70), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", lazy=True).content
     with ThreadPoolExecutor(1) as executor:
@@ -83,7 +83,7 @@ def test_equal_scans_are_stored_once(tmp_path: Path, writer: str) -> None:
     assert refshard_fs.concat(files, "time", resume=tmp_path / "others").references == eager
 
 
-def test_unrelated_file_is_never_overwritten(tmp_path: Path) -> None:
+def test_unrelated_file_is_not_overwritten(tmp_path: Path) -> None:
     files, kept = write_day_files(tmp_path, "scipy", 2), tmp_path / "notes"
     kept.write_bytes(b"my notes")
     with pytest.raises(ManifestError, match="expects a new path"):
@@ -116,7 +116,7 @@ def test_resume_option_of_the_command_keeps_scans(tmp_path: Path) -> None:
     assert kept.stat().st_size == size > 0
 
 
-def test_kept_scan_is_found_for_any_order_of_variable_names(tmp_path: Path) -> None:
+def test_kept_scan_is_found_for_another_order_of_names(tmp_path: Path) -> None:
     """The name of a record does not depend on the order in which a process iterates over sets of texts."""
     facts, refs = Facts(3, "etag"), ReferenceSet(Texts.of(["memory://a"]), {}, {})
     names = [f"name {n}" for n in range(50)]

@@ -62,7 +62,7 @@ def test_append_selects_from_the_new_set_too(folder: Path) -> None:
     np.testing.assert_array_equal(ds["sst"], read_expected(folder))
 
 
-def test_resumed_scan_needs_the_same_selection(folder: Path) -> None:
+def test_kept_scans_are_not_used_with_another_selection(folder: Path) -> None:
     resume = folder / "scans"
     refshard_fs.concat(f"{folder}/month[01].nc", "time", lazy=True, resume=resume, **CHOICE)
     whole = refshard_fs.concat(f"{folder}/month[01].nc", "time", lazy=True, resume=resume)

@@ -121,13 +121,13 @@ def test_snapshot_includes_uncommitted_writes(tmp_path: Path) -> None:
     fs.discard()
 
 
-def test_snapshot_of_any_directory_has_its_files(tmp_path: Path) -> None:
+def test_snapshot_of_a_directory_without_arrays_has_its_files(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(write_array(tmp_path, {"x/y.bin": b"12", "z": b""}))
     fs = open_source(found)
     assert {key: fs.cat_file(key) for key in fs.find("")} == {"x/y.bin": b"12", "z": b""}
 
 
-def test_http_store_is_pinned_by_consolidated_metadata(http_server: RangeServer) -> None:
+def test_http_store_with_consolidated_metadata_is_pinned(http_server: RangeServer) -> None:
     for key, data in STORE.items():
         http_server.put(f"store/{key}", data)
     http_server.delete("store/a/1")

@@ -32,7 +32,7 @@ def test_chunk_manifests_are_joined(tmp_path: Any) -> None:
         np.testing.assert_array_equal(values, expected[name])
 
 
-def test_sets_with_templates_and_other_keys_are_joined(tmp_path: Any) -> None:
+def test_sets_with_templates_and_other_key_order_are_joined(tmp_path: Any) -> None:
     parts = [make_day_set(0, 2), make_day_set(2, 2), make_day_set(4, 2), make_day_set(6, 2)]
     expected = read(refshard_fs.concat(parts, dim="time"))
     url = parts[1]["air/0.0"][0]
@@ -122,7 +122,7 @@ def test_kept_scans_are_not_used_with_other_prefixes(http_server: RangeServer, t
             refshard_fs.concat([url], **given)
 
 
-def test_options_of_one_source_permit_nothing_to_a_set(http_server: RangeServer) -> None:
+def test_set_may_not_point_to_the_server_of_another_source(http_server: RangeServer) -> None:
     """A set may not point to the server of another source, whose options the user gave for all sources."""
     with RangeServer() as inside:
         other = inside.put("x.nc", make_plain_file(0))

@@ -189,11 +189,11 @@ def test_scalars_are_decoded_at_most_four_times_a_file(tmp_path: Path, monkeypat
     decoded: list[str] = []
     decode = NamedSet.decode
 
-    def watched(self: NamedSet, path: str, chunks: Any) -> Any:
+    def note_path(self: NamedSet, path: str, chunks: Any) -> Any:
         decoded.append(path)
         return decode(self, path, chunks)
 
-    monkeypatch.setattr(NamedSet, "decode", watched)
+    monkeypatch.setattr(NamedSet, "decode", note_path)
     refshard_fs.concat(str(tmp_path / "f{member:d}.nc"), dims=["member"])
     assert max(map(decoded.count, set(decoded) - {"member"})) <= 4 * 9
 

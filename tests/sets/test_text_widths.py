@@ -44,7 +44,7 @@ def test_common_name_of_a_dimension_of_characters_is_kept(tmp_path: Path) -> Non
     assert group["other"].metadata.dimension_names == ("time", "three")
 
 
-def test_dimensions_of_widths_get_different_names(tmp_path: Path) -> None:
+def test_texts_whose_widths_swap_between_files_are_joined(tmp_path: Path) -> None:
     """One file has texts of two and of four characters, the other texts of four and of two."""
     urls, each = [], []
     for number, (one, other) in enumerate((("ab", "cdef"), ("ghij", "kl"))):

@@ -97,7 +97,7 @@ def write_file(
     return str(path)
 
 
-def write_each(file: str, kind: str) -> Any:
+def load_file(file: str, kind: str) -> Any:
     return xr.load_dataset(
         file, **({"engine": "netcdf4"} if kind == "netcdf3" else {"engine": "zarr", "consolidated": False})
     )
@@ -126,7 +126,7 @@ def test_cube_of_unlike_files_is_right_or_refused(tmp_path: Path, kind: str) -> 
                 cube = refshard_fs.concat(files, "time", lazy=is_lazy)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    expected = xr.concat([write_each(file, kind) for file in files], "time")
+                    expected = xr.concat([load_file(file, kind) for file in files], "time")
                     found = xr.open_dataset(cube, engine=RefShardBackend).load()
                 np.testing.assert_array_equal(found["v"].values, expected["v"].values, err_msg=what)
                 assert found["time"].equals(expected["time"]), what
@@ -145,7 +145,7 @@ def test_cube_of_saved_sets_equals_cube_of_their_files(tmp_path: Path, name: str
                 refshard_fs.concat(sets, "time", lazy=is_lazy)
             continue
         found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=is_lazy), engine=RefShardBackend)
-        expected = xr.concat([write_each(file, "netcdf3") for file in files], "time")
+        expected = xr.concat([load_file(file, "netcdf3") for file in files], "time")
         np.testing.assert_array_equal(found["v"].values, expected["v"].values, err_msg=f"{name}, lazy={is_lazy}")
         assert found["time"].equals(expected["time"])
 

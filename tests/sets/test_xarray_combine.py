@@ -243,9 +243,9 @@ CASES = {
 def test_combined_files_equal_those_of_xarray_or_are_refused(case: str, tmp_path: Path) -> None:
     sets, combine, arguments, refused = CASES[case]
 
-    def written(some: Any) -> Any:
+    def write_all(some: Any) -> Any:
         if isinstance(some, list):
-            return [written(each) for each in some]
+            return [write_all(each) for each in some]
         path = str(tmp_path / f"{len(list(tmp_path.iterdir()))}.nc")
         some.to_netcdf(path, engine="h5netcdf")
         return path
@@ -253,7 +253,7 @@ def test_combined_files_equal_those_of_xarray_or_are_refused(case: str, tmp_path
     def read(some: Any) -> Any:
         return list(map(read, some)) if isinstance(some, list) else xr.open_dataset(some, engine="h5netcdf")
 
-    paths = written(sets)
+    paths = write_all(sets)
     if refused:
         with pytest.raises(ManifestError, match=refused):
             refshard_fs.open(paths, **(arguments or {}))
