@@ -125,7 +125,7 @@ def test_array_metadata_are_requested_beside_the_first_chunk(tmp_path: Path, ser
     "after", [SHARDS, {"chunks": (2, 2, 6), "shards": (4, 4, 6)}, {"chunks": (2, 2, 6)}, {"chunks": (8, 4, 6)}]
 )
 @pytest.mark.parametrize("is_local", [False, True])
-def test_array_unlike_its_consolidated_metadata_is_an_error(
+def test_array_unlike_consolidated_metadata_is_right_or_an_error(
     before: str, after: Any, is_local: bool, tmp_path: Path, server: RangeServer
 ) -> None:
     """The consolidated metadata still describe the previous array, which may have the same chunks in other shards."""
@@ -213,7 +213,7 @@ def test_image_on_a_web_server_is_listed_by_its_attributes(version: int, tmp_pat
     np.testing.assert_array_equal(again["labels/cells/0"][:], VALUES)
 
 
-def test_attributes_naming_missing_arrays_list_nothing(tmp_path: Path, server: RangeServer) -> None:
+def test_attributes_that_name_missing_arrays_give_no_listing(tmp_path: Path, server: RangeServer) -> None:
     group = zarr.open_group(tmp_path / "i.zarr", mode="w", zarr_format=2)
     group.attrs["multiscales"] = [{"datasets": [{"path": "../0"}, {"path": "gone"}, {"path": 1}, None]}, None]
     put(group, "0", VALUES, ["c", "y", "x"], chunks=(1, 4, 6))

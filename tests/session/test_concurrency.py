@@ -149,7 +149,7 @@ def test_forked_child_reads_the_same(source: Any) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_child_prefetches_on_its_own_loop(source: Any) -> None:
+def test_forked_child_prefetches_and_reads(source: Any) -> None:
     refs, want = source
     keys = list(want)[:20]
     fs = RefShardFileSystem(fo=refs, block_cache=20_000, skip_instance_cache=True)

@@ -57,7 +57,7 @@ def make_asset(source: str) -> dict[str, Any]:
 
 @not_installed
 @pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesystem with zarr 3")
-def test_stac_asset_has_opening_arguments(source: str) -> None:
+def test_arguments_of_a_stac_asset_open_it(source: str) -> None:
     xr = pytest.importorskip("xarray")
     pytest.importorskip("dask")
     found = json.loads(json.dumps(make_asset(source)))

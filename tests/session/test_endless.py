@@ -27,7 +27,7 @@ ARRAY |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]
 ARRAY |= {"chunk_key_encoding": {"name": "default"}, "attributes": {}}
 MAPPED = {"storage_transformers": [{"name": "chunk-manifest-json", "configuration": {"manifest": "./manifest.json"}}]}
 
-# For each document by which sources are recognised, or of which they consist: its first bytes, its path, and a key.
+# For each kind of document: its first bytes, its path, and a key of the source.
 DOCUMENTS = {
     "refs.json": (b'{"version": 1, "refs": {"k": "v", ', "refs.json", "k"),
     "refs.json, compressed": (gzip.compress(b'{"version": 1, "refs": {"k": "v", '), "refs.json", "k"),
@@ -137,7 +137,7 @@ class Odd(AbstractFileSystem):
 
 
 @pytest.mark.parametrize("told", [None, 16 * MIB, 10], ids=["unknown", "right", "wrong"])
-def test_documents_of_any_filesystem_obey_max_manifest_bytes(told: int | None) -> None:
+def test_documents_of_another_filesystem_obey_max_manifest_bytes(told: int | None) -> None:
     fs = Odd(told)
     with pytest.raises(ReferenceNotReachable, match=f"odd://a/.zattrs .*max_manifest_bytes={MOST}"):
         open_fs({"a/.zattrs": ["odd://a/.zattrs"]}, fs={"odd": fs}).cat_file("a/.zattrs")

@@ -223,7 +223,7 @@ def test_temporary_http_fault_is_retried(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_replaced_remote_file_is_never_mixed(
+def test_replaced_remote_file_is_target_changed(
     http_server: RangeServer, url: str, outcomes: Outcomes, operation: Callable[[Any], None]
 ) -> None:
     http_server.fault("replaced", after=1, times=1)
@@ -265,7 +265,7 @@ def test_unresolved_host_name_is_an_error(
     assert outcome == "error"
 
 
-# Those of these faults that a proxy can make.
+# The faults that a proxy can make.
 THROUGH = {fault: case for fault, case in ALWAYS.items() if case[0] not in CountingProxy.cannot | {"redirect"}}
 
 
@@ -375,8 +375,8 @@ def test_local_file_fault_is_an_error_or_harmless(
     assert outcome == HARM[harm]
 
 
-@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o is not _zarr])  # which opens a new filesystem
-def test_replaced_local_file_is_never_mixed(
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o is not _zarr])  # it opens a new filesystem
+def test_replaced_local_file_is_target_changed(
     file: Any, operation: Callable[[Any], None], request: pytest.FixtureRequest
 ) -> None:
     url, fs, path = file
@@ -407,7 +407,7 @@ def test_open_range_of_an_object_of_unknown_size_is_an_error(http_server: RangeS
 
 @pytest.mark.parametrize("window", [(8, -8), (-80, -8)])
 def test_window_of_a_chunk_of_unknown_size_is_right(http_server: RangeServer, window: Any) -> None:
-    """The server tells no sizes; keys of a hierarchy can be read all the same."""
+    """The server sends no sizes; keys of a hierarchy can be read all the same."""
     for name, text in make_references("").items():
         if isinstance(text, str):
             http_server.put(f"/set/{name}", text.encode())

@@ -229,7 +229,7 @@ def list_other_tasks() -> list[asyncio.Task[Any]]:
 
 @pytest.mark.parametrize("after", [0, 0.03, 0.12])
 @pytest.mark.parametrize("how", OPERATIONS)
-def test_cancelled_task_leaves_nothing_running(
+def test_cancelled_task_leaves_no_other_task_running(
     how: str, after: float, refs: dict[str, Any], http_server: RangeServer
 ) -> None:
     http_server.latency = 0.1

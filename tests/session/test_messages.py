@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
         lambda folder: refs(folder, **{"a/0": [None, 0, 2]}).cat("a/0"),
         ("'a/0'", "refs.json", "target="),
     ),
-    "a protocol that nobody knows": (
+    "an unknown protocol": (
         lambda folder: RefShardFileSystem({"a/0": ["nope://x/y", 0, 2]}).cat("a/0"),
         ("'a/0'", "nope://x/y [0:2]", "Install the package"),
     ),
@@ -69,19 +69,19 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
         lambda folder: RefShardFileSystem("memory://gone/none.json").ls(""),
         ("memory://gone/none.json", "Check the path"),
     ),
-    "a directory that is no source": (
+    "a directory that is not a source": (
         lambda folder: RefShardFileSystem(str(folder / "empty")).ls(""),
         ("/empty", "Check the path"),
     ),
-    "an array that is not there": (
+    "a missing array": (
         lambda folder: refs(folder).prefetch("b", (0,)),
         ("'b'", "refshard tree SOURCE"),
     ),
-    "a picture of an array that is not there": (
+    "a picture of a missing array": (
         lambda folder: refs(folder).visualize("b"),
         ("'b'", "refshard tree SOURCE"),
     ),
-    "a key that is none": (
+    "an invalid key": (
         lambda folder: refs(folder, **{"../b": "x"}).ls(""),
         ("'../b'", "refs.json", "it is not a valid key"),
     ),
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
         lambda folder: refs(folder).pipe_file("a/0", b"x"),
         ("'a/0'", "refs.json", "mode='a'"),
     ),
-    "an argument that is none": (
+    "an invalid argument": (
         lambda folder: RefShardFileSystem({"a": "x"}, shards="outer"),
         ("shards='outer'", "'inner' or 'whole'"),
     ),
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_error_names_key_place_and_remedy(case: str, folder: Path) -> None:
+def test_error_names_place_and_remedy(case: str, folder: Path) -> None:
     failing, facts = CASES[case]
     with pytest.raises(Exception, match=".") as caught:  # of whatever type: other tests look at these
         failing(folder)
