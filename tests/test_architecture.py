@@ -175,7 +175,7 @@ def test_formats_know_no_io() -> None:
     assert not wrong
 
 
-def test_one_format_never_imports_another() -> None:
+def test_formats_do_not_import_each_other() -> None:
     wrong = {}
     for path in sorted((ROOT / "formats").glob("*/*.py")):
         found = set()
@@ -243,8 +243,8 @@ ASK_FOR_CLASSES = {
 }
 
 
-def test_no_module_asks_for_classes_of_key_spaces() -> None:
-    """Only the folder that defines the class of a key space uses it."""
+def test_only_listed_modules_ask_for_classes_of_key_spaces() -> None:
+    """Apart from the modules listed above, only the folder that defines the class of a key space uses it."""
     bases: dict[str, set[str]] = {}
     defined: dict[str, set[Path]] = {}
     for path in list_modules():
@@ -278,7 +278,7 @@ def test_every_format_is_in_the_table_of_formats() -> None:
     assert folders - LIBRARIES == of_formats
 
 
-def test_only_the_pool_opens_filesystems() -> None:
+def test_only_listed_modules_open_filesystems() -> None:
     """Reads and writes have the same rules and credentials: `stores` gets its filesystems from the pool, too."""
     openers = {"filesystem", "url_to_fs", "get_filesystem_class", "open_files", "get_fs_token_paths"}
     found = set()

@@ -97,7 +97,7 @@ def test_error_of_a_worker_reaches_the_user(source: Any, cluster: Any, http_serv
     ds = open_fs(source["dict"], "zarr")
     http_server.fault(403, "/x.bin")
     with pytest.raises(ReferenceNotReachable, match="a/"):
-        ds.a.values  # noqa: B018  # the access is what is tested
+        ds.a.values  # noqa: B018  # this access is the test
 
 
 def test_threads_fetch_each_chunk_once(http_server: Any) -> None:
@@ -200,7 +200,7 @@ def prefetch_and_read(fs: Any, rows: int) -> tuple[int, bytes]:
 
 
 def test_prefetch_works_in_workers_and_in_the_client(http_server: Any, cluster: Any) -> None:
-    """The client keeps its prefetched chunks. Each worker fetches its part in few requests, and nothing else."""
+    """The client keeps its prefetched chunks. Each worker fetches its part in few requests."""
     data = np.arange(8 * 2 * 1000, dtype="<i4").tobytes()
     url = http_server.put("/prefetched.bin", data)
     meta = {"zarr_format": 2, "shape": [8, 2000], "chunks": [1, 1000], "dtype": "<i4", "order": "C", "fill_value": None}

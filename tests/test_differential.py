@@ -1,6 +1,6 @@
 """Random reference sets, read by this package and by fsspec, and saved as JSON, parquet and chunk manifests.
 
-Both have the same keys and the same bytes. Each error of fsspec has a predicate here, which says what is right.
+Both have the same keys and the same bytes. Each error of fsspec has a predicate here, whose docstring describes it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Set(NamedTuple):
     document: dict[str, Any]
     values: dict[str, Spelled]
 
-    def written(self, folder: Path) -> dict[str, Any]:
+    def make_document(self, folder: Path) -> dict[str, Any]:
         text = json.dumps(self.document)
         found: dict[str, Any] = json.loads(text.replace("DIR", str(folder)))
         return found
@@ -171,7 +171,7 @@ def _gen(document: dict[str, Any]) -> dict[str, Spelled]:
 
 
 def reads_past_the_end(spelled: Spelled) -> bool:
-    """Of a range that ends beyond its target, fsspec returns the existing bytes: a truncated chunk."""
+    """For a range that ends beyond its target, fsspec returns the existing bytes: a truncated chunk."""
     return spelled.kind == "past the end"
 
 
@@ -222,7 +222,7 @@ EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, 
 @EXAMPLES
 @given(found=draw_sets())
 def test_random_sets_read_the_same_with_refshard_and_fsspec(found: Set, targets: Path) -> None:
-    document = found.written(targets)
+    document = found.make_document(targets)
     ours = open_fs(document, targets)
     check_filesystem(ours, found.values)
     if cannot_be_opened(found):
@@ -248,10 +248,10 @@ def test_random_sets_read_the_same_with_refshard_and_fsspec(found: Set, targets:
         (loses_templates_within_templates, ["{{n(c='one')}}", 0, 5]),
     ],
 )
-def test_predicates_list_the_errors_of_fsspec(is_wrong: Any, value: Any, targets: Path) -> None:
-    """fsspec still has each error for which a predicate excludes values."""
+def test_known_errors_of_fsspec_still_occur(is_wrong: Any, value: Any, targets: Path) -> None:
+    """If fsspec no longer has one of these errors, the function that recognises it can be removed."""
     templates = {"u": "DIR", "n": "{{u}}/{{c}}"}
-    document = Set({"version": 1, "templates": templates, "refs": {"k": value}}, {}).written(targets)
+    document = Set({"version": 1, "templates": templates, "refs": {"k": value}}, {}).make_document(targets)
     theirs = fsspec.filesystem("reference", fo=document, fs={"file": {}}, simple_templates=False)
     ours = open_fs(document, targets)
     match is_wrong.__name__:
@@ -266,13 +266,13 @@ def test_predicates_list_the_errors_of_fsspec(is_wrong: Any, value: Any, targets
     assert is_wrong.__doc__
 
 
-def test_predicate_lists_sets_that_fsspec_cannot_open(targets: Path) -> None:
+def test_fsspec_fails_on_default_targets_with_templates(targets: Path) -> None:
     value = Spelled([None, 1, 2], b"", "default")
     found = Set({"version": 1, "templates": {"u": "DIR"}, "refs": {"k": value.value}}, {"k": value})
     assert cannot_be_opened(found)
     with pytest.raises(TypeError):
-        fsspec.filesystem("reference", fo=found.written(targets), target="x", fs={"file": {}})
-    assert open_fs(found.written(targets), targets).cat_file("k") == CONTENT[DEFAULT][1:3]
+        fsspec.filesystem("reference", fo=found.make_document(targets), target="x", fs={"file": {}})
+    assert open_fs(found.make_document(targets), targets).cat_file("k") == CONTENT[DEFAULT][1:3]
 
 
 def is_chunk_or_metadata(key: str) -> bool:
@@ -286,7 +286,7 @@ def test_json_parquet_manifests_and_index_cache_agree(
     found: Set, targets: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("set")
-    (folder / "refs.json").write_text(json.dumps(found.written(targets)))
+    (folder / "refs.json").write_text(json.dumps(found.make_document(targets)))
     for _ in ("decoded", "from the index cache"):
         INDEXES.clear()
         check_filesystem(open_fs(str(folder / "refs.json"), targets, index_cache=str(folder / "cache")), found.values)

@@ -96,8 +96,8 @@ def test_selections_equal_those_of_zarr(
         np.testing.assert_array_equal(seen.isel(by_points).values, expected.isel(by_points).values)
 
 
-def test_returned_values_are_writable(tmp_path: Path) -> None:
-    """A chunk of which parts were read is remembered, so results must be copies of it."""
+def test_changed_results_do_not_change_later_reads(tmp_path: Path) -> None:
+    """A chunk that was read in part stays in memory, so results must be copies of it."""
     values = np.arange(12.0).reshape(3, 4)
     xr.Dataset({"a": (("x", "y"), values)}).to_netcdf(
         tmp_path / "a.nc", engine="h5netcdf", encoding={"a": {"chunksizes": (3, 4), "zlib": True}}
@@ -161,9 +161,7 @@ def test_part_of_a_padded_last_chunk_is_read_alone(tmp_path: Path) -> None:
         assert fs.stats()["bytes_fetched"] - before == 10 * 1031 * 4
 
 
-def test_reading_parts_of_chunks_looks_up_no_whole_chunk(
-    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_one_chunk_looks_up_only_its_key(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     array, values = open_uncompressed(http_server)
     looked_up: list[str] = []
     find_all = Immediate.find_all
@@ -248,7 +246,7 @@ def test_long_text_of_one_element_is_read(tmp_path: Path, shape: list[int]) -> N
     assert array[(0,) * len(shape)].values.tolist() == text
 
 
-def test_values_that_a_file_has_lost_are_an_error(tmp_path: Path) -> None:
+def test_values_beyond_the_end_of_a_cut_file_are_an_error(tmp_path: Path) -> None:
     values = np.arange(200_000, dtype="f8")
     xr.Dataset({"a": ("x", values)}).to_netcdf(tmp_path / "a.nc", engine="scipy")
     array = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend, cache=False)["a"]
@@ -301,7 +299,7 @@ def test_large_local_chunk_is_read_whole(tmp_path: Path, shuffle: bool) -> None:
 
 
 @pytest.mark.parametrize(("is_main", "most"), [(True, 2), (False, 1)])
-def test_large_local_chunks_that_wait_fit_into_memory(
+def test_max_memory_bounds_local_chunks_decoded_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_main: bool, most: int
 ) -> None:
     monkeypatch.setattr(direct_array, "WORKERS", 64)
@@ -481,7 +479,7 @@ def test_invalidation_forgets_remembered_chunks(http_server: RangeServer) -> Non
 
 
 def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """zarr reads selections of points, and chunks that numcodecs cannot decode; its error names the file."""
+    """zarr reads chunks that numcodecs cannot decode; its error names the file."""
     pipeline: Any = tuning._import_pipeline()
     monkeypatch.setattr(tuning, "_hooked", False)
     url = http_server.put("/damaged.bin", b"no zlib stream")

@@ -70,7 +70,7 @@ def test_every_example_is_run_here() -> None:
     assert [file.name for file in EXAMPLES.glob("[!_]*.py") if f'"{file.name}"' not in here] == []
 
 
-def test_quickstart_checks_every_value_of_one_request(run: Callable[..., str]) -> None:
+def test_quickstart_takes_one_request_and_checks_values(run: Callable[..., str]) -> None:
     printed = run("quickstart.py")
     counted = {
         what: (int(c), int(r)) for what, c, r in re.findall(r"^(.*): chunks (\d+), requests (\d+)", printed, re.M)
@@ -123,7 +123,7 @@ def test_append_example_keeps_full_partitions(run: Callable[..., str]) -> None:
     assert "every value equals" in printed
 
 
-def test_folder_cube_grows_and_a_rerun_changes_nothing(run: Callable[..., str]) -> None:
+def test_folder_cube_grows_and_a_rerun_finds_nothing_new(run: Callable[..., str]) -> None:
     printed = run("cube_of_files.py")
     assert find_number(r"the document has ([\d,]+) bytes", printed) < 200 * 28
     assert re.findall(r": (\+4 steps|nothing new)$", printed, re.M) == ["+4 steps", "nothing new"] * 3

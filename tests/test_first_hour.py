@@ -125,14 +125,14 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         ("'refshard::refs.json'", "storage_options={'fo': 'refs.json'}"),
     ),
     "no source": ("refshard://", {}, ("refshard::SOURCE", "storage_options={'fo': SOURCE}")),
-    "a name that is not there": ("ref.json", {}, ("ref.json", "no such object", "Check the path")),
+    "a missing file": ("ref.json", {}, ("ref.json", "no such object", "Check the path")),
     "a pattern": ("2024/*.json", {}, ("2024/*.json' matches nothing", "there is no directory")),
     "a login page": ("login.json", {}, ("login.json", "<html>", "login")),
     "something else": ("notes.txt", {}, ("notes.txt", "kerchunk-json", "hdf5", "format=")),
     "an empty file": ("empty.json", {}, ("empty.json", "empty", "written to the end?")),
     "a file that is cut": ("cut.json", {}, ("cut.json", "not JSON", "ends too early, after", "written to the end?")),
     "a compressed file that is damaged": ("damaged.json.gz", {}, ("damaged.json.gz", "compressed and damaged")),
-    "a format that nobody knows": (
+    "an unknown format": (
         "refs.json",
         {"storage_options": {"format": "netcdf"}},
         ("'netcdf'", "netcdf3", "hdf5"),
@@ -141,7 +141,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_error_of_a_wrong_path_has_the_facts(mistake: str, working_copy: Path) -> None:
+def test_error_of_a_wrong_source_names_it_and_the_problem(mistake: str, working_copy: Path) -> None:
     Path("login.json").write_text("<html><title>Log in")
     Path("notes.txt").write_text("some notes")
     Path("empty.json").touch()
@@ -152,7 +152,7 @@ def test_error_of_a_wrong_path_has_the_facts(mistake: str, working_copy: Path) -
     assert find_missing(text, *facts) == [], text
 
 
-def test_empty_group_error_lists_groups_with_variables(working_copy: Path) -> None:
+def test_empty_group_warning_lists_groups_with_variables(working_copy: Path) -> None:
     with pytest.warns(UserWarning, match="land, sea") as told:
         open_fs("grouped.json")
     assert find_missing(str(told[0].message), "group='land'", "open_datatree") == []
@@ -235,7 +235,7 @@ def bucket(s3_server: Any) -> str:
     return name
 
 
-def test_public_s3_needs_only_anon(s3_server: Any, bucket: str) -> None:
+def test_public_s3_is_read_with_anon_and_an_endpoint(s3_server: Any, bucket: str) -> None:
     public = {"anon": True, "endpoint_url": s3_server.endpoint_url}
     fs = fsspec.filesystem("refshard", fo=f"s3://{bucket}/image.zarr", **public)
     pixels = zarr.open_array(fs.get_mapper("0"), mode="r")[30:34, 0]
@@ -245,7 +245,7 @@ def test_public_s3_needs_only_anon(s3_server: Any, bucket: str) -> None:
 
 
 @pytest.mark.parametrize("anon", [False, True])
-def test_refused_bucket_error_has_a_line_to_paste(anon: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_bucket_error_has_a_line_to_paste_unless_anon(anon: bool, capsys: pytest.CaptureFixture[str]) -> None:
     with Saying(403, SIGNED.format("AccessDenied", "Access Denied")) as server:
         given = {"anon": True} if anon else {"key": "k", "secret": "s"}
         given |= {"endpoint_url": server.url}
@@ -336,7 +336,7 @@ def test_plan_reads_little_and_resolve_returns_a_range(working_copy: Path) -> No
     assert "refs.json" in repr(fs)
 
 
-def test_missing_keys_have_fsspecs_errors(working_copy: Path) -> None:
+def test_missing_key_write_and_unknown_name_have_typed_errors(working_copy: Path) -> None:
     fs = RefShardFileSystem("refs.json")
     for call in (fs.cat, fs.info, fs.ukey, fs.resolve, fs.ls):
         with pytest.raises(FileNotFoundError, match="none"):
@@ -347,7 +347,7 @@ def test_missing_keys_have_fsspecs_errors(working_copy: Path) -> None:
         refshard_fs.nothing  # noqa: B018
 
 
-def test_ordinary_use_has_no_warning(working_copy: Path) -> None:
+def test_info_tree_check_and_open_give_no_warning(working_copy: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert main(["info", "refs.json"]) == main(["tree", "air.nc"]) == main(["check", "refs.json"]) == 0

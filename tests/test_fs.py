@@ -283,7 +283,7 @@ def test_missing_source_is_not_a_missing_key(tmp_path: Path, http_server: Any) -
             assert not isinstance(caught.value, OSError)
 
 
-def test_nothing_is_read_by_the_constructor(http_server: Any) -> None:
+def test_constructor_makes_no_request(http_server: Any) -> None:
     RefShardFileSystem(fo=http_server.put("/refs.json", b"{}"))
     assert http_server.requests() == []
 
@@ -296,7 +296,7 @@ def test_misspelt_argument_is_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 300, 3000])
-def test_thousands_of_keys_outside_arrays_are_read(tmp_path: Path, count: int) -> None:
+def test_few_and_many_keys_outside_arrays_are_read(tmp_path: Path, count: int) -> None:
     (tmp_path / "data").write_bytes(bytes(range(256)) * 16)
     refs = {f"k/{i}": [str(tmp_path / "data"), i, 1 + i % 7] for i in range(count)}
     fs = RefShardFileSystem(refs, skip_instance_cache=True)
@@ -314,7 +314,7 @@ def test_invalidation_during_opening_reopens(
     opens: Any = catalog.open_source
     opened = []
 
-    def and_meanwhile(*arguments: Any) -> Any:
+    def open_and_invalidate(*arguments: Any) -> Any:
         keyspace = yield from opens(*arguments)
         opened.append(keyspace)
         if len(opened) == 1:
@@ -322,7 +322,7 @@ def test_invalidation_during_opening_reopens(
             fs.invalidate_cache()
         return keyspace
 
-    monkeypatch.setattr(catalog, "open_source", and_meanwhile)
+    monkeypatch.setattr(catalog, "open_source", open_and_invalidate)
     assert (asyncio.run(fs._cat_file("k")) if asynchronous else fs.cat_file("k")) == b"what is new"
     assert len(opened) == 2
 

@@ -48,7 +48,7 @@ def _list_modules(code: str) -> frozenset[str]:
         "from refshard_fs import RefShardFileSystem as FS\nassert FS(b'{\"a\":\"text\"}').cat('a') == b'text'",
     ],
 )
-def test_heavy_modules_are_imported_late(code: str) -> None:
+def test_import_and_reading_text_load_no_heavy_module(code: str) -> None:
     assert _list_modules(code).isdisjoint([*HEAVY, "aiohttp"])
 
 
@@ -70,7 +70,7 @@ def test_importing_the_package_imports_little_beyond_fsspec() -> None:
     assert beside.isdisjoint({"numpy", "aiohttp", "msgspec"})
 
 
-def test_reading_over_http_imports_nothing_of_s3(http_server: RangeServer) -> None:
+def test_reading_over_http_imports_no_heavy_module(http_server: RangeServer) -> None:
     url = http_server.put("x", b"0123")
     loaded = _list_modules(
         f"from refshard_fs import RefShardFileSystem as FS\nassert FS({{'a': [{url!r}, 1, 2]}}).cat('a') == b'12'"
@@ -89,7 +89,7 @@ def test_import_of_filesystem_loads_neither_openers_nor_writers() -> None:
     assert "difflib" not in loaded
 
 
-def test_only_the_reader_of_the_format_is_imported() -> None:
+def test_readers_of_other_formats_are_not_imported() -> None:
     readers = {"bcolz.rootdir", "bcolz.bloscpack", "neuroglancer.volume", "zip.source"}
     loaded = _list_modules(
         "from refshard_fs import RefShardFileSystem as FS\nassert FS(b'{\"a\":\"text\"}').cat('a') == b'text'"

@@ -45,9 +45,7 @@ def test_sel_labels_become_positions(source: RefShardFileSystem, sel: dict[str, 
         ({"y": [9.0, 3.0]}, "slice of step 1"),
     ],
 )
-def test_labels_missing_in_coordinates_are_errors(
-    source: RefShardFileSystem, sel: dict[str, Any], message: str
-) -> None:
+def test_labels_that_select_no_slice_are_errors(source: RefShardFileSystem, sel: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         find_positions(source.source, source, sel)
 

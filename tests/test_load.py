@@ -110,7 +110,7 @@ def test_loading_together_stays_within_the_memory(
     most: list[int] = []
     read = Source.read_selection
 
-    async def counted(self: Any, keys: list[str], *arguments: Any, chunk_size: int, **options: Any) -> Any:
+    async def count_read(self: Any, keys: list[str], *arguments: Any, chunk_size: int, **options: Any) -> Any:
         reading.append(chunk_size * len(keys))
         most.append(sum(reading))
         try:
@@ -118,7 +118,7 @@ def test_loading_together_stays_within_the_memory(
         finally:
             reading.remove(chunk_size * len(keys))
 
-    monkeypatch.setattr(Source, "read_selection", counted)
+    monkeypatch.setattr(Source, "read_selection", count_read)
     refshard_fs.load(ds)
     assert [int(ds[f"v{i}"].values.sum()) for i in range(30)] == [chunks * size * i for i in range(30)]
     assert max(most) == memory  # several variables at a time fill it

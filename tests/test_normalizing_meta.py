@@ -1,4 +1,4 @@
-"""The arguments of a filesystem mean the same in every process, before fsspec stores and compares them."""
+"""The arguments of a filesystem get one form before fsspec stores and compares them."""
 
 from __future__ import annotations
 

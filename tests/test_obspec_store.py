@@ -70,7 +70,7 @@ def test_reads_equal_those_of_obstore(seed: int, both: tuple[ObspecStore, Any]) 
 
 @pytest.mark.parametrize("prefix", [None, "", "a", "a/", "a/c", "b.c", "b", "zarr.json", "gone"])
 def test_listings_equal_those_of_obstore(prefix: str | None, both: tuple[ObspecStore, Any]) -> None:
-    def listed(store: Any, **offset: str) -> Any:
+    def list_paths(store: Any, **offset: str) -> Any:
         return sorted((meta["path"], meta["size"]) for part in store.list(prefix, **offset) for meta in part)
 
     def directory(store: Any) -> Any:
@@ -78,14 +78,14 @@ def test_listings_equal_those_of_obstore(prefix: str | None, both: tuple[ObspecS
         return sorted(found["common_prefixes"]), sorted(meta["path"] for meta in found["objects"])
 
     ours, theirs = both
-    assert listed(ours) == listed(theirs)
-    assert listed(ours, offset="a/c/0") == listed(theirs, offset="a/c/0")
+    assert list_paths(ours) == list_paths(theirs)
+    assert list_paths(ours, offset="a/c/0") == list_paths(theirs, offset="a/c/0")
     assert directory(ours) == directory(theirs)
 
     async def asynchronous() -> Any:
         return sorted([meta["path"] async for part in ours.list_async(prefix) for meta in part])
 
-    assert asyncio.run(asynchronous()) == [path for path, _ in listed(theirs)]
+    assert asyncio.run(asynchronous()) == [path for path, _ in list_paths(theirs)]
 
 
 def test_head_has_size_without_version(both: tuple[ObspecStore, Any]) -> None:

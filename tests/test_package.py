@@ -36,7 +36,7 @@ def test_entry_points_can_be_imported(group: str, name: str) -> None:
     assert callable(point.load())
 
 
-def test_all_versions_are_equal() -> None:
+def test_versions_of_installation_and_module_are_equal() -> None:
     assert _distribution().version == refshard_fs.__version__
 
 
@@ -49,7 +49,7 @@ def _run_python(code: str, folder: Path) -> list[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_import_needs_no_extra(tmp_path: Path) -> None:
+def test_import_loads_no_extra(tmp_path: Path) -> None:
     code = f"import sys, refshard_fs, refshard_fs.cli; print(*set({EXTRAS!r}).intersection(sys.modules))"
     assert _run_python(code, tmp_path) == []
 

@@ -69,7 +69,7 @@ def test_links_to_headings_resolve() -> None:
             assert anchor in headings, f"{document.name}: {target}#{anchor}"
 
 
-def test_page_of_command_line_has_every_command_and_option() -> None:
+def test_page_of_commands_is_current() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "commands.py"))
     assert (ROOT / "docs" / "pages" / "commands.md").read_text() == made["make_page"](), made["__doc__"]
 
@@ -103,7 +103,7 @@ def test_page_of_options_is_current() -> None:
     assert (ROOT / "docs" / "pages" / "options.md").read_text() == made["make_page"](), made["__doc__"]
 
 
-def test_reference_has_every_option() -> None:
+def test_docstring_of_the_filesystem_has_every_option() -> None:
     text = inspect.getdoc(RefShardFileSystem) or ""
     described = set(re.findall(r"^([a-z0-9_, ]+):$", text, re.MULTILINE))
     names = {name.strip() for line in described for name in line.split(",")}
@@ -130,7 +130,7 @@ def test_every_public_name_has_a_docstring() -> None:
     assert silent == []
 
 
-def test_reference_has_every_public_name_importable() -> None:
+def test_reference_lists_the_public_names_which_exist() -> None:
     named = re.findall(r"^::: refshard_fs\.(.+)$", (ROOT / "docs" / "pages" / "api.md").read_text(), re.MULTILINE)
     of_modules = [name for name in named if "." in name]  # adapters for packages that need not be there
     named = [name for name in named if name not in of_modules]
@@ -176,7 +176,7 @@ def test_troubleshooting_has_every_error() -> None:
 def test_search_finds_every_name_and_command_by_a_title() -> None:
     missing = runpy.run_path(str(ROOT / "docs" / "searched.py"))["find_missing"]
     pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "pages").glob("*.md"))
-    assert missing(re.findall(r"^(?:#+|:::) (.+)$", pages, re.MULTILINE)) == []  # what the site makes titles of
+    assert missing(re.findall(r"^(?:#+|:::) (.+)$", pages, re.MULTILINE)) == []  # the site makes titles of them
     assert {"CostlyPattern", "tune_zarr", "refshard check"} <= set(missing(["RefShardError", "refshard checks"]))
 
 

@@ -37,7 +37,7 @@ def memory() -> Iterator[MemoryFileSystem]:
     fs.store.clear()
 
 
-def test_values_of_all_kinds_are_read(make: type[Any], memory: Any) -> None:
+def test_values_of_several_kinds_are_read(make: type[Any], memory: Any) -> None:
     refs = {
         "a": b"data",
         "b": ("memory://b", 0, 5),
@@ -54,7 +54,7 @@ def test_values_of_all_kinds_are_read(make: type[Any], memory: Any) -> None:
             assert f.read(2) == "he"
 
 
-def test_listings_and_sizes_equal_reference(make: type[Any], memory: Any) -> None:
+def test_listings_and_sizes_equal_those_of_reference(make: type[Any], memory: Any) -> None:
     fs = make({"a": b"data", "b": ("memory://b", 0, 5), "c/d": ("memory://b", 1, 6), "e": ("memory://b",)}, fs=memory)
     assert sorted(fs.ls("", detail=False)) == ["a", "b", "c", "e"]
     assert {"name": "c", "type": "directory", "size": 0} in fs.ls("", detail=True)
@@ -186,7 +186,7 @@ def test_references_behave_like_a_dict(make: type[Any]) -> None:
         assert copied == expected
 
 
-def test_references_of_a_source_in_memory_are_changed(make: type[Any], memory: Any) -> None:
+def test_references_of_a_source_in_memory_can_be_changed(make: type[Any], memory: Any) -> None:
     fs = make({"a": "text", "b": "other", "c": "third"}, remote_protocol="memory")
     refs = fs.references
     refs["new"] = ["memory://b", 1, 3]
@@ -253,7 +253,7 @@ def test_templates_are_overridden(make: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("part", ["offset", "length"])
-def test_range_without_length_is_a_value_error(make: type[Any], part: str) -> None:
+def test_range_without_offset_or_length_is_a_value_error(make: type[Any], part: str) -> None:
     pytest.importorskip("jinja2")
     gen = [{"key": "k{{i}}", "url": "http://{{u}}", part: "1000", "dimensions": {"i": {"stop": 2}}}]
     with pytest.raises(ValueError, match="offset"):

@@ -104,7 +104,7 @@ def test_chunk_has_the_same_answer_before_and_after_caching(folder: Path, others
         assert kept[0] == kept[1] == kept[2]
 
 
-def test_every_key_is_served_unchanged(server: Server, folder: Path) -> None:
+def test_keys_beside_consolidated_metadata_are_served_unchanged(server: Server, folder: Path) -> None:
     fs = make_source(server, folder)
     consolidated = {".zmetadata", "zarr.json"}
     with httpx.Client(timeout=60, verify=False) as client:
@@ -228,7 +228,7 @@ def test_unchanged_key_is_answered_with_304(server: Server) -> None:
     assert (stale.status_code, stale.content) == (200, first.content)
 
 
-def test_metadata_are_compressed_for_clients_that_take_it(server: Server) -> None:
+def test_metadata_are_compressed_for_clients_that_accept_gzip(server: Server) -> None:
     key = ".zmetadata" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "zarr.json"
     with HTTP.stream("GET", f"{server.url}/{key}", headers={"Accept-Encoding": "gzip"}) as answer:
         raw = b"".join(answer.iter_raw())
@@ -247,7 +247,7 @@ def test_pages_may_read_from_another_origin(server: Server) -> None:
     )
     assert answer.headers["access-control-allow-origin"] == "*"
     missing = HTTP.get(f"{server.url}/t/9.9", headers={"Origin": "https://viewer"})
-    assert (missing.status_code, missing.headers["access-control-allow-origin"]) == (404, "*"), "a missing chunk is one"
+    assert (missing.status_code, missing.headers["access-control-allow-origin"]) == (404, "*"), "also without the chunk"
 
 
 def test_page_shows_arrays_pictures_and_lines_to_paste(server: Server) -> None:
@@ -262,7 +262,7 @@ def test_page_shows_arrays_pictures_and_lines_to_paste(server: Server) -> None:
         assert HTTP.get(f"{server.url}/?{query}").status_code == 404
 
 
-def test_no_answer_names_the_targets_of_the_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_answers_do_not_name_the_targets_of_the_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     private = tmp_path / "private"
     private.mkdir()
     meta = {"zarr_format": 2, "shape": [2, 4], "chunks": [1, 4], "dtype": "|u1", "order": "C", "fill_value": 0}
@@ -279,7 +279,7 @@ def test_no_answer_names_the_targets_of_the_source(tmp_path: Path, caplog: pytes
 
 @pytest.mark.parametrize("shape", [(3,), (), (0, 4), (1, 2, 3, 4)])
 @pytest.mark.parametrize("dtype", ["<f4", "|b1", "<M8[s]", "|S3"])
-def test_slice_of_any_array_is_a_picture_or_an_error(shape: tuple[int, ...], dtype: str) -> None:
+def test_slice_of_an_array_is_a_picture_or_an_error(shape: tuple[int, ...], dtype: str) -> None:
     meta = {"zarr_format": 2, "shape": shape, "chunks": [max(n, 1) for n in shape], "dtype": dtype, "order": "C"}
     refs = {".zgroup": '{"zarr_format": 2}'}
     refs["a/.zarray"] = json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None})
@@ -324,7 +324,7 @@ def test_asgi_refuses_invalid_names_and_sources(name: str, folder: Path) -> None
 
 
 def test_unreadable_chunk_is_answered_with_502(tmp_path: Path) -> None:
-    """Several clients fill a chunk for which they get status 403, with which S3 answers for missing objects."""
+    """Several clients show fill values after status 403, because S3 may answer so for missing objects."""
     (tmp_path / "short.bin").write_bytes(b"12")
     refs = {".zgroup": '{"zarr_format": 2}', "a/0": [str(tmp_path / "gone.bin"), 0, 4]}
     refs |= {"a/2": [str(tmp_path / "short.bin"), 0, 4], "a/3": ["nosuch://a/b", 0, 4]}
@@ -379,11 +379,11 @@ def test_repeated_requests_make_a_chunk_once(folder: Path, monkeypatch: pytest.M
     made: list[str] = []
     read = RefShardFileSystem._cat_file
 
-    async def counted(fs: RefShardFileSystem, path: str, *bounds: Any, **options: Any) -> Any:
+    async def count_read(fs: RefShardFileSystem, path: str, *bounds: Any, **options: Any) -> Any:
         made.append(path)
         return await read(fs, path, *bounds, **options)
 
-    monkeypatch.setattr(RefShardFileSystem, "_cat_file", counted)
+    monkeypatch.setattr(RefShardFileSystem, "_cat_file", count_read)
     with Server(refshard_fs.asgi(f"{folder}/*.nc")) as own:
         for _ in range(3):
             HTTP.get(f"{own.url}/t/1.0")

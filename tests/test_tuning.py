@@ -78,7 +78,7 @@ def test_pipeline_is_set_unless_turned_off(
     assert run.stdout.split()[1:] == ["45", str(name != "SelectionPipeline")]
 
 
-def test_only_a_read_by_zarr_changes_zarr_settings(python_with_zarr: list[str]) -> None:
+def test_zarr_settings_change_only_at_the_first_read_by_zarr(python_with_zarr: list[str]) -> None:
     code = """
 import logging, signal, sys, warnings
 import fsspec, numcodecs.registry, zarr
@@ -149,7 +149,7 @@ del zarr.core.codec_pipeline.decode_and_scatter_chunk
 NO_STORE = "import zarr.storage; del zarr.storage.StorePath"
 
 
-is_fused = pytest.mark.skipif(zarr_pipeline._Fused is None, reason="this zarr decodes by nothing that it could change")
+is_fused = pytest.mark.skipif(zarr_pipeline._Fused is None, reason="this zarr has no function that decodes a chunk")
 
 
 @pytest.mark.parametrize(

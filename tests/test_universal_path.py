@@ -29,7 +29,7 @@ def root(source: str) -> Any:
     return upath.UPath("refshard://", fo=source)
 
 
-def test_upath_has_our_class_without_a_warning(root: Any) -> None:
+def test_upath_of_a_refshard_url_has_our_class(root: Any) -> None:
     from refshard_fs.universal_path import RefShardPath
 
     assert type(root) is RefShardPath

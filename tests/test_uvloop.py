@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("uvloop")
-pytestmark = pytest.mark.skipif("REFSHARD_UVLOOP" in os.environ, reason="it is so already")
+pytestmark = pytest.mark.skipif("REFSHARD_UVLOOP" in os.environ, reason="this run uses uvloop already")
 
 TESTS = [
     "tests/targets/test_answer.py",

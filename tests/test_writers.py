@@ -120,7 +120,7 @@ def test_sets_of_virtualizarr_are_read(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_no_collection")
-def test_recipes_work_after_replacing_reference(tmp_path: Path) -> None:
+def test_kerchunk_and_zarr_read_sets_after_replacing_reference(tmp_path: Path) -> None:
     hdf = pytest.importorskip("kerchunk.hdf")
     import fsspec
     from fsspec.implementations.reference import ReferenceFileSystem

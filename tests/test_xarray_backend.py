@@ -1,4 +1,4 @@
-"""``engine="refshard"``: xarray opens any source, and failed reads are errors, not values."""
+"""``engine="refshard"``: xarray opens sources, and failed reads are errors, not values."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_all_groups_open_as_a_tree(folder: Path) -> None:
         ds.close()
 
 
-def test_failed_read_raises_and_is_never_a_fill_value(folder: Path) -> None:
+def test_failed_read_of_a_chunk_is_an_error(folder: Path) -> None:
     (folder / "data.bin").unlink()
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend) as ds, pytest.raises(ReferenceNotReachable):
         ds["t"].load()
@@ -210,7 +210,7 @@ def test_empty_pattern_error_lists_files(tmp_path: Path) -> None:
         xr.open_dataset(f"{tmp_path}/*.nc", engine=RefShardBackend)
 
 
-def test_root_without_arrays_error_lists_groups() -> None:
+def test_root_without_arrays_warning_lists_groups() -> None:
     refs = {".zgroup": '{"zarr_format": 2}', **make_group("inner/")}
     with pytest.warns(UserWarning, match="it has groups: inner. Open one with group='inner'"):
         xr.open_dataset(refs, engine=RefShardBackend)
@@ -399,7 +399,7 @@ def test_images_of_several_sizes_become_netcdf(tmp_path: Path, kind: str) -> Non
 
 
 def test_objects_in_attributes_of_zarr_stay_objects() -> None:
-    """`xarray.open_zarr` shows them, too; invalid names of dimensions make no difference."""
+    """`xarray.open_zarr` shows objects, too; an invalid attribute `_refshard_objects` makes no difference."""
     for names in (None, 1, [1, ["multiscales"]]):
         attributes = {"multiscales": [{"datasets": []}]} | ({} if names is None else {"_refshard_objects": names})
         refs = make_group() | {".zattrs": json.dumps(attributes)}

@@ -91,7 +91,7 @@ def test_arrays_read_the_same_after_pickling(chunked: Chunked) -> None:
 
 
 @pytest.mark.parametrize("decoding", [{}, {"chunks": {}}, {"open_dataset_options": {"decode_cf": False}}])
-def test_datasets_from_elsewhere_read_the_same_after_pickling(chunked: Chunked, decoding: dict[str, Any]) -> None:
+def test_datasets_of_a_url_read_the_same_after_pickling(chunked: Chunked, decoding: dict[str, Any]) -> None:
     refs = {**chunked.refs(GRID), "a/.zattrs": json.dumps({"_ARRAY_DIMENSIONS": ["y", "x", "byte"]})}
     url = chunked.server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
     ds = xr.open_dataset(url, engine=RefShardBackend, mask_and_scale=False, **decoding)
@@ -109,7 +109,7 @@ def test_missing_chunks_are_filled_and_failed_ones_are_errors(chunked: Chunked) 
         array[1].values  # noqa: B018  # it reads
 
 
-def test_arrays_of_groups_are_read_together(chunked: Chunked) -> None:
+def test_array_of_a_subgroup_is_read_by_one_request(chunked: Chunked) -> None:
     refs = {f"sub/{k}" if k != ".zgroup" else k: v for k, v in chunked.refs(GRID).items()}
     refs["sub/.zgroup"] = refs[".zgroup"]
     refs["sub/a/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["y", "x", "byte"]})

@@ -1,4 +1,4 @@
-"""Every version of zarr reads the same values through us, and gets an error if bytes cannot be read."""
+"""zarr 2 and zarr 3 read the same values through us, and get an error if bytes cannot be read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_failed_chunk_is_an_error_and_not_the_fill_value(http_server: Any) -> No
 
 @pytest.mark.parametrize("fault", [403, 404, 416, 500, "short_body", "wrong_content_range", "reset", "hang_up"])
 @pytest.mark.case(id="P31")
-def test_no_failure_of_a_server_reads_as_fill_value(fault: Any, http_server: Any) -> None:
+def test_failure_of_a_server_is_an_error_and_not_fill_values(fault: Any, http_server: Any) -> None:
     refs, data = make_reference_set(http_server.put("/x.bin", b""))
     http_server.put("/x.bin", data)
     array = open_group(RefShardFileSystem(fo=refs, retries=1))["a"]
@@ -91,7 +91,7 @@ class TestZarr3:
         again = [r for r in http_server.requests("/refs.json") if r.method == "GET"][before:]
         assert sum(r.sent for r in again) <= 4096 + 500, "only the head may be looked at again"
 
-    def test_v3_arrays_read_with_either_separator(self, tmp_path: Path) -> None:
+    def test_v3_arrays_with_either_separator_are_read(self, tmp_path: Path) -> None:
         for separator in (".", "/"):
             store = tmp_path / f"v3{ord(separator)}.zarr"
             encoding = {"name": "default", "separator": separator}

@@ -72,7 +72,7 @@ def open_fs(source: Any, **options: Any) -> Any:
     return array
 
 
-def test_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> None:
+def test_selection_of_adjacent_chunks_is_one_request(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     array = open_fs(make_references(url), readahead=0)
     with zarr.config.set({"async.concurrency": 1}):  # this limit of zarr does not apply to our requests
@@ -211,7 +211,7 @@ def read_in_threads(fs: RefShardFileSystem, *takes: Any) -> list[threading.Threa
     return threads
 
 
-def test_memory_bounds_all_selections_together(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_memory_bounds_two_selections_together(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "WORKERS", 1)
     fs = RefShardFileSystem(make_references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
     both_have_begun = threading.Barrier(2)
@@ -419,7 +419,7 @@ def test_missing_chunks_are_the_fill_value(http_server: RangeServer) -> None:
     assert found[: 3 * CHUNK] == PAYLOAD[: 3 * CHUNK]
 
 
-def test_writes_use_zarrs_pipeline(tmp_path: Path) -> None:
+def test_writes_to_a_hierarchy_are_read_and_committed(tmp_path: Path) -> None:
     values = np.arange(100, dtype="<i4").reshape(10, 10)
     zarr.create_array(LocalStore(tmp_path / "x"), name="a", data=values, chunks=(4, 4), fill_value=0)
     fs = RefShardFileSystem(str(tmp_path / "x"), mode="a", skip_instance_cache=True, asynchronous=True)
@@ -434,7 +434,7 @@ def test_writes_use_zarrs_pipeline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [404, 403, 500, "short_body", "reset"])
-def test_failure_in_middle_names_its_key_and_leaves_nothing(kind: Any, http_server: RangeServer) -> None:
+def test_failure_names_its_key_and_other_chunks_are_read_later(kind: Any, http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     refs = make_references(url) | {"a/40": [http_server.put("/bad", PAYLOAD), 0, CHUNK]}
     array = open_fs(refs, retries=0)
@@ -448,7 +448,7 @@ def test_failure_in_middle_names_its_key_and_leaves_nothing(kind: Any, http_serv
 
 @pytest.mark.parametrize("how", ["decoded as they come", "decoded by zarr", "parts of shards"])
 @pytest.mark.parametrize("kind", [404, 403, "short_body", "reset", "cancelled"])
-def test_interrupted_selection_leaves_no_task_and_no_byte(
+def test_interrupted_selection_leaves_no_task_and_no_memory(
     kind: Any, how: str, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "decoded by zarr":
@@ -492,7 +492,7 @@ def test_interrupted_selection_leaves_no_task_and_no_byte(
 
 @pytest.mark.parametrize("part", [slice(None), slice(30, 40), slice(20, 60)])
 @pytest.mark.parametrize("kind", ["plain", "first", "shards"])
-def test_chunk_that_cannot_be_decoded_names_its_file(
+def test_error_of_an_undecodable_chunk_names_its_file(
     part: slice, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards: Any = {"shards": (10,), "chunks": (5,)} if kind == "shards" else {"chunks": (10,)}
@@ -509,7 +509,7 @@ def test_chunk_that_cannot_be_decoded_names_its_file(
     assert "refshard check" in note
 
 
-def test_event_loop_is_started_if_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_array_is_read_on_an_event_loop_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(1.0, 101.0)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=10)
     array = open_fs(str(tmp_path))
@@ -530,7 +530,7 @@ def test_several_failures_leave_no_unretrieved_error(
     assert "never retrieved" not in caplog.text
 
 
-def test_cancelled_read_stops_its_requests(http_server: RangeServer) -> None:
+def test_cancelled_read_leaves_no_reading_task(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     fs = RefShardFileSystem(make_references(url), asynchronous=True, skip_instance_cache=True)
 
@@ -625,7 +625,7 @@ def test_pickled_array_is_read_in_another_process(tmp_path: Path) -> None:
     assert found.stdout.strip() == b"45", found.stderr
 
 
-def test_event_loops_of_the_user_end_without_leaks(http_server: RangeServer) -> None:
+def test_five_event_loops_in_turn_read_the_array(http_server: RangeServer) -> None:
     refs = make_references(http_server.put("/x", PAYLOAD))
 
     async def read() -> bytes:
