@@ -158,7 +158,7 @@ def test_reading_a_cube_opens_only_the_sets_that_it_needs(http_server: RangeServ
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["fetched", "on disk"])
 def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer, tmp_path: Path, is_kept: bool) -> None:
-    """The first read opens only the part that it needs; each later read that has to wait opens twice as many parts.
+    """The first read opens only the part that it needs; later reads that have to wait open further parts.
 
     If the chunks are on disk, the first read requests the versions of all parts.
     """
