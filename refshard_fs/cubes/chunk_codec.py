@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import check_blosc, check_chunk, decompress_unsized, find_chunk_limits
+from refshard_fs.core.compression import check_blosc, check_chunk, decompress_unsized, find_chunk_limits, unshuffle
 from refshard_fs.core.dtypes import find_decoded_type, find_text_codec
 from refshard_fs.core.libdeflate import try_gzip, try_zlib
 from refshard_fs.core.version_3 import ON_BYTES
@@ -149,11 +149,31 @@ class _SignChange:
         return self._codec.encode(data)
 
 
+class _Shuffle:
+    """Decode as numcodecs' Shuffle does, in less time for elements of 2 to 16 bytes."""
+
+    codec_id = "shuffle"
+
+    def __init__(self, codec: Any) -> None:
+        self._codec = codec
+
+    @classmethod
+    def can_replace(cls, codec: Any) -> bool:
+        """Return whether this class decodes as ``codec`` does."""
+        return codec.codec_id == cls.codec_id and codec.elementsize in range(2, 17)
+
+    def decode(self, data: Any) -> npt.NDArray[np.uint8]:
+        return unshuffle(data, self._codec.elementsize)
+
+    def encode(self, data: Any) -> Any:
+        return self._codec.encode(data)
+
+
 def _make_codec(config: dict[str, Any]) -> Any:
     import numcodecs  # slow to import, and only needed if this package decodes chunks
 
     codec = numcodecs.get_codec(config)
-    return _SignChange(codec) if _SignChange.can_replace(codec) else codec
+    return next((kind(codec) for kind in (_SignChange, _Shuffle) if kind.can_replace(codec)), codec)
 
 
 def _make_codecs_of_version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:

@@ -18,7 +18,16 @@ import pytest
 
 import refshard_fs
 from refshard_fs.core import compression
-from refshard_fs.core.compression import MOST, add_up, add_up_rows, check_chunk, decompress, import_zstd, unpack_bits
+from refshard_fs.core.compression import (
+    MOST,
+    add_up,
+    add_up_rows,
+    check_chunk,
+    decompress,
+    import_zstd,
+    unpack_bits,
+    unshuffle,
+)
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from tests.support.memory import check_peak
 
@@ -205,3 +214,15 @@ def test_imagecodecs_is_loaded_after_many_rows_are_added_up(monkeypatch: pytest.
     for is_loaded in (False, False, True):
         assert (add_up_rows(steps)[:, :, 0] == [1, 2, 3]).all()
         assert ("imagecodecs" in sys.modules) is is_loaded
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16, 100])
+@pytest.mark.parametrize("count", [0, 1, 999])
+def test_unshuffled_bytes_are_those_of_numcodecs(size: int, count: int) -> None:
+    data = np.random.default_rng(size).bytes(size * count)
+    assert unshuffle(numcodecs.Shuffle(size).encode(data), size).tobytes() == data
+
+
+def test_unshuffle_refuses_incomplete_elements() -> None:
+    with pytest.raises(ValueError, match="reshape"):
+        unshuffle(bytes(7), 4)

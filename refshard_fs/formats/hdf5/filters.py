@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.array_group import encode_chunk
-from refshard_fs.core.compression import check_blosc, decode_by_imagecodecs, decompress, import_zstd
+from refshard_fs.core.compression import check_blosc, decode_by_imagecodecs, decompress, import_zstd, unshuffle
 from refshard_fs.core.libdeflate import try_zlib
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
@@ -238,9 +238,8 @@ def _decode_deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 
 def _undo_shuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     size = _get_value(values, 0) or 1
-    count = len(data) // size
-    elements = np.frombuffer(data, np.uint8, count * size).reshape(size, count)
-    return elements.T.tobytes() + data[count * size :]  # bytes of an incomplete element are not shuffled
+    stop = len(data) // size * size
+    return unshuffle(data[:stop], size).tobytes() + data[stop:]  # bytes of an incomplete element are not shuffled
 
 
 def _decode_fletcher32(data: bytes, values: tuple[int, ...], length: int) -> bytes:
