@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+import numpy as np
 import xarray as xr
 
 from benchmarks.jobs.data import Era5, Months, Scenes, Variables
@@ -50,6 +51,26 @@ class WholeByHundred(Whole):
 
     title = "a NetCDF-4 file, chunks of 100 steps: a whole variable"
     chunks: ClassVar[Any] = {"time": 100}
+
+
+class RandomSteps(_File):
+    """Read a hundred steps at random, one after the other."""
+
+    title = "a NetCDF-4 file: 100 steps at random"
+    sizes = Sizes(Months(1, 200), Months(1, 200))
+
+    def compute(self, ds: xr.Dataset) -> Any:
+        steps = np.random.default_rng(1).integers(ds.sizes["time"], size=100)
+        return np.stack([ds["t2m"][int(step)].values for step in steps])
+
+
+class Backwards(RandomSteps):
+    """Read all steps, one after the other, the last one first."""
+
+    title = "a NetCDF-4 file: all steps backwards"
+
+    def compute(self, ds: xr.Dataset) -> Any:
+        return np.stack([ds["t2m"][step].values for step in reversed(range(ds.sizes["time"]))])
 
 
 class Small(_File):
