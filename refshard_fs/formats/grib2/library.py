@@ -94,6 +94,9 @@ class Points(msgspec.Struct, frozen=True):
         """
         kind = parse_integer(grid, 6) if self.edition == 1 else parse_integer(grid, 13, 2)
         width, unit = (3, 1e-3) if self.edition == 1 else (4, 1e-6)
+        least = _SIZES[self.edition].get(kind, 0) + (4 * parse_integer(grid, 4) if self.edition == 1 else 0)
+        if len(grid) < least:
+            raise ValueError(f"the section of its grid has {len(grid)} bytes: expected {least} or more for grid {kind}")
         if self.edition == 2 and kind in (*range(4), *_ROWS) and (unit := parse_unit(grid)) > _LARGEST_UNIT:
             raise ValueError(f"its corners are multiples of {unit} degrees: expected {_LARGEST_UNIT} or less")
         for octet in _LATITUDES[self.edition].get(kind, ()):
@@ -160,6 +163,15 @@ _LATITUDES: Final = {
     2: {
         **dict.fromkeys((*range(4), *range(40, 44)), (47, 56)), **dict.fromkeys((10, 13), (39, 48, 52)),
         **dict.fromkeys((20, 23, 140), (39, 48)), **dict.fromkeys((30, 33), (39, 48, 66, 70)), 90: (39,),
+    },
+}  # fmt: skip
+# By edition and by kind of grid: the bytes of a section without lists. eccodes reads so many of a shorter section, and
+# looks for the rest of the message after them: that ended the process.
+_SIZES: Final = {
+    1: {**dict.fromkeys((0, 4, 5), 32), 90: 38, **dict.fromkeys((1, 3, 10, 14), 42)},
+    2: {
+        **dict.fromkeys((0, 10, 40), 72), **dict.fromkeys((1, 2, 12, 41, 42), 84), **dict.fromkeys((3, 43), 96),
+        **dict.fromkeys((23, 30, 31), 81), 13: 88, 20: 65, 33: 97, 90: 80, 101: 35, 140: 64,
     },
 }  # fmt: skip
 # Corners may be multiples of a thousandth of a degree, or of less: eccodes subtracts 360 degrees from an angle again

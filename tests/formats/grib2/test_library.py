@@ -212,6 +212,18 @@ def test_list_that_begins_after_section_2_is_an_error() -> None:
         Points("latitudes", 12, edition=1).make(grid[:4] + b"\x35" + grid[5:])
 
 
+@pytest.mark.parametrize(("edition", "kind", "size"), [(1, 10, 41), (1, 0, 35), (2, 30, 80)])
+def test_sections_shorter_than_their_grid_are_errors(edition: int, kind: int, size: int) -> None:
+    """eccodes would read the rest of the message at a wrong place, and end the process."""
+    grid = bytearray(120)
+    if edition == 1:
+        grid[3], grid[5] = int(kind == 0), kind  # one vertical coordinate
+    else:
+        grid[12:14] = kind.to_bytes(2)
+    with pytest.raises(ValueError, match=f"has {size} bytes: expected {size + 1} or more for grid {kind}"):
+        Points("latitudes", 12, edition=edition).make(bytes(grid[:size]))
+
+
 def test_impossible_number_of_points_is_refused() -> None:
     """For a rotated grid, eccodes ignores the rows, and takes "missing" as the number of points in a row."""
     handle = eccodes.codes_grib_new_from_samples("reduced_gg_pl_32_grib1")
