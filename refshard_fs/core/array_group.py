@@ -7,9 +7,10 @@ import copy
 import math
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from itertools import accumulate, pairwise, repeat
+from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
@@ -484,6 +485,26 @@ class ArrayGroup(KeySpace):
         return found
 
 
+class _Reported:
+    """Convert an error to the report under ``path``.
+
+    A generator with ``contextmanager`` and the error would refer to each other, so that all local variables of the
+    calls that failed, which may be megabytes for each object, would stay until the next garbage collection.
+    """
+
+    def __init__(self, reports: dict[str, str], path: str) -> None:
+        self._reports, self._path = reports, path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, ValueError | struct.error | DamagedIndex):
+            return False
+        self._reports[self._path] = str(error)
+        return True
+
+
 class ArrayGroupBuilder:
     """Collect the arrays, groups and reports of a file while it is opened."""
 
@@ -498,13 +519,9 @@ class ArrayGroupBuilder:
         """Add the array ``path``; the groups that contain it need not be added."""
         self.arrays[path], self.chunks[path] = array, chunks
 
-    @contextmanager
-    def report_errors(self, path: str) -> Iterator[None]:
+    def report_errors(self, path: str) -> AbstractContextManager[None]:
         """Convert an error about one object to the report under ``path``: other objects of the file are shown."""
-        try:
-            yield
-        except (ValueError, struct.error, DamagedIndex) as e:
-            self.reports[path] = str(e)
+        return _Reported(self.reports, path)
 
     def make_keyspace(self, zarr_format: int, attributes: Mapping[str, Any] = {}) -> ArrayGroup:
         """Return the key space; ManifestError with the reasons if no array can be shown."""

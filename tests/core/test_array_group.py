@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import numpy as np
@@ -183,6 +185,26 @@ def test_invalid_shape_chunks_or_dimension_names_are_reported(
         builder.add("b", ArrayDescription("'b' of file", shape, chunks, np.dtype("<i2"), names), StoredChunks())
     assert list(builder.arrays) == ["empty"]
     assert builder.reports["b"].startswith("'b' of file: ")
+
+
+def test_data_of_a_reported_error_are_freed_at_once() -> None:
+    """The data are in a local variable of the function that raises the error."""
+    held = []
+
+    def fail() -> None:
+        data = np.zeros(10)
+        held.append(weakref.ref(data))
+        raise ValueError("damaged")
+
+    builder = ArrayGroupBuilder("file")
+    gc.disable()
+    try:
+        with builder.report_errors("b"):
+            fail()
+        assert held[0]() is None
+    finally:
+        gc.enable()
+    assert builder.reports == {"b": "damaged"}
 
 
 @pytest.mark.parametrize(
