@@ -57,7 +57,7 @@ def test_jobs_are_chosen_by_pattern() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
-def test_job_describes_its_task(job: Job) -> None:
+def test_job_has_a_docstring_and_a_short_title(job: Job) -> None:
     assert job.__doc__
     assert job.__doc__ != Job.__doc__
     for size in ("quick", "usual", "large"):
@@ -66,7 +66,7 @@ def test_job_describes_its_task(job: Job) -> None:
         assert len(title) <= 54  # as many letters as fit beside the bars
 
 
-def test_job_names_missing_packages() -> None:
+def test_job_lists_missing_packages() -> None:
     job = SimpleNamespace(needs=("json", "no_such_package"), store="http")
     assert Job.list_missing(job) == ["no_such_package"]  # type: ignore[arg-type]
 

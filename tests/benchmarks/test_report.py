@@ -1,4 +1,4 @@
-"""Reports of benchmarks name losses and missed goals as clearly as wins, and escape all texts."""
+"""Reports of benchmarks name losses and missed goals, and escape the names of cases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_report_counts_and_names_losses_and_missed_goals(tmp_path: Path) -> None
     assert data["python"]
 
 
-def test_report_has_a_plot_of_each_kind(tmp_path: Path) -> None:
+def test_report_has_three_plots_and_none_without_cases(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report.write_report(cases(), tmp_path)
     page = (tmp_path / "report.html").read_text()

@@ -86,7 +86,7 @@ def test_nearly_valid_inputs_are_handled(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", driver.list_names())
-def test_seeds_are_valid_and_inputs_reproducible(name: str) -> None:
+def test_inputs_begin_with_the_seeds_and_are_reproducible(name: str) -> None:
     harness = driver.load_harness(name)
     first, second = driver.make_mutator(harness, 7), driver.make_mutator(harness, 7)
     again = [second.input(number) for number in range(59, -1, -1)]

@@ -25,7 +25,7 @@ def read(server: RangeServer) -> Reply:
     return ask(server.url, "/a", range="bytes=100-199")
 
 
-def test_every_kind_of_fault_is_defined() -> None:
+def test_every_kind_of_fault_has_a_transform() -> None:
     assert set(_TRANSFORMS) == set(KINDS)
 
 
@@ -37,7 +37,7 @@ def test_ignored_range_gets_the_whole_with_status_200(server: RangeServer) -> No
     assert server.requests()[0].fault == "ignored_range"
 
 
-def test_short_body_has_the_true_length(server: RangeServer) -> None:
+def test_short_body_is_announced_with_its_own_length(server: RangeServer) -> None:
     server.fault("short_body")
     reply = read(server)
     assert (reply.status, reply.body, reply.headers["content-length"]) == (206, DATA[100:150], "50")
@@ -156,7 +156,7 @@ def test_silent_server_keeps_the_connection_open(server: RangeServer) -> None:
     assert [request.status for request in server.requests()] == [None]
 
 
-def test_drip_brings_all_bytes_in_small_pieces(server: RangeServer) -> None:
+def test_drip_brings_all_bytes_and_pauses_before_the_body(server: RangeServer) -> None:
     server.fault("drip", pause=0.001, piece=10, times=1)
     assert read(server).body == DATA[100:200]
     server.fault("drip", pause=3600)
@@ -177,7 +177,7 @@ def test_gzip_compresses_the_requested_range(server: RangeServer) -> None:
     assert gzip.decompress(reply.body) == DATA[100:200]
 
 
-def test_gzip_stored_takes_the_range_from_the_compressed(server: RangeServer) -> None:
+def test_range_of_gzip_stored_is_one_of_compressed_bytes(server: RangeServer) -> None:
     server.fault("gzip_stored")
     stored = ask(server.url, "/a").body
     assert gzip.decompress(stored) == DATA
@@ -231,13 +231,13 @@ def test_first_matching_fault_is_applied_alone(server: RangeServer) -> None:
     assert [read(server).status for _ in range(3)] == [500, 503, 206]
 
 
-def test_body_faults_do_not_change_refusals(server: RangeServer) -> None:
+def test_short_body_does_not_change_a_404_answer(server: RangeServer) -> None:
     server.fault("short_body")
     reply = ask(server.url, "/missing")
     assert (reply.status, len(reply.body)) == (404, int(reply.headers["content-length"]))
 
 
-def test_probability_follows_its_seed(server: RangeServer) -> None:
+def test_equal_seeds_give_equal_random_faults(server: RangeServer) -> None:
     def statuses(seed: int) -> list[int]:
         server.heal()
         server.fault(500, probability=0.5, seed=seed)
@@ -247,13 +247,13 @@ def test_probability_follows_its_seed(server: RangeServer) -> None:
     assert set(statuses(1)) == {206, 500}
 
 
-def test_healed_server_answers_correctly(server: RangeServer) -> None:
+def test_healed_server_answers_without_the_fault(server: RangeServer) -> None:
     server.fault(500)
     server.heal()
     assert read(server).status == 206
 
 
-def test_unknown_and_impossible_kinds_are_refused(server: RangeServer) -> None:
+def test_unknown_and_impossible_kinds_of_fault_are_refused(server: RangeServer) -> None:
     with pytest.raises(ValueError, match="unknown fault 'gremlins'"):
         server.fault("gremlins")  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(ValueError, match="does not have the whole resource"):

@@ -48,7 +48,7 @@ def test_range_header_is_resolved_and_clamped(header: str | None, span: tuple[in
 
 
 @pytest.mark.parametrize("header", ["bytes=10-", "bytes=10-12", "bytes=-0"])
-def test_range_that_overlaps_nothing_is_unsatisfiable(header: str) -> None:
+def test_range_without_bytes_of_the_data_is_unsatisfiable(header: str) -> None:
     with pytest.raises(Unsatisfiable):
         resolve_range(header, 10)
 
@@ -148,7 +148,7 @@ def test_replacing_a_resource_changes_its_etag(server: RangeServer) -> None:
     assert ask(server.url, "/a", if_match=before).status == 412
 
 
-def test_put_and_delete_respect_conditions(server: RangeServer) -> None:
+def test_put_respects_conditions_and_delete_removes(server: RangeServer) -> None:
     def put(body: bytes, **headers: str) -> int:
         return ask(server.url, "/new", method="PUT", body=body, **headers).status
 
@@ -164,7 +164,7 @@ def test_put_and_delete_respect_conditions(server: RangeServer) -> None:
     assert ask(server.url, "/new", method="POST").status == 405
 
 
-def test_request_bodies_may_be_chunked_or_announced(server: RangeServer) -> None:
+def test_request_body_may_be_chunked_or_wait_for_100_continue(server: RangeServer) -> None:
     head = "PUT /c HTTP/1.1\nHost: x\nConnection: close\n"
     received, end = raw(server.url, head + "Transfer-Encoding: chunked\n\n3\nabc\n2;x=y\nde\n0\n\n")
     assert received.startswith(b"HTTP/1.1 201 ")
@@ -183,7 +183,7 @@ def test_invalid_request_gets_400_and_closes(server: RangeServer) -> None:
         parse_head(b"GET / SPDY/3")
 
 
-def test_only_the_directory_is_served(tmp_path: Path) -> None:
+def test_files_outside_the_directory_are_not_served(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     served = tmp_path / "served"
     (served / "sub").mkdir(parents=True)
@@ -275,7 +275,7 @@ def test_bandwidth_is_not_exceeded(server: RangeServer, limit: str) -> None:
     assert (end, len(body) < len(DATA)) == ("timeout", True)
 
 
-def test_no_connection_gets_bytes_beyond_total_bandwidth(server: RangeServer) -> None:
+def test_total_bandwidth_limits_three_connections_together(server: RangeServer) -> None:
     server.total_bandwidth = 0.001
     readers = [
         threading.Thread(target=raw, args=(server.url, "GET /a HTTP/1.1\nHost: x\n\n"), kwargs={"timeout": 0.3})
@@ -289,7 +289,7 @@ def test_no_connection_gets_bytes_beyond_total_bandwidth(server: RangeServer) ->
     assert server.bytes_sent == 0
 
 
-def test_server_stops_while_clients_wait(server: RangeServer) -> None:
+def test_server_stops_while_a_client_waits(server: RangeServer) -> None:
     with RangeServer({"/a": b"x"}, latency=60) as slow:
         waiting = threading.Thread(target=raw, args=(slow.url, "GET /a HTTP/1.1\nHost: x\n\n"))
         waiting.start()
@@ -314,7 +314,7 @@ def test_error_of_the_server_is_raised_at_exit() -> None:
         visit()
 
 
-def test_server_process_serves_logs_and_is_controlled(tmp_path: Path) -> None:
+def test_server_process_serves_files_logs_and_obeys_settings(tmp_path: Path) -> None:
     (tmp_path / "on-disk").write_bytes(b"on disk")
     with RangeServerProcess(directory=tmp_path) as server:
         server.put("/a b", DATA)

@@ -62,7 +62,7 @@ def test_s3_reads_ranges_writes_and_lists(s3_server: SeaweedServer, bucket: str)
         fs.cat_file(f"{bucket}/none")
 
 
-def test_s3_allows_anonymous_reads_and_signed_writes(s3_server: SeaweedServer, bucket: str) -> None:
+def test_s3_allows_anonymous_reads_and_no_anonymous_writes(s3_server: SeaweedServer, bucket: str) -> None:
     fs = s3fs.S3FileSystem(**s3_server.anonymous_options, skip_instance_cache=True)
     assert fs.cat_file(f"{bucket}/a/b") == b"0123456789"
     with pytest.raises(PermissionError):
@@ -94,7 +94,7 @@ def test_s3_store_can_refuse_anonymous_requests() -> None:
 def test_s3_store_starts_again_if_its_port_was_taken(
     s3_server: SeaweedServer, s3_proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the server that took it answers as a store does: all later tests would use that server."""
+    """The server at the taken port answers as a store does, so that later tests would use it."""
     monkeypatch.setattr(SeaweedServer, "secret", "other")
     given: list[list[int]] = []
 
@@ -169,5 +169,5 @@ def test_nginx_serves_ranges_and_listings(nginx_server: Callable[[Path], NginxSe
     assert b'href="x"' in ask(server.url, "/sub/").body
 
 
-def test_shared_data_is_a_folder_of_manifests(shared_data: Path) -> None:
+def test_shared_data_has_a_folder_of_manifests(shared_data: Path) -> None:
     assert (shared_data / "refs").is_dir()

@@ -1,4 +1,4 @@
-"""Scripted answers of a server: only the requested bytes are returned, and any other answer is an error."""
+"""Scripted answers of a server: the requested bytes are returned, and other answers are errors."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_requested_range_with_status_200_is_accepted() -> None:
     assert talk(Script([whole]), lambda ask: ask(2, 7)).data == b"23456"
 
 
-def test_request_after_a_chunked_answer_is_the_same() -> None:
+def test_connection_is_used_again_after_a_chunked_answer() -> None:
     script = Script([CHUNKED, RIGHT])
     assert talk(script, twice) == [b"01234"] * 2
     assert [number for number, _ in script.heads] == [1, 1]
@@ -220,7 +220,7 @@ def test_body_of_an_answer_is_bytes(size: int) -> None:
         assert answer.data == body
 
 
-def test_connection_reset_amid_a_body_leaves_nothing_behind() -> None:
+def test_connection_reset_amid_a_body_is_an_error() -> None:
     with pytest.raises((Incomplete, ConnectionLost)):
         talk(Script([RIGHT[:-2]], reset=True), lambda ask: ask())
     gc.collect()

@@ -153,7 +153,7 @@ def test_unreachable_address_is_skipped(http_server: RangeServer, monkeypatch: p
     assert len(numbers(http_server)) == 1
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["certifi knows", "nobody knows"])
+@pytest.mark.parametrize("known", [True, False], ids=["known to certifi", "unknown"])
 def test_certifi_is_trusted_if_the_system_has_no_authorities(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +179,7 @@ def test_certifi_is_trusted_if_the_system_has_no_authorities(
 
 
 def test_sockets_may_be_added_while_others_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each event loop adds its sockets in its own thread, and counts those of all loops."""
+    """Each event loop adds its sockets in its own thread, and counts the sockets of all loops."""
     monkeypatch.setattr(connections, "_sockets", weakref.WeakSet())
     address: Any = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))
     interval = sys.getswitchinterval()

@@ -82,7 +82,7 @@ def test_file_beyond_the_limit_is_refused_with_advice(http_server: RangeServer, 
 
 
 @pytest.mark.parametrize("at", [-1, -8, 200])
-def test_wrong_checksum_is_an_error(at: int) -> None:
+def test_flipped_bit_of_a_gzip_file_is_an_error(at: int) -> None:
     packed = bytearray(gzip.compress(netcdf()))
     packed[at] ^= 1
     with pytest.raises(ManifestError, match="damaged: "):

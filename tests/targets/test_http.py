@@ -1,4 +1,4 @@
-"""HTTP targets: only the requested bytes are data, for any answer of a server."""
+"""HTTP targets: the requested bytes are returned, and wrong answers are errors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_body_of_wrong_length_is_an_error(http_server: RangeServer, kind: Any, s
     url = http_server.put("/x", DATA)
     http_server.fault(kind)
     if (start, stop) == (0, None) and kind in ("short_body", "long_body", "unframed_body"):
-        # Nothing but a pin tells the length of this whole object: without it, the end of the answer is the end.
+        # Only a pin states the length of this whole object: without it, the end of the answer is the end.
         with pytest.raises((OSError, TargetChanged)):
             Reader().read(url, pin=Pin(size=3000))
         return
@@ -187,7 +187,7 @@ def test_missing_object_is_file_not_found(http_server: RangeServer) -> None:
 @pytest.mark.parametrize(
     "status", [400, 401, 403, 405, 407, 408, 410, 412, 416, 418, 425, 429, 451, 500, 501, 503, 504]
 )
-def test_zarr_does_not_take_refusals_for_missing_chunks(http_server: RangeServer, status: int) -> None:
+def test_refusals_are_not_a_missing_object(http_server: RangeServer, status: int) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(status, method="GET")
     http_server.fault(status, method="HEAD")

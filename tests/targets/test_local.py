@@ -121,7 +121,7 @@ def test_pipe_or_device_is_refused(tmp_path: Path) -> None:
     for path in (str(tmp_path / "pipe"), os.devnull, "/dev/zero"):
         with pytest.raises(Unreadable, match="a pipe or a device"):
             Reader().read(path, 0, 5)
-        with pytest.raises(Unreadable, match="a pipe or a device"):  # it is no empty file
+        with pytest.raises(Unreadable, match="a pipe or a device"):  # it is not an empty file
             Reader().get_facts(path)
 
 

@@ -64,7 +64,7 @@ def signed(served: Served, expires: int) -> tuple[str, str]:
 
 
 @pytest.mark.evidence(id="T4")
-def test_tls_is_verified_also_by_an_authority_in_options(served: Served) -> None:
+def test_tls_is_verified_by_an_authority_in_options(served: Served) -> None:
     url = f"{served.nginx.secure_url}/plain/x.bin"
     trusting = Reader(by_prefix={served.nginx.secure_url: {"ssl": served.authority}})
     assert trusting.read(url, 5, 50) == DATA[5:50]

@@ -108,7 +108,7 @@ def test_ranges_of_a_store_are_read(store: Any) -> None:
     assert run_with_pool(options, read) == [DATA[start:stop] for start, stop in RANGES]
 
 
-def test_facts_of_a_store_come_with_its_bytes(store: Any) -> None:
+def test_facts_of_a_store_equal_the_facts_of_its_answers(store: Any) -> None:
     fs = StoreFileSystem.of(store)
     prefix = find_root_url(store)
     options = PoolOptions(by_prefix={prefix: fs})
@@ -172,7 +172,7 @@ def test_hierarchy_in_a_memory_store_is_listed() -> None:
 
 
 @pytest.mark.evidence(id="T30")
-def test_http_store_takes_the_requests_of_our_client(http_server: RangeServer) -> None:
+def test_http_store_gets_the_same_request_as_our_client(http_server: RangeServer) -> None:
     url = http_server.put("/x.bin", DATA)
     counts = []
     for options in ({}, {http_server.url: stores.HTTPStore(http_server.url, client_options={"allow_http": True})}):

@@ -112,7 +112,7 @@ def test_options_of_a_server_are_not_for_similar_names(url: str, slash: str) -> 
     assert options.find_options("https://good.example/x") == headers("secret")
 
 
-def test_s3_keys_of_one_prefix_never_sign_for_another(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
+def test_s3_keys_of_one_prefix_do_not_sign_for_another(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
     s3_server.create_bucket("pool")
     for path in ("pool/a/x", "pool/ab/x"):
         s3_server.put(path, DATA)
@@ -183,7 +183,7 @@ def test_memory_is_read_in_place_and_changes_are_noticed() -> None:
     )
 
 
-def test_anonymous_failure_names_endpoint_url() -> None:
+def test_advice_on_endpoint_url_names_the_bucket_of_the_url() -> None:
     """The endpoint in the options for one bucket is not used for another, so the error suggests to name it there."""
     given = {"s3://a/": {"client_kwargs": {"endpoint_url": "https://store.example"}}}
     advice = Pool(PoolOptions(by_prefix=given), None)._advise_on_endpoint("s3://b/x")

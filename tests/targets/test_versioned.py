@@ -94,7 +94,7 @@ def test_object_younger_than_its_manifest_is_refused(recorded: str) -> None:
         observe(Version("u"), None, TUESDAY, None, Pin(last_modified=recorded))
 
 
-def test_only_strong_etags_are_sent() -> None:
+def test_strong_etags_are_required_and_weak_ones_are_not() -> None:
     version = Version("u")
     assert version.find_required_etag(None) is None
     assert version.find_required_etag(Pin(etag="abc")) == '"abc"'

@@ -71,7 +71,7 @@ def test_range_of_a_member_equals_a_slice(http_server: RangeServer, method: int,
 
 
 @pytest.mark.evidence(id="T25")
-def test_stored_members_are_ranges_of_one_directory_read(http_server: RangeServer) -> None:
+def test_directory_is_read_once_for_many_stored_members(http_server: RangeServer) -> None:
     """On Python 3.12.0–3.12.8 and 3.13.0–3.13.1, open handles of one `ZipFile` mix up their positions
     ([gh-127847](https://github.com/python/cpython/issues/127847)): parallel reads returned wrong bytes.
     """
@@ -138,7 +138,7 @@ def test_inflated_members_are_kept_within_a_limit(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("damage", ["stored", "deflated", "header"])
-def test_member_with_wrong_checksum_or_size_is_an_error(http_server: RangeServer, damage: str) -> None:
+def test_damaged_member_or_local_header_is_an_error(http_server: RangeServer, damage: str) -> None:
     method = zipfile.ZIP_DEFLATED if damage == "deflated" else zipfile.ZIP_STORED
     data = bytearray(zipped({"member": DATA}, method, piped=damage == "header"))
     data[500 if damage != "header" else 0] ^= 1
@@ -201,7 +201,7 @@ def test_nested_and_cached_archives_are_read(http_server: RangeServer, tmp_path:
 
 
 @pytest.mark.parametrize("where", ["file", "bare", "memory"])
-def test_local_archives_are_read(where: str, tmp_path: Path) -> None:
+def test_archives_in_local_files_and_memory_are_read(where: str, tmp_path: Path) -> None:
     data = zipped({"m": DATA})
     (tmp_path / "a.zip").write_bytes(data)
     MemoryFileSystem().pipe("/zips/a.zip", data)

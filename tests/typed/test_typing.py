@@ -25,7 +25,7 @@ def test_package_has_py_typed() -> None:
 
 
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed: the extra lint brings it")
-def test_program_of_a_user_is_checked_strictly(tmp_path: Path) -> None:
+def test_program_of_a_user_passes_strict_mypy(tmp_path: Path) -> None:
     # As in a user's project: without this package's configuration, and only with the program's own errors.
     options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={CACHE}"]
     command = [sys.executable, "-m", "mypy", *options, str(HERE / "program.py")]
@@ -42,7 +42,7 @@ def _members(path: Path) -> set[str]:
     return {part.name for c in classes for part in c.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_every_method_that_the_api_page_names_has_types() -> None:
+def test_names_in_tables_of_the_api_page_are_declared() -> None:
     rows = (row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("|"))
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     typed = _members(PACKAGE / "fs.py") | _members(PACKAGE / "source" / "async_filesystem.pyi")

@@ -223,9 +223,7 @@ def test_reader_sees_a_replaced_shard_after_invalidation(opened: Open) -> None:
 
 
 def test_chunk_replaced_by_another_writer_is_kept(opened: Open) -> None:
-    """Before it was mended: If a filesystem on S3 read a chunk or a full shard and replaced it, and another process
-    replaced it afterwards, a further commit of the filesystem overwrote the bytes of the other process.
-    """
+    """Since the filesystem read the chunk, two other writers have replaced it."""
     first, second = opened(), opened()
     first.pipe_file("plain/0", chunk(1))
     first.commit()

@@ -23,7 +23,7 @@ def cube(tmp_path: Path) -> RefShardFileSystem:
     return RefShardFileSystem(str(tmp_path / "cube.refshard"))
 
 
-def test_only_a_cube_has_a_document(cube: RefShardFileSystem) -> None:
+def test_cube_has_a_document_and_a_dict_of_references_has_none(cube: RefShardFileSystem) -> None:
     document = make_cube_document(cube.source)
     assert document is not None
     assert document.urls == ["0.json", "1.json"]

@@ -1,4 +1,4 @@
-"""A writer that is killed at any step of a commit leaves the old state of the source, or the whole new state."""
+"""A writer that is killed at a step of a commit leaves the old state of the source, or the whole new state."""
 
 from __future__ import annotations
 

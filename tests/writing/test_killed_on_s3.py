@@ -1,4 +1,4 @@
-"""A writer to S3 that is killed at any request of a commit leaves the old state or the new one."""
+"""A writer to S3 that is killed at a request of a commit leaves the old state or the new one."""
 
 from __future__ import annotations
 

@@ -126,7 +126,9 @@ def test_commit_without_an_answer_can_be_repeated(vanishing: Vanishing, format: 
 
 @pytest.mark.parametrize("appends", [False, True])
 @pytest.mark.parametrize("sees", [False, True])
-def test_document_without_an_answer_can_be_repeated(vanishing: Vanishing, *, appends: bool, sees: bool) -> None:
+def test_commit_of_a_document_without_an_answer_can_be_repeated(
+    vanishing: Vanishing, *, appends: bool, sees: bool
+) -> None:
     url = f"s3://vanishing/{uuid.uuid4().hex}/h.zarr"
     changed(url, "zarr-hierarchy", vanishing).discard()
     fs = opened(url, "zarr-hierarchy", vanishing.url)
@@ -201,10 +203,7 @@ def commit_another_chunk(pickled: bytes) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_refused_retry_keeps_another_writers_change(s3_server: SeaweedServer, format: str) -> None:
-    """Before it was mended: If the answer to a commit on S3 was lost, and another writer committed before botocore
-    repeated the request, the error said "Nothing was committed". `discard()` then removed objects that the other
-    writer's set refers to.
-    """
+    """The answer to the commit is lost, and another writer commits before botocore repeats the request."""
     url = f"s3://vanishing/{uuid.uuid4().hex}/{make_path(Path(), format).name}"
     s3_server.create_bucket("vanishing")
     with Overtaking(s3_server.endpoint_url) as proxy:

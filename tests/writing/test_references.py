@@ -24,9 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_references_accept_kerchunks_values(path: Path) -> None:
-    """Before it was mended: Bytes that begin with `base64:` in a dict of references, which kerchunk makes when it
-    inlines values, were not decoded.
-    """
+    """kerchunk inlines values as bytes that begin with `base64:`."""
     fs = RefShardFileSystem(str(path), mode="a")
     refs = fs.references
     refs["base64"] = b"base64:aGVsbG8="

@@ -28,7 +28,7 @@ def target(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("array", ["", "g/a"])
 @pytest.mark.parametrize(("meta", "name", "tail"), ENCODINGS.values(), ids=ENCODINGS)
-def test_every_spelling_of_keys_survives(
+def test_keys_of_several_encodings_survive_parquet_and_json(
     meta: dict[str, Any], name: str, tail: str, array: str, tmp_path: Path, target: str
 ) -> None:
     stem = f"{array}/" if array else ""
@@ -44,7 +44,7 @@ def test_every_spelling_of_keys_survives(
 
 
 @pytest.mark.parametrize("name", ["air.kerchunk.json", "cesm2_native.kerchunk.json", "air.parq"])
-def test_saved_sets_keep_their_targets_at_any_url(name: str, tmp_path: Path, shared_data: Path) -> None:
+def test_saved_sets_have_the_bytes_of_their_source(name: str, tmp_path: Path, shared_data: Path) -> None:
     source = RefShardFileSystem(str(shared_data / "values" / name))
     keys = [k for k in source.find("") if k != ".zmetadata"]
     for written in ("a.parq", "a.json"):
@@ -93,7 +93,7 @@ def test_failed_save_leaves_nothing(tmp_path: Path, target: str) -> None:
     assert (tmp_path / "b.json").read_text() == "{}"
 
 
-def test_lazy_set_is_not_written_over_itself(tmp_path: Path, target: str) -> None:
+def test_parquet_set_is_not_written_over_itself(tmp_path: Path, target: str) -> None:
     RefShardFileSystem(make_refs(target)).save(str(tmp_path / "a.parq"))
     fs = RefShardFileSystem(str(tmp_path / "a.parq"))
     with pytest.raises(FileExistsError, match="read from"):

@@ -178,7 +178,7 @@ def test_commit_with_a_lost_answer_has_no_conflict(s3_server: SeaweedServer, s3_
 def test_commit_of_unknown_outcome_keeps_its_objects(
     opens: Callable[[str], Open], format: str, is_applied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The PUT of the document timed out, so that nobody knows whether the store has the new document."""
+    """The PUT of the document timed out, so it is unknown whether the store has the new document."""
     opened = opens(format)
     begin(opened)
     fs = opened()

@@ -191,7 +191,7 @@ _WRITER = textwrap.dedent(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="tells memory as Linux does")
-def test_shard_writes_use_memory_of_one_and_a_half_shards(tmp_path: Path) -> None:
+def test_shard_writes_use_memory_of_less_than_two_shards(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}))
     (tmp_path / "a").mkdir()
     doc = {

@@ -229,8 +229,8 @@ def test_error_of_a_shard_put_names_the_data_directory(source: Path) -> None:
     assert (seen(source)[0:8, 0:12] == 3).all()
 
 
-def test_references_into_shards_are_not_shards(source: Path) -> None:
-    """A key in the overlay is that of an inner chunk until the commit, although a shard may have the same key."""
+def test_written_key_names_an_inner_chunk_and_not_a_shard(source: Path) -> None:
+    """Until the commit, a written key names an inner chunk, although a shard may have the same key."""
     fs = open_writable(source)
     key = "a/c/0/0" if KIND == "end" else "a/0.0"
     open_array(fs)[0, 0] = 1

@@ -170,7 +170,7 @@ class Source(RuleBasedStateMachine):
 
 @pytest.mark.usefixtures("cheap_collections")
 @pytest.mark.parametrize("format", FORMATS)
-def test_source_behaves_like_a_dict(format: str) -> None:
+def test_source_behaves_like_a_dict_in_random_steps(format: str) -> None:
     machine = type(f"Source_{format}", (Source,), {"format": format})
     case = machine.TestCase
     case.settings = settings(

@@ -1,4 +1,4 @@
-"""xarray writes into sharded arrays: regions, appended days, and dask's tasks in any order."""
+"""xarray writes into sharded arrays: regions, appended days, and dask's tasks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def found(root: Path) -> Any:
     return xr.open_zarr(root).load()
 
 
-def test_region_is_written_into_its_shards(root: Path) -> None:
+def test_regions_written_to_shards_are_read_by_zarr(root: Path) -> None:
     fs = opened(root)
     expected = days(0, 12)
     for first, count in ((0, 4), (5, 3)):
@@ -70,7 +70,7 @@ def test_appended_days_keep_the_sharding(root: Path, consolidated: bool) -> None
     assert xr.open_zarr(fs.get_mapper(), consolidated=False)["air"].encoding["chunks"] == (1, 2, 5)
 
 
-def test_dask_writes_of_inner_chunks_are_committed_as_shards(root: Path) -> None:
+def test_inner_chunks_written_by_dask_are_read_by_zarr(root: Path) -> None:
     fs = opened(root)
     with fs.transaction:
         changed = (days(0, 12) + 1).chunk({"time": 1, "y": 2, "x": 5}).drop_vars(["y", "x", "time"])
@@ -78,7 +78,7 @@ def test_dask_writes_of_inner_chunks_are_committed_as_shards(root: Path) -> None
     assert found(root)["air"].identical((days(0, 12) + 1)["air"])
 
 
-def test_dataset_over_one_of_equal_chunks_keeps_the_shards(root: Path) -> None:
+def test_overwritten_dataset_of_equal_chunks_keeps_its_shards(root: Path) -> None:
     fs = opened(root)
     with fs.transaction:
         encoding = {"air": {"chunks": (1, 2, 5), "fill_value": -1.0}}

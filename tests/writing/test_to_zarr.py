@@ -43,7 +43,7 @@ def test_append_within_a_transaction_is_committed_at_its_end(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_writes_to_a_url_go_to_the_overlay_in_its_options(tmp_path: Path, name: str) -> None:
+def test_writes_to_a_url_go_to_the_overlay_in_storage_options(tmp_path: Path, name: str) -> None:
     fs = writable(tmp_path / name)
     options = {**fs.storage_options, "fo": str(tmp_path / name)}
     assert options["overlay"] == fs.overlay
@@ -56,7 +56,7 @@ def test_writes_to_a_url_go_to_the_overlay_in_its_options(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_zarr_regions_and_modes_are_written(tmp_path: Path, name: str) -> None:
+def test_writes_of_zarr_and_regions_of_xarray_are_committed(tmp_path: Path, name: str) -> None:
     fs = writable(tmp_path / name)
     with fs.transaction:
         make_dataset(0, 8).to_zarr(fs.get_mapper(), consolidated=False)

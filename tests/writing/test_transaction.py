@@ -1,4 +1,4 @@
-"""fsspec's transactions commit or discard all writes to a source."""
+"""fsspec's transactions commit or discard the writes to a source."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_asynchronous_copy_shares_the_transaction(path: Path) -> None:
 
 
 @pytest.mark.parametrize("settle", ["commit", "discard"])
-def test_failed_transaction_keeps_earlier_commits(path: Path, settle: str) -> None:
+def test_commit_or_discard_within_a_failed_transaction_stays(path: Path, settle: str) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", LARGE)
     with contextlib.suppress(ZeroDivisionError), fs.transaction:

@@ -45,7 +45,7 @@ def test_writes_by_url_are_committed_by_the_overlays_filesystem(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_transaction_commits_all_writes_by_url_or_none(tmp_path: Path, name: str) -> None:
+def test_transaction_commits_or_discards_writes_by_url(tmp_path: Path, name: str) -> None:
     fs, options = held(tmp_path / name)
     with fs.transaction:
         write(make_dataset(0, 4), options)
@@ -79,7 +79,7 @@ def test_zarr_opens_a_url_in_modes_w_a_and_r_plus(tmp_path: Path) -> None:
     assert dict(zarr.open_group(fresh.get_mapper(), mode="r").attrs) == {"made": 1, "more": 2, "most": 3}
 
 
-def test_error_of_a_url_without_an_overlay_has_a_remedy(tmp_path: Path) -> None:
+def test_write_by_url_without_an_overlay_names_the_option(tmp_path: Path) -> None:
     fs, options = held(tmp_path / "refs.json")
     fs.pipe_file("a", b"1")
     fs.commit()
@@ -92,7 +92,7 @@ def test_error_of_a_url_without_an_overlay_has_a_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_url", [False, True])
-def test_equal_arguments_share_no_writes(tmp_path: Path, by_url: bool) -> None:
+def test_filesystems_with_equal_arguments_have_own_overlays(tmp_path: Path, by_url: bool) -> None:
     given = {"fo": str(tmp_path / "refs.json"), "mode": "a"}
 
     def made() -> Any:
@@ -130,7 +130,7 @@ def let_go(holders: list[Any]) -> None:
     gc.collect()
 
 
-def test_values_written_by_url_are_read_by_thread_workers(tmp_path: Path) -> None:
+def test_values_written_by_url_are_read_by_threads_of_dask(tmp_path: Path) -> None:
     dask = pytest.importorskip("dask")
     fs, options = held(tmp_path / "refs.json")
     with fs.transaction, dask.config.set(scheduler="threads"):

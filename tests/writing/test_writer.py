@@ -1,4 +1,4 @@
-"""All writes through fsspec's interface go to an overlay, and reads see them before the commit."""
+"""Writes through fsspec's interface go to an overlay, and reads see them before the commit."""
 
 from __future__ import annotations
 
@@ -54,10 +54,8 @@ def test_write_without_mode_is_refused_with_the_reason(path: Path, write: Any) -
     assert path.read_bytes() == before
 
 
-def test_removing_a_pattern_like_key_removes_only_it() -> None:
-    """Before it was mended: If chunks of an array `T [K]` became the fill value, the array kept its old values, and
-    chunks of a neighbour `T K` were removed instead.
-    """
+def test_removal_of_a_key_like_a_pattern_keeps_other_keys() -> None:
+    """As a pattern, `T [K]` matches `T K`."""
     names = [f"{path}/{i}" for path in ("T [K]", "T K") for i in range(3)]
     fs = RefShardFileSystem(dict.fromkeys(names, "x"), mode="a")
     asyncio.run(RefShardFileSystem(fs.fo, asynchronous=True, overlay=fs.overlay)._rm("T [K]/0"))
@@ -76,12 +74,12 @@ def test_removing_a_pattern_like_key_removes_only_it() -> None:
     fs.discard()
 
 
-def test_unknown_modes_are_refused(path: Path) -> None:
+def test_unknown_mode_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match="mode='rw'"):
         RefShardFileSystem(str(path), mode="rw")
 
 
-def test_writes_are_read_at_once_and_leave_the_source(path: Path, tmp_path: Path) -> None:
+def test_writes_are_read_at_once_and_do_not_change_the_source(path: Path, tmp_path: Path) -> None:
     before = path.read_bytes()
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("small", b"small")
@@ -132,7 +130,6 @@ def test_file_closed_by_an_exception_is_not_written(path: Path) -> None:
 
 
 def test_unclosed_file_warns(path: Path) -> None:
-    """Before it was mended: A file that was opened for writing and never closed was dropped silently."""
     fs = RefShardFileSystem(str(path), mode="a")
     files = [fs.open("a", "wb")]
     files[0].write(b"half")
@@ -163,7 +160,7 @@ def test_removed_keys_and_their_directories_are_missing(path: Path) -> None:
     assert RefShardFileSystem(str(path)).cat("", recursive=True) == {"d/new": b"new"}
 
 
-def test_copies_refer_to_the_same_bytes_and_moves_leave_nothing(path: Path) -> None:
+def test_copy_refers_to_the_same_bytes_and_move_removes_the_key(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.cp_file("range", "copy")
     fs.mv("text", "moved")
@@ -196,9 +193,7 @@ def test_directory_is_not_moved_into_itself() -> None:
 
 
 def test_names_like_patterns_are_copied_and_moved_literally(tmp_path: Path) -> None:
-    """Before it was mended: `fs.mv("T [K]", "z", recursive=True)` moved `T K` to `z`, and removed `T [K]`, whose
-    bytes were lost. `cp` and `get` also took wrong keys.
-    """
+    """As patterns, `T [K]` matches `T K`, and `x*` matches `xy`."""
     keys = {"T [K]/0": b"in brackets", "T K/0": b"plain", "x*": b"star", "xy": b"y"}
     fs = RefShardFileSystem(dict(keys), mode="a")
     fs.get("T [K]/0", str(tmp_path / "0"))
@@ -238,9 +233,7 @@ def test_names_like_patterns_are_copied_and_moved_literally(tmp_path: Path) -> N
     ],
 )
 def test_copies_have_the_destinations_of_fsspec(source: str, target: str, recursive: bool, tmp_path: Path) -> None:
-    """Before it was mended: If `d` was a directory, `fs.cp("g", "d", recursive=True)` overwrote `d/0`, where fsspec
-    writes `d/g/0`, and `fs.cp("a", "d")` made a key `d`.
-    """
+    """Because `d` is a directory, `a` is copied to `d/a`, and the directory `g` to `d/g`."""
     keys = {"a": b"a", "b": b"b", "d/0": b"d", "g/0": b"g", "g/h/0": b"h"}
     memory = fsspec.filesystem("memory")
     root = f"/{tmp_path.name}"
@@ -297,7 +290,7 @@ def forget(held: list[Any]) -> None:
     gc.collect()
 
 
-def test_writes_that_wait_for_a_commit_are_counted_in_the_repr(path: Path) -> None:
+def test_repr_counts_writes_that_wait_for_a_commit(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a", skip_instance_cache=True)
     assert "committed" not in repr(fs)
     fs.pipe({"a/1": b"1", "a/2": b"2"})
@@ -306,8 +299,8 @@ def test_writes_that_wait_for_a_commit_are_counted_in_the_repr(path: Path) -> No
     assert "committed" not in repr(fs)
 
 
-def test_uncommitted_writes_warn_at_the_end(path: Path) -> None:
-    """Before it was mended: Uncommitted writes were lost when the process ended, and Python hid the warning."""
+def test_dropped_filesystem_with_uncommitted_writes_warns(path: Path) -> None:
+    """The warning tells how many writes are lost. After a commit there is no warning."""
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"lost")
     held = [fs]
@@ -323,7 +316,7 @@ def test_uncommitted_writes_warn_at_the_end(path: Path) -> None:
         gc.collect()
 
 
-def test_content_addressed_values_are_stored_once(path: Path) -> None:
+def test_equal_content_addressed_values_are_stored_once(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a", content_addressed=True)
     fs.pipe({"a": LARGE, "b": LARGE, "c": LARGE + b"1"})
     fs.commit()
@@ -372,7 +365,7 @@ def test_commit_during_a_write_keeps_its_object(path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz", ".zst"])
-def test_sets_are_compressed_as_their_names_say(tmp_path: Path, ending: str) -> None:
+def test_json_set_is_compressed_by_the_ending_of_its_name(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"refs.json{ending}"
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"text")
@@ -384,14 +377,14 @@ def test_sets_are_compressed_as_their_names_say(tmp_path: Path, ending: str) -> 
         assert json.loads(file.read())["refs"] == {"a": "text", "b": "more"}
 
 
-def test_commit_keeps_the_spelling_of_other_references(path: Path) -> None:
+def test_commit_leaves_other_references_unchanged(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"text")
     fs.commit()
     assert json.loads(path.read_bytes())["refs"] == {"text": "inline", "range": ["data", 10, 20], "a": "text"}
 
 
-def test_dimension_that_grows_in_the_middle_keeps_all_chunks(tmp_path: Path) -> None:
+def test_growth_of_the_last_dimension_keeps_all_chunks(tmp_path: Path) -> None:
     fs = open_for_writes(tmp_path / "refs.parq", "parquet")
     fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((3, 2))})
     fs.pipe({f"a/c/{i}/{j}": bytes([i, j]) * 20 for i in range(3) for j in range(2)})
@@ -416,7 +409,7 @@ def test_one_changed_chunk_of_a_parquet_set_writes_one_partition(tmp_path: Path)
     assert fs.cat_file("a/c/35") == b"w"
 
 
-def test_unsupported_keys_are_refused_and_kept(tmp_path: Path) -> None:
+def test_unsupported_key_is_refused_at_the_commit_and_kept(tmp_path: Path) -> None:
     fs = open_for_writes(tmp_path / "refs.parq", "parquet")
     fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((3,)), "a/notes.txt": b"text"})
     with pytest.raises(ValueError, match=r"'a/notes\.txt'"):
@@ -459,7 +452,7 @@ def test_chunk_manifests_refuse_commits_but_can_be_saved(tmp_path: Path) -> None
     assert RefShardFileSystem(str(tmp_path / "new.zarr")).cat("a/c", recursive=True) == {"a/c/0": b"1", "a/c/1": b"2"}
 
 
-def test_writes_to_a_missing_repository_are_refused(tmp_path: Path) -> None:
+def test_commit_to_a_missing_icechunk_repository_is_refused(tmp_path: Path) -> None:
     fs = RefShardFileSystem(str(tmp_path / "new.icechunk"), mode="a")
     fs.pipe("zarr.json", make_group_document())
     with pytest.raises(ReadOnlyError, match=r"no Icechunk repository at .*new\.icechunk, and a commit makes none"):
@@ -469,9 +462,7 @@ def test_writes_to_a_missing_repository_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["a/../b", "../b", ".", "a/./b", "a\0", "a" * 5000, "a/" * 100 + "a"])
 def test_invalid_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) -> None:
-    """Before it was mended: An invalid key, such as `a/../b` or one of 5000 characters, was committed to a JSON set,
-    which could not be opened any more. In a zarr hierarchy it overwrote another key, or a file outside.
-    """
+    """A JSON set with such a key could not be opened; in a zarr hierarchy, the key could name a file outside of it."""
     (tmp_path / "made.zarr").mkdir()
     (tmp_path / "made.zarr" / "zarr.json").write_bytes(make_group_document())
     for fo in (path, tmp_path / "made.zarr"):
@@ -494,7 +485,7 @@ def test_invalid_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) ->
 
 
 @pytest.mark.parametrize("format", ["json", "parquet"])
-def test_inexpressible_range_is_not_committed(tmp_path: Path, path: Path, format: str) -> None:
+def test_range_without_an_end_is_not_committed_to_kerchunk(tmp_path: Path, path: Path, format: str) -> None:
     fs = open_for_writes(tmp_path / format, format)
     fs.pipe({"zarr.json": make_group_document(), "a/zarr.json": make_array_document((2,))})
     fs.refer("a/c/0", str(tmp_path / "data"), 10)
@@ -518,9 +509,7 @@ def test_invalid_range_is_refused_at_once(path: Path, offset: int, length: int |
 
 @pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole", "a chunk"])
 def test_uncommitted_writes_show_in_consolidated_metadata(tmp_path: Path, change: str) -> None:
-    """Before it was mended: A parquet set with uncommitted writes showed the consolidated metadata of the last commit,
-    so that zarr and xarray opened arrays with their old shapes, and did not find new arrays.
-    """
+    """zarr and xarray open arrays with the shapes in the consolidated metadata."""
 
     def described(length: int) -> bytes:
         plain = {"dtype": "|u1", "order": "C", "fill_value": 0, "filters": None, "compressor": None, "chunks": [1]}
@@ -553,9 +542,7 @@ def test_uncommitted_writes_show_in_consolidated_metadata(tmp_path: Path, change
 
 
 def test_commit_replaces_the_target_of_a_symbolic_link(tmp_path: Path) -> None:
-    """Before it was mended: A commit to a document behind a symbolic link replaced the link by the new document, and
-    left the document itself unchanged.
-    """
+    """The link stays a link, and the document that it names gets the new content."""
     (tmp_path / "real.json").write_text('{".zgroup": "{}"}')
     try:
         (tmp_path / "current.json").symlink_to("real.json")
