@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
 from tests.servers.http import RangeServer
+from tests.support.damage import check_beside
 from tests.support.files_of_arrays import check_commands, check_damage, count_rounds_to_open
 from tests.support.fits_files import SKY, make_compressed, make_images, write
 from tests.support.shards_in_memory import ROOT, Files
@@ -171,3 +173,13 @@ def test_checksums_are_verified_on_request(tmp_path: Path) -> None:
         assert "A" not in keyspace.grids
         assert reason in keyspace.reports["A"]
         assert {*files.open().grids} == {"A", *keyspace.grids}
+
+
+def test_damaged_images_give_no_values_of_their_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.fits", fits.ImageHDU(SKY, name="A"), make_compressed("GZIP_2", "i4", (32, 32)))
+
+    def read(path: Path) -> dict[str, Any]:
+        with fits.open(path, memmap=False) as hdus:
+            return {hdu.name: np.array(hdu.data) for hdu in hdus[1:]}
+
+    check_beside(path, read, seed=1, times=25, part=(2880, 1 << 30))

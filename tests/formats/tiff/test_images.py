@@ -15,6 +15,7 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.formats.tiff.images import TileRecipe
+from tests.support.damage import check_beside
 from tests.support.plain_tiff import make_tiff
 from tests.support.shard_writers import open_array
 from tests.support.shards_in_memory import ROOT, Files
@@ -354,3 +355,17 @@ def test_tile_recipes_with_equal_fields_are_equal() -> None:
     recipe = TileRecipe(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b"")
     assert pickle.loads(pickle.dumps(recipe)) == recipe
     assert hash(recipe) == hash(TileRecipe(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b""))
+
+
+@pytest.mark.parametrize("compression", ["none", "zlib", "lzw", "packbits"])
+def test_damaged_files_give_no_values_of_their_own(tmp_path: Path, compression: str) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    pytest.importorskip("imagecodecs")
+    values = np.arange(1920, dtype="u2").reshape(40, 48)
+    options = {} if compression == "none" else {"compression": compression, "predictor": None}
+    tifffile.imwrite(tmp_path / "a.tif", values, rowsperstrip=10, **options)
+
+    def read(path: Path) -> dict[str, Any]:
+        return {"0": tifffile.imread(path)}
+
+    check_beside(tmp_path / "a.tif", read, seed=1, times=25)
