@@ -1,14 +1,16 @@
 """Find the dimensions to join sets along, if the caller names none. No I/O here.
 
 Sets are joined along a dimension whose coordinate differs between them, as in xarray's ``combine_by_coords``; else
-along a scalar coordinate that differs; else along a dimension without a coordinate whose length differs. A single set
-would be joined with further sets along its times; else its unlimited dimension; else another dimension.
+along a scalar coordinate that differs; else along a dimension without a coordinate whose length differs. If each set
+has a scalar time of its own, coordinates whose ranges overlap do not count. A single set would be joined with further
+sets along its times; else its unlimited dimension; else another dimension.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -60,6 +62,8 @@ def find_dimensions(
         differing = {dim: of for dim, of in known.items() if len(set(of)) > 1}
         if kind == "scalar" and len(differing) > 1:
             differing = {dim: of for dim, of in differing.items() if dim not in DERIVED} or differing
+        if kind == "coordinate" and _have_own_times(parts, scalars) and not _are_apart(parts, differing):
+            continue  # the coordinates differ by rounding, or by other values of the same region
         found = _find_by_values(parts, differing, kind, is_outer=is_outer)
         if found is not None:
             return found
@@ -178,6 +182,28 @@ def _find_by_values(
             "tolerance=, coordinates that differ by rounding are equal"
         )
     return Arrangement((telling[0],), [(number,) for number in numbers], f"the {kind} {telling[0]!r} differs")
+
+
+def _have_own_times(parts: Sequence[NamedSet], scalars: Mapping[str, list[Hashable]]) -> bool:
+    """Return whether the sets have different values of a scalar time."""
+    return any(_is_of_times(parts[0], name) and len(set(of)) == len(parts) for name, of in scalars.items())
+
+
+def _are_apart(parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]]) -> bool:
+    """Return whether the sets' ranges of each coordinate are equal or do not overlap, as those of tiles.
+
+    Ranges of times may overlap: they are those of forecasts.
+    """
+    for dim, identities in differing.items():
+        if _is_of_times(parts[0], dim):
+            return True
+        examples = dict(zip(identities, parts, strict=True)).values()
+        coordinates = [(part, part.find_coordinate(dim)) for part in examples]
+        values = [None if of is None else part.decode_values(of.path) for part, of in coordinates]
+        ranges = sorted((min(own.tolist()), max(own.tolist())) for own in values if own is not None and own.size)
+        if any(last >= first for (_, last), (first, _) in pairwise(ranges)):
+            return False
+    return True
 
 
 def _is_of_times(part: NamedSet, dim: str) -> bool:

@@ -27,6 +27,24 @@ def test_scalar_time_that_differs_becomes_the_dimension(tmp_path: Path) -> None:
     xr.testing.assert_equal(open_cube(f"{tmp_path}/*.nc"), xr.concat(parts, "t"))
 
 
+@pytest.mark.parametrize("drift", [1e-9, 0.5, 100.0])
+def test_granules_with_other_coordinates_differ_in_time(tmp_path: Path, drift: float) -> None:
+    """Joined along x, granules of the same region would be one row of different times."""
+    parts = []
+    for hour in range(3):
+        ds = xr.Dataset({"a": ("x", make_values(seed=hour))}, {"t": DAYS[hour], "x": X + hour * drift})
+        write(ds, tmp_path / f"{hour}.nc")
+        parts.append(ds)
+    advice = (
+        "of 't', which does not have the dimension 'x'" if drift == 100.0 else "of 'x'.*join='outer'.* and tolerance="
+    )
+    with pytest.raises(ManifestError, match=f"different values {advice}"):
+        refshard_fs.open(f"{tmp_path}/*.nc")
+    if drift < 0.1:
+        cube = xr.open_dataset(refshard_fs.open(f"{tmp_path}/*.nc", tolerance=1e-6), engine="refshard")
+        assert cube.sizes == {"t": 3, "x": len(X)}
+
+
 def test_dimension_without_coordinate_is_found_by_its_length(tmp_path: Path) -> None:
     parts = [xr.Dataset({"a": (("obs", "x"), make_values(2 + n, seed=n))}, {"x": X}) for n in range(3)]
     for number, ds in enumerate(parts):
