@@ -31,6 +31,7 @@ SEARCHED: Final = 1 << 16  # bytes in which a header is searched first; each fur
 
 _SOT: Final = struct.Struct(">HHHIBB")
 _MARK: Final = struct.pack(">HH", SOT, 10)  # each header begins with this marker and length
+_END: Final = EOC.to_bytes(2)
 
 
 class Part(NamedTuple):
@@ -137,7 +138,7 @@ def parse_lengths(segments: Sequence[bytes], first: int, stop: int, tiles: int) 
         return None
     all_sizes, all_numbers = np.concatenate(sizes), np.concatenate(numbers)
     ends = first + np.cumsum(all_sizes)
-    is_whole = len(ends) > 0 and stop - LEAST < int(ends[-1]) <= stop and bool((all_sizes >= LEAST).all())
+    is_whole = len(ends) > 0 and stop - int(ends[-1]) in (0, len(_END)) and bool((all_sizes >= LEAST).all())
     if not is_whole or len(all_sizes) > MOST_PARTS or bool((all_numbers >= tiles).any()):
         return None
     return TileParts.from_columns(all_numbers, ends - all_sizes, all_sizes)
@@ -173,6 +174,13 @@ def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps
         parts.append(part)
         starts.append(at)
         at += part.size
+    if at not in known and stop - at not in (0, len(_END)):  # otherwise no request is needed
+        (rest,) = yield from file.load([(at, stop - at)])
+        if not rest.startswith(_END):
+            raise ValueError(
+                f"its tile parts are damaged: after the last one, at byte {at}, expected the end of the code stream "
+                f"({_END.hex()}), found {rest[:8].hex()}"
+            )
     return TileParts.from_columns([part.tile for part in parts], starts, [part.size for part in parts])
 
 
@@ -181,7 +189,7 @@ def _parse_part(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueErro
 
     The error is returned, because ``at`` may be a place that only looks like a header.
     """
-    if head.startswith(EOC.to_bytes(2)):
+    if head.startswith(_END):
         return None
     try:
         part = Part.parse(head)

@@ -11,6 +11,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from tests.servers.http import RangeServer
+from tests.support.damage import check_beside
 from tests.support.files_of_arrays import check_commands, check_damage, count_rounds_to_open
 from tests.support.jp2_files import encode, encode_tiles, make_box, make_gml_box, make_jp2_file, make_smooth_values
 from tests.support.shard_writers import open_array
@@ -166,3 +167,16 @@ def test_only_the_first_of_several_code_streams_is_shown() -> None:
     assert b'"shape":[20,30]' in (files.read(keyspace, "0/.zarray") or b"").replace(b" ", b"")
     assert "2 code streams" in keyspace.reports["other images"]
     assert keyspace.file_codecs["0"] == ("jpeg2000",)
+
+
+@pytest.mark.parametrize("tlm", [None, 0x40])
+def test_damaged_tiles_give_no_values_of_their_own(tmp_path: Path, tlm: int | None) -> None:
+    """A byte in a tile part once gave wrong values, although the code stream did not end after the last part."""
+    codecs = pytest.importorskip("imagecodecs")
+    values = make_smooth_values(100, 70)
+    (tmp_path / "a.j2k").write_bytes(encode_tiles(values, tlm=tlm) if tlm else encode_tiles(values))
+
+    def read(path: Path) -> dict[str, Any]:
+        return {"0": codecs.jpeg2k_decode(path.read_bytes())}
+
+    check_beside(tmp_path / "a.j2k", read, seed=1, times=25)
