@@ -526,7 +526,8 @@ class Fetcher:
             if any(reader is None for _, reader in members):  # `ReadAhead` follows an array of the file
                 self._files.discard(object_id)
             elif rest is None and extends and last_urgent is not None and merging.gap > 0 and self.most_ahead > 0:
-                self._extend(last_urgent, object_id)
+                is_of_chunks = all(reader is not None and reader.most is None for _, reader in members)
+                self._extend(last_urgent, object_id, is_of_chunks=is_of_chunks)
 
     def _find_window(
         self, object_id: Hashable, members: Sequence[tuple[Span, Reader | None]]
@@ -534,9 +535,9 @@ class Fetcher:
         """Return the range around ``members``, all of one object, to fetch with them; None to fetch only them.
 
         Reads at random places of a file would take a round each. The file is divided into windows of `SMALL_FILE`
-        bytes. After as many requests as the file has windows, a request fetches its window: of as many further
-        requests, it probably spares one. So the rest of a small file is fetched at the second request. Of all windows,
-        `SPARE` bytes may be unread, or a quarter of the bytes that readers asked for, if that is more.
+        bytes. After as many requests for chunks as the file has windows, a request fetches its window: of as many
+        further requests, it probably spares one. So the rest of a small file is fetched at the second request. Of all
+        windows, `SPARE` bytes may be unread, or a quarter of the bytes that readers asked for, if that is more.
         """
         facts, file = self.requests.pool.versions.find_known_facts(members[0][0].url), self._files.peek(object_id)
         if facts is None or facts.size is None or file is None or facts.size > file.requests * SMALL_FILE:
@@ -576,8 +577,11 @@ class Fetcher:
             if not block.readers:
                 self._forget(block)
 
-    def _extend(self, block: Block, object_id: Hashable) -> None:
-        """Extend the request for ``block`` by bytes of its object that will probably be read next."""
+    def _extend(self, block: Block, object_id: Hashable, *, is_of_chunks: bool) -> None:
+        """Extend the request for ``block`` by bytes of its object that will probably be read next.
+
+        ``is_of_chunks``: no bytes of the block belong to an index or a document.
+        """
         span = block.span
         if span.stop is None or self._find_remote_object(span) is None:
             return
@@ -586,7 +590,7 @@ class Fetcher:
             file = FileAhead()
             file.read = span.size or 0
             self._files.put(object_id, file)
-        file.requests += 1
+        file.requests += is_of_chunks
         facts = self.requests.pool.versions.find_known_facts(span.url)
         if facts is None or facts.size is None:
             file.note(span.start, span.stop)

@@ -28,7 +28,7 @@ class FileAhead:
 
     def __init__(self) -> None:
         self.read = 0  # bytes that readers asked for
-        self.requests = 0  # requests for bytes that had not been fetched ahead
+        self.requests = 0  # requests for chunks that had not been fetched ahead
         self.wasted = 0  # bytes that were fetched ahead and dropped
         self._near = 0  # rises with each request near an earlier one, and falls with each other request
         self.last: deque[tuple[int, int]] = deque(maxlen=RECENT)  # the last ranges of reads and requests
