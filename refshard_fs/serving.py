@@ -418,7 +418,8 @@ def _make_bad_gateway(message: str, error: Exception) -> HTTPException:
 def draw_slice(fs: RefShardFileSystem, array: str) -> bytes:
     """Draw the first elements of an array, along its last two dimensions, as PNG.
 
-    Raise ValueError if the array has no elements, no numbers, or too large chunks.
+    Raise ValueError if the array has no dimension, no elements, no numbers, or too large chunks, or if matplotlib or
+    zarr is missing.
     """
     try:
         import matplotlib.image

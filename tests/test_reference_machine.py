@@ -202,19 +202,19 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(("kind", "examples"), [("memory", 12), ("json", 24), ("parquet", 10)])
-def test_random_operations_equal_a_dict(kind: str, examples: int) -> None:
+def test_random_operations_agree_with_a_dict(kind: str, examples: int) -> None:
     search(kind, examples=examples, steps=15, derandomize=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "examples"), [("memory", 150), ("json", 300), ("parquet", 125)])
-def test_many_random_operations_equal_a_dict(kind: str, examples: int) -> None:
+def test_many_random_operations_agree_with_a_dict(kind: str, examples: int) -> None:
     search(kind, examples=examples, steps=15, derandomize=True)
 
 
 @pytest.mark.fuzz
 @pytest.mark.timeout(900)
-def test_random_operations_equal_a_dict_for_ten_minutes() -> None:
+def test_random_operations_agree_with_a_dict_for_ten_minutes() -> None:
     until = time.monotonic() + 600
     while time.monotonic() < until:
         for kind in ("memory", "json", "parquet"):

@@ -276,7 +276,7 @@ def print_written(arguments: Namespace, destination: str, what: Sequence[str] = 
     print_line(f"{destination}: {', '.join([*what, *size, took])}")
 
 
-# Errors name arguments of Python's functions. Here they are replaced by the options of the command line.
+# Errors name arguments of Python's functions. In their texts, these names are replaced by options of the command line.
 
 
 _OPTIONS: Final = (

@@ -580,7 +580,7 @@ class Fetcher:
     def _extend(self, block: Block, object_id: Hashable, *, is_of_chunks: bool) -> None:
         """Extend the request for ``block`` by bytes of its object that will probably be read next.
 
-        ``is_of_chunks``: no bytes of the block belong to an index or a document.
+        ``is_of_chunks``: of this object, only chunks are requested now, no index or document.
         """
         span = block.span
         if span.stop is None or self._find_remote_object(span) is None:

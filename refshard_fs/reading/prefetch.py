@@ -267,7 +267,7 @@ class Prefetcher:
         """Fetch ``keys``, which will be read, in waves within the budget.
 
         With ``wait``, return when all that fits into the budget has arrived; if cancelled, drop the announcement.
-        ``on_progress(n)`` is called when n more requests are answered.
+        Then, ``on_progress(n)`` is called when n more requests, or reads of bytes fetched ahead, are answered.
         """
         self._expected.update(keys)
         spans: list[Span] = []

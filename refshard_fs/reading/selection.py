@@ -173,13 +173,13 @@ class SelectionRead:
             futures = self._engine().read_many(self._keyspace, requests, entries, make=not self._threads, is_paid=True)
             for chunk, future in zip(chunks, futures, strict=True):
                 self._asked[future] = chunk
-                future.add_done_callback(self._on_arrival)
+                future.add_done_callback(self._on_answer)
         for _ in range(min(WORKERS - len(self._jobs), len(self._ready))):
             job = self._loop.run_in_executor(None, self._decode_ready_chunks)
             self._jobs.add(job)
             job.add_done_callback(self._on_job_end)
 
-    def _on_arrival(self, future: asyncio.Future[bytes | UnmadeBytes]) -> None:
+    def _on_answer(self, future: asyncio.Future[bytes | UnmadeBytes]) -> None:
         chunk = self._asked.pop(future)
         error = asyncio.CancelledError() if future.cancelled() else future.exception()
         if error is None or isinstance(error, FileNotFoundError):

@@ -271,7 +271,7 @@ class ReferenceBuilder:
         yield from (item.members.ranges for item in self._kept)
 
     def _find_key_of(self, target: int) -> str:
-        """Return a key that refers to ``target``."""
+        """Return a key that refers to ``target``; an empty one if there is none."""
         for path, parts in self._parts.items():
             for _, part in parts.list_parts():
                 for row in np.flatnonzero(part.ranges.targets == target)[:1]:

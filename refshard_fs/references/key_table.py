@@ -232,7 +232,10 @@ class KeyTable(Mapping[str, Value]):
         return len(self.joined_keys) + len(self.data) + arrays + 200 * len(self.objects)
 
     def has_marks(self, rows: Positions, marks: Sequence[bytes]) -> bool:
-        """Return whether a value in ``rows`` contains one of ``marks``, or is not a plain text."""
+        """Return whether a value in ``rows`` may contain one of ``marks``, or is not a plain text.
+
+        False is certain. If the values in ``rows`` are most of the data, all of the data is searched.
+        """
         if not self.objects.keys().isdisjoint(rows.tolist()) or (self.ranges.targets[rows] != NO_TARGET).any():
             return True
         starts, sizes, data = (

@@ -186,7 +186,7 @@ def _place_elements(
             if placement.length != shape[axis]:
                 raise ManifestError(
                     f"{path!r} of {part.name} has {shape[axis]} elements along {variable.dims[axis]!r}, but the "
-                    f"coordinate has {placement.length}: leave this set out, or drop={path!r}"
+                    f"coordinate has {placement.length}: leave this set out, or pass drop={path!r}"
                 )
             shape[axis] = len(unions[str(variable.dims[axis])])
         doc = {**variable.meta.raw, "shape": shape}

@@ -333,7 +333,7 @@ def _show_units(
 
 
 def _widen(variable: Variable) -> dict[str, dict[str, Any]]:
-    """Return the document, by key, of an array with 64-bit numbers and no codecs; empty if its type stays."""
+    """Return a document, by its key, that gives ``variable`` 64-bit numbers and no codecs; empty to keep its type."""
     meta, dtype = variable.meta, dtype_of(variable.meta)
     if dtype is None or meta.chunks is None or dtype.kind not in "iuf" or dtype.itemsize == 8:
         return {}

@@ -41,7 +41,7 @@ class WritableReferences(MutableMapping[str, Any]):
             return decode(value).decode() if isinstance(value, dict) else value
         match make_entry(edit):
             case Inline(data):
-                return _decode_text(data)
+                return _make_value(data)
             case Span(url, start, stop):
                 return Row(0, start, None if stop is None else stop - start).to_json(url)
         raise KeyError(key)
@@ -138,7 +138,8 @@ class ReferenceDict(WritableReferences, dict[str, Any]):
         return not self == other
 
 
-def _decode_text(data: bytes) -> str | bytes:
+def _make_value(data: bytes) -> str | bytes:
+    """Return inline bytes as the JSON of a set has them: a text, or bytes if they are not UTF-8."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

@@ -59,6 +59,7 @@ def test_error_of_a_lone_surrogate_in_a_url_names_the_key(tmp_path: Path, format
 
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
 def test_lone_surrogate_in_a_path_is_refused_before_writing(tmp_path: Path, format: Any) -> None:
+    """Parquet and chunk manifests refuse it; JSON holds it."""
     fs = RefShardFileSystem({"\ud800/.zarray": make_v2_array([2], [1]), "\ud800/1": ["memory://x", 0, 1]})
     for place in (str(tmp_path / "set"), "memory://half-a-pair"):
         with pytest.raises(ManifestError, match=r"'\\ud800/\.zarray' has a lone surrogate.*save the set as JSON"):

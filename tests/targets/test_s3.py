@@ -219,7 +219,7 @@ def test_credentials_of_the_environment_are_found(
 
 
 @pytest.mark.parametrize("kind", ["short_body", "hang_up", "reset", "wrong_content_range", "long_body"])
-def test_wrong_bytes_are_an_error(s3_proxy: CountingProxy, bucket: str, kind: Any) -> None:
+def test_faulty_answers_are_errors(s3_proxy: CountingProxy, bucket: str, kind: Any) -> None:
     s3_proxy.fault(kind)
     with pytest.raises((Unfit, ConnectionError)):
         reader(through(s3_proxy)).read(f"{bucket}/x", 10, 2000)

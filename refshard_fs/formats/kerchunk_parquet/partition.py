@@ -145,7 +145,7 @@ class PartitionHistory(msgspec.Struct, frozen=True):
 
 
 class StoredPartition(Chunks, frozen=True, eq=False):
-    """A partition with the commits that wrote it and its earlier versions."""
+    """A partition, with the numbers of the commits that wrote it and of those that wrote its earlier versions."""
 
     history: PartitionHistory = PartitionHistory()
 
