@@ -325,7 +325,10 @@ class DirectArray(BackendArray):
         return {key: values for key, values in found if values is not None}, True
 
     def _read_in_place(self, selection: _Selection | _Points, number: int, entry: Entry | None) -> bool:
-        """Read the elements of an uncompressed local chunk into the result, if they lie together there and here."""
+        """Read the selected elements of an uncompressed local chunk into the result; return False if they cannot be.
+
+        They must be contiguous both in the chunk and in the result.
+        """
         room = selection.find_room(number)
         if room is None or not room.flags.c_contiguous or not room.nbytes:
             return False

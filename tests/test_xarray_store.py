@@ -136,7 +136,7 @@ def test_byte_order_of_a_codec_is_not_shown() -> None:
     ],
     ids=str,
 )
-def test_damaged_metadata_of_an_array_are_an_error(members: dict[str, Any], message: str) -> None:
+def test_damaged_or_unknown_metadata_of_an_array_are_an_error(members: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         xr.open_dataset(make_array_3(**members), engine=RefShardBackend)
 

@@ -66,7 +66,7 @@ def make_references(url: str, **changes: Any) -> dict[str, Any]:
 PAYLOAD = np.random.default_rng(0).integers(0, 255, CHUNKS * CHUNK, np.uint8).tobytes()
 
 
-def open_fs(source: Any, **options: Any) -> Any:
+def open_array(source: Any, **options: Any) -> Any:
     array = zarr.open_array(make_store(source, **options), path="a", mode="r")
     assert type(array._async_array.codec_pipeline) is SelectionPipeline
     return array
@@ -74,7 +74,7 @@ def open_fs(source: Any, **options: Any) -> Any:
 
 def test_selection_of_adjacent_chunks_is_one_request(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    array = open_fs(make_references(url), readahead=0)
+    array = open_array(make_references(url), readahead=0)
     with zarr.config.set({"async.concurrency": 1}):  # this limit of zarr does not apply to our requests
         assert bytes(array[:]) == PAYLOAD
     assert len(http_server.requests("/x")) == 1
@@ -84,7 +84,7 @@ def test_selection_of_adjacent_chunks_is_one_request(http_server: RangeServer) -
 def test_points_are_fetched_in_parallel(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     http_server.latency = 0.2
-    array = open_fs(make_references(url), readahead=0, max_gap=-1)
+    array = open_array(make_references(url), readahead=0, max_gap=-1)
     points = np.arange(0, len(PAYLOAD), 2 * CHUNK)
     assert bytes(array.vindex[points]) == bytes(PAYLOAD[p] for p in points)
     assert len(http_server.requests("/x")) == CHUNKS // 2
@@ -93,7 +93,7 @@ def test_points_are_fetched_in_parallel(http_server: RangeServer) -> None:
 
 def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    array = open_fs(make_references(url), readahead=0)
+    array = open_array(make_references(url), readahead=0)
     for first in (12, 0, 24, 4, 28, 20, 8, 16):
         assert bytes(array[first * CHUNK : (first + 2) * CHUNK]) == PAYLOAD[first * CHUNK : (first + 2) * CHUNK]
     assert http_server.bytes_sent == 16 * CHUNK
@@ -101,7 +101,7 @@ def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> No
 
 def test_loop_over_chunks_is_read_ahead(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
-    array = open_fs(make_references(url))
+    array = open_array(make_references(url))
     http_server.latency = 0.02
     for i in range(CHUNKS):
         assert bytes(array[i * CHUNK : (i + 1) * CHUNK]) == PAYLOAD[i * CHUNK : (i + 1) * CHUNK]
@@ -114,7 +114,7 @@ def test_whole_shards_are_fetched_in_parallel(http_server: RangeServer, tmp_path
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)
     for file in (p for p in tmp_path.rglob("*") if p.is_file()):
         http_server.put(f"/s/{file.relative_to(tmp_path)}", file.read_bytes())
-    array = open_fs(f"{http_server.url}/s", shards="whole")
+    array = open_array(f"{http_server.url}/s", shards="whole")
     http_server.latency = 0.2
     with zarr.config.set({"async.concurrency": 1}):
         for selection in ((slice(None),) * 2, (slice(0, 64, 20), 3)):
@@ -128,7 +128,7 @@ def test_chunks_of_four_shards_take_at_most_eight_requests(http_server: RangeSer
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)
     for file in (p for p in tmp_path.rglob("*") if p.is_file()):
         http_server.put(f"/s/{file.relative_to(tmp_path)}", file.read_bytes())
-    array = open_fs(f"{http_server.url}/s")
+    array = open_array(f"{http_server.url}/s")
     http_server.clear()
     assert (array[0:64:20, 3] == values[0:64:20, 3]).all()
     assert len(http_server.requests()) <= 8  # one round for four indexes, and one for four chunks
@@ -187,7 +187,7 @@ def test_selection_takes_no_more_than_its_result_and_max_memory(codec: dict[str,
     with RangeServerProcess() as server:  # in another process, so that its memory does not count
         url = server.put("/x", chunk * count)
         refs |= {f"a/{i}": [url, i * len(chunk), len(chunk)] for i in range(count)}
-        array = open_fs(refs, max_memory=memory)
+        array = open_array(refs, max_memory=memory)
         array[: 4 * size]
         tracemalloc.start()
         found = array[:]
@@ -373,7 +373,7 @@ def test_values_equal_zarrs_pipeline(data: st.DataObject, tmp_path_factory: pyte
             return  # no array of zarr's
         made[...] = values
         own = zarr.open_array(LocalStore(root), path="a", mode="r")
-    array = open_fs(str(root))
+    array = open_array(str(root))
     for _ in range(4):
         kind, selection = data.draw(draw_selections(values.shape))
         expected, found = np.asarray(take(own, kind, selection)), np.asarray(take(array, kind, selection))
@@ -414,7 +414,7 @@ def test_blocks_empty_and_scalar_arrays_are_read(tmp_path: Path) -> None:
 def test_missing_chunks_are_the_fill_value(http_server: RangeServer) -> None:
     refs = make_references(http_server.put("/x", PAYLOAD))
     del refs["a/3"], refs["a/63"]
-    found = bytes(open_fs(refs)[:])
+    found = bytes(open_array(refs)[:])
     assert found[3 * CHUNK : 4 * CHUNK] == found[63 * CHUNK :] == bytes([7]) * CHUNK
     assert found[: 3 * CHUNK] == PAYLOAD[: 3 * CHUNK]
 
@@ -437,7 +437,7 @@ def test_writes_to_a_hierarchy_are_read_and_committed(tmp_path: Path) -> None:
 def test_failure_names_its_key_and_other_chunks_are_read_later(kind: Any, http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     refs = make_references(url) | {"a/40": [http_server.put("/bad", PAYLOAD), 0, CHUNK]}
-    array = open_fs(refs, retries=0)
+    array = open_array(refs, retries=0)
     http_server.fault(kind, "/bad")
     with pytest.raises(ReferenceNotReachable, match="a/40"):
         array[:]
@@ -503,7 +503,7 @@ def test_error_of_an_undecodable_chunk_names_its_file(
     if kind == "first":  # simulate a zarr without a function that decodes one chunk
         monkeypatch.setattr(zarr_pipeline, "_decode_and_scatter", None)
     with pytest.raises(Exception, match=r".") as caught:
-        open_fs(str(tmp_path), shards="whole")[part]
+        open_array(str(tmp_path), shards="whole")[part]
     (note,) = caught.value.__notes__
     assert f"'a/c/3' ({damaged}" in note
     assert "refshard check" in note
@@ -512,7 +512,7 @@ def test_error_of_an_undecodable_chunk_names_its_file(
 def test_local_array_is_read_on_an_event_loop_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(1.0, 101.0)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=10)
-    array = open_fs(str(tmp_path))
+    array = open_array(str(tmp_path))
     monkeypatch.setattr(Immediate, "take", lambda *_: None)
     assert (array[:] == values).all()
 
@@ -521,7 +521,7 @@ def test_several_failures_leave_no_unretrieved_error(
     http_server: RangeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = http_server.put("/bad", PAYLOAD)
-    array = open_fs(make_references(bad), retries=0, max_gap=-1, readahead=0)
+    array = open_array(make_references(bad), retries=0, max_gap=-1, readahead=0)
     http_server.fault(403, "/bad")
     with pytest.raises(ReferenceNotReachable):
         array[:]
@@ -554,7 +554,7 @@ def test_cancelled_read_leaves_no_reading_task(http_server: RangeServer) -> None
 
 
 def test_concurrent_threads_read_right_values(http_server: RangeServer) -> None:
-    array = open_fs(make_references(http_server.put("/x", PAYLOAD)))
+    array = open_array(make_references(http_server.put("/x", PAYLOAD)))
     wrong: list[int] = []
 
     def read(seed: int) -> None:
@@ -620,7 +620,7 @@ def test_pickled_array_is_read_in_another_process(tmp_path: Path) -> None:
     zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     code = "import pickle, sys; print(int(pickle.load(sys.stdin.buffer)[:].sum()))"
     found = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(open_fs(str(tmp_path))), capture_output=True
+        [sys.executable, "-c", code], input=pickle.dumps(open_array(str(tmp_path))), capture_output=True
     )
     assert found.stdout.strip() == b"45", found.stderr
 

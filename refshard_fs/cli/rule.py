@@ -62,7 +62,7 @@ def _rule(arguments: Namespace) -> int:
     source = refshard_fs.RefShardFileSystem({}, **dict(arguments.option)).source
     resolve = make_resolver(OpenOptions(), directory_of(path))
     is_new = arguments.action == "new"
-    rule = Rule.read(_draft_rule(arguments) if is_new else path.read_bytes(), str(path))
+    rule = Rule.parse(_draft_rule(arguments) if is_new else path.read_bytes(), str(path))
     due = datetime.now(UTC) - timedelta(hours=rule.time.due)
     at = min(due, parse_time(rule.time.stop)) if rule.time.stop else due
     run = (parse_time(arguments.run) if arguments.run else at) - rule.start

@@ -238,7 +238,7 @@ class Documents(Generic[K]):
         """Return whether consolidated metadata are outdated for the array ``path``."""
         return path in self._outdated
 
-    def find_doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
+    def find_doubtful_arrays(self, keys: Sequence[str]) -> dict[str, list[int]]:
         """Return the arrays whose consolidated metadata may be outdated, and the positions of their ``keys``.
 
         Arrays of one chunk that are not confirmed are left out: if their metadata are outdated, decoding fails.
@@ -389,7 +389,7 @@ class ArrayView(View, Generic[K]):
         """Return the arrays that have to be confirmed before look-ups, and the positions of their ``keys``."""
         if not self.confirms:
             return {}
-        found, documents = self._documents.find_doubtful(keys), self._documents
+        found, documents = self._documents.find_doubtful_arrays(keys), self._documents
         return {
             p: numbers
             for p, numbers in found.items()

@@ -196,7 +196,7 @@ class Version(msgspec.Struct, frozen=True):
 
     @property
     def reference(self) -> tuple[str, str]:
-        """The kind ("branch" or "tag") and the name of the reference to the version, unless a snapshot is given."""
+        """The kind ("branch" or "tag") and the name of the reference to follow; not used if ``snapshot`` is given."""
         return ("branch", self.branch or "main") if self.tag is None else ("tag", self.tag)
 
     def is_before(self, time: int) -> bool:

@@ -383,7 +383,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The facts about an object from its target. If ``etag`` begins with `OWN`, this package made it."""
+    """The facts about an object from its target. This package made an ``etag`` that begins with `OWN`."""
 
     size: int | None
     etag: str | None = None

@@ -380,7 +380,8 @@ class ConcatKeySpace(KeySpace):
                 if axis >= len(first.shape) or axis == self.document.axes[path]:
                     own = self.document.axes[path]
                     raise ValueError(
-                        f"its dimension {dim!r} is axis {axis}: expected 0 to {len(first.shape) - 1}, except {own}"
+                        f"its dimension {dim!r} is axis {axis}: expected 0 to {len(first.shape) - 1}, except {own}, "
+                        f"the axis of {self.document.dim!r}"
                     )
                 placement.check(first.shape[axis])
             except ValueError as e:

@@ -105,4 +105,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         begins = [*(at for at, _, _ in self._ascending), total]
         are_apart = all(end <= begin for end, begin in zip(ends, begins, strict=True))
         if not are_apart or min((length for _, length in self.runs), default=1) < 1:
-            raise ValueError(f"expected runs of different places below {total:,}, got {list(self.runs)!r:.100}")
+            raise ValueError(
+                "expected runs (first place, length) that are not empty, do not overlap, and end at most at "
+                f"{total:,}, got {list(self.runs)!r:.100}"
+            )

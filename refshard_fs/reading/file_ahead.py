@@ -36,7 +36,7 @@ class FileAhead:
     def extend(self, start: int, stop: int, size: int, unread: int, most: int = MOST) -> int:
         """Note a request for ``[start, stop)`` of a file of ``size`` bytes; return the end to which to extend it.
 
-        ``unread`` bytes have been fetched ahead, and may still be read. They become at most ``most`` bytes.
+        ``unread`` bytes have been fetched ahead, and may still be read. With the extension, they are at most ``most``.
         """
         self.note(start, stop)
         if self._near >= SURE:

@@ -200,7 +200,7 @@ def _place_elements(
         else:
             names = ", ".join(repr(variable.dims[axis]) for axis in within)
             raise ManifestError(
-                f"{path!r} of {part.name} has the dimension {names} and not {dim!r}, and the sets have different "
+                f"{path!r} of {part.name} lacks the dimension {dim!r}, but has {names}, and the sets have different "
                 f"values of {names}: the result would have the array of one set only. drop={path!r} leaves it out"
             )
     return changed.finish()

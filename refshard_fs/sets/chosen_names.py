@@ -1,4 +1,4 @@
-"""Check that the names in a selection exist: each source may lack some of them, but one source has to have each."""
+"""Check that the names in a selection exist: a source may lack some of them, but each must be in one source."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from refshard_fs.sets.digests import read_small_arrays
 from refshard_fs.sets.variables import BOUNDS, NamedSet, Variable, change_type, put_attributes
 
 
-class CommonUnits(NamedTuple):
+class SetsInCommonUnits(NamedTuple):
     """Sets whose times along a dimension are in common units.
 
     ``bounds`` and ``metadata`` are for the document of a lazy cube: ``bounds`` has, by path of an array, the path of
@@ -57,12 +57,12 @@ class CommonUnits(NamedTuple):
 
 def convert_to_common_units(
     parts: Sequence[NamedSet], dim: str | None, *, lazy: bool = False, fixed: Mapping[str, Any] = {}
-) -> CommonUnits:
+) -> SetsInCommonUnits:
     """Return ``parts`` with times along ``dim`` in common units; ManifestError, with the reason, if none fit.
 
     ``fixed`` are units, by path, that must be kept.
     """
-    common = CommonUnits(list(parts), {}, {})
+    common = SetsInCommonUnits(list(parts), {}, {})
     for path, bounds in find_times(parts, dim).items():
         times = _Times(path, bounds, [number for number, part in enumerate(parts) if path in part.variables])
         _check_calendars(common.parts, times)
@@ -170,7 +170,7 @@ def _get_marks(variable: Variable, dtype: np.dtype[Any]) -> list[int | float]:
     return [*fills, *get_missing_values(variable.meta, variable.attributes, dtype)]
 
 
-def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None) -> None:
+def _recode(common: SetsInCommonUnits, times: _Times, *, lazy: bool, fixed: str | None) -> None:
     """Put an array of times and its bounds into common units, in all sets that have it."""
     parts = common.parts
     first = parts[times.owners[0]]
@@ -264,7 +264,7 @@ def _make_error(times: _Times, parts: Sequence[NamedSet], number: int, error: Va
     )
 
 
-def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False) -> None:
+def _read_values(common: SetsInCommonUnits, times: _Times, *, only_mixed: bool = False) -> None:
     """Read the values of times and of their bounds into the sets; ManifestError if that fails.
 
     If ``only_mixed``, read only arrays that some sets hold inline, and others in chunks: they are joined by values.
@@ -311,7 +311,7 @@ def _change_units(variable: Variable, units: str, like: Variable | None = None) 
 
 
 def _show_units(
-    common: CommonUnits, times: _Times, stored: Mapping[tuple[int, str], Mapping[str, Any]], text: str
+    common: SetsInCommonUnits, times: _Times, stored: Mapping[tuple[int, str], Mapping[str, Any]], text: str
 ) -> None:
     """Let a lazy cube show times and their bounds in the units ``text`` instead of the ``stored`` units."""
     first = times.owners[0]

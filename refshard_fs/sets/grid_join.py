@@ -9,7 +9,7 @@ import msgspec
 
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.common_units import CommonUnits, convert_to_common_units
+from refshard_fs.sets.common_units import SetsInCommonUnits, convert_to_common_units
 from refshard_fs.sets.cut_chunks import cut_chunks
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.fills import choose_fill_values, set_fill_values
@@ -97,7 +97,7 @@ class GridJoin(msgspec.Struct, frozen=True):
         parts = parts if stacking is None else stacking.parts
         holes = self._make_holes(start, below, parts[0])
         # Holes come last, because all sets get the units of the first set.
-        times = CommonUnits([*parts, *holes.values()], {}, {})
+        times = SetsInCommonUnits([*parts, *holes.values()], {}, {})
         if self.rules.lazy:
             times = convert_to_common_units(times.parts, dim, lazy=True, fixed=self.units)
         real = times.parts[: len(parts)]

@@ -303,7 +303,9 @@ class Source(Engines):
         ranges = options.source.read_ranges() if isinstance(options.source, InMemorySource) else None
         super().__init__(options, ranges=ranges, is_writable=transaction is not None)
         self.transaction = transaction
-        self.mapper: MutableMapping[str, Any] | None = None  # the fsspec mapping that is the source; edits change it, too
+        self.mapper: MutableMapping[str, Any] | None = (
+            None  # the fsspec mapping that is the source; edits change it, too
+        )
         self._arguments: object = None  # the arguments of the filesystems that share this
         self._opening: weakref.WeakKeyDictionary[Loop, asyncio.Task[KeySpace]] = weakref.WeakKeyDictionary()
         self._keyspace: KeySpace | None = None

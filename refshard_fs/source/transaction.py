@@ -172,7 +172,9 @@ class Transaction:
         self.whole: frozenset[str] = frozenset()  # arrays that were written with shards
         self.begun = False  # whether mode "w" has emptied the source
         self.openings = 0  # times that the source had to be opened again
-        self.mirror: MutableMapping[str, Any] | None = None  # the fsspec mapping that is the source; edits change it, too
+        self.mirror: MutableMapping[str, Any] | None = (
+            None  # the fsspec mapping that is the source; edits change it, too
+        )
         self.costs = CostlyWrites()
         self._copy: OverlayCopy | None = None  # the latest copy for other processes
         self._edited_base: Base | None = None  # the base of the edits, if the source was opened again since

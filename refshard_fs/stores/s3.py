@@ -22,7 +22,7 @@ from refshard_fs.stores.store import (
     load_file,
     make_conflict_error,
 )
-from refshard_fs.targets.failures import Incomplete, convert_s3_error, raise_os_errors
+from refshard_fs.targets.failures import Incomplete, convert_s3_error, convert_s3_errors
 
 _READ_SIZE: Final = 1 << 20  # bytes that one call reads from an answer
 _REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a failed condition
@@ -51,7 +51,7 @@ class S3Store(Store):
         except FileNotFoundError:
             return None
 
-    @raise_os_errors()
+    @convert_s3_errors()
     def _fetch_once(self, path: str) -> ObjectBytes:
         found: ObjectBytes = sync(self._loop, _fetch, self.fs, path)
         return found

@@ -21,7 +21,7 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.core.forks import call_in_child
 from refshard_fs.core.model import ABSENT, Absent, Facts, Version
 from refshard_fs.errors import ConflictError, RefShardError
-from refshard_fs.targets.failures import Retry, convert_error, raise_os_errors
+from refshard_fs.targets.failures import Retry, convert_error, convert_s3_errors
 from refshard_fs.targets.generic import FsspecTarget, find_version, has_coroutines, list_protocols, take_turn
 from refshard_fs.targets.local import make_draft_name
 from refshard_fs.targets.logs import log_request
@@ -100,7 +100,7 @@ class Store:
         """Call a method of the filesystem, with retries: calling it twice must be harmless."""
         return self.persist(partial(self.call_once, method, *arguments, **options))
 
-    @raise_os_errors()
+    @convert_s3_errors()
     def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the filesystem, without retries."""
         fs = self.fs

@@ -178,7 +178,7 @@ _CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")
 
 
 @contextlib.contextmanager
-def raise_os_errors() -> Iterator[None]:
+def convert_s3_errors() -> Iterator[None]:
     """Raise errors of S3's client in the ``with`` block as OSErrors; usable as a decorator, too."""
     try:
         yield

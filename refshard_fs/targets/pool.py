@@ -350,7 +350,10 @@ class Pool:
     def _make_target(
         self, fs: AbstractFileSystem, judge: Judge | None, access: Access, *, owned: bool, names_endpoint: bool
     ) -> Target:
-        """Return the target of an asynchronous instance on this loop. An endpoint in its options may be private."""
+        """Return the target of ``fs``, an asynchronous instance on this loop.
+
+        ``names_endpoint``: its options name its endpoint, which is then permitted to be in a private network.
+        """
         from fsspec.implementations.http import HTTPFileSystem
 
         from refshard_fs.targets.connections import Guard

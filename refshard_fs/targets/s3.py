@@ -24,7 +24,7 @@ from refshard_fs.core.format import parse_xml
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import Answer, Target, make_range_headers, read_answer
 from refshard_fs.targets.connections import Guard, make_tls_context, open_session
-from refshard_fs.targets.failures import HttpStatus, TooLarge, Unfit, raise_os_errors
+from refshard_fs.targets.failures import HttpStatus, TooLarge, Unfit, convert_s3_errors
 from refshard_fs.targets.generic import FsspecTarget, run_in_thread, share_task
 from refshard_fs.targets.logs import log_request
 
@@ -298,7 +298,7 @@ class S3Target(Target):
     async def _leave_to_s3fs(self, request: Awaitable[T]) -> T:
         """Return the answer to a request of s3fs. A missing bucket raises an error other than FileNotFoundError."""
         try:
-            with raise_os_errors():
+            with convert_s3_errors():
                 return await request
         except FileNotFoundError as e:
             raise _make_missing_error(e) from e

@@ -39,5 +39,5 @@ def test_placement_in_chunks_is_none_if_a_run_divides_a_chunk() -> None:
 
 @pytest.mark.parametrize("runs", [((0, 3), (2, 2)), ((8, 3),), ((0, 0),), ((-1, 2),)])
 def test_runs_that_overlap_or_lie_outside_are_errors(runs: tuple[tuple[int, int], ...]) -> None:
-    with pytest.raises(ValueError, match="expected runs of different places below 10"):
+    with pytest.raises(ValueError, match="end at most at 10"):
         Placement(runs).check(10)

@@ -19,7 +19,9 @@ pytest.importorskip("zarr", minversion="3")
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("way", ["characters of NetCDF-4", "characters of NetCDF-3"])
 @pytest.mark.parametrize("texts", [[["a", "b"], ["cdef", "g"], ["hi"]], [["abcd"], ["e"], ["fgh", "i"]]])
-def test_characters_of_other_widths_are_joined(tmp_path: Path, way: str, version: int, texts: list[list[str]]) -> None:
+def test_character_arrays_of_different_widths_are_joined(
+    tmp_path: Path, way: str, version: int, texts: list[list[str]]
+) -> None:
     urls, expected = write(tmp_path, way, texts)
     cube = refshard_fs.concat(urls, "time", lazy=True, zarr_format=version)
     found = open_dataset(cube, version)

@@ -291,7 +291,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     number: Members | None = None
 
     @classmethod
-    def read(cls, data: bytes, where: str) -> Rule:
+    def parse(cls, data: bytes, where: str) -> Rule:
         """Parse the document in ``data``; ManifestError, whose text begins with ``where``, if it is invalid."""
         try:
             rule = msgspec.convert(zarrmeta.loads(data), cls)
@@ -648,7 +648,7 @@ class RuleKeySpace(ArrayGroup):
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a rule. The key space shows the runs that `count_runs` counts."""
-    rule: Rule = yield Load(probe.document(options.max_manifest_bytes), ParsedIndex(Rule.read, (probe.url,)))
+    rule: Rule = yield Load(probe.document(options.max_manifest_bytes), ParsedIndex(Rule.parse, (probe.url,)))
     resolve = make_resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     try:
         runs = yield from count_runs(rule, resolve)

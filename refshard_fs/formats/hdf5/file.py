@@ -34,7 +34,7 @@ MOST_METADATA: Final = 64 << 20
 # The bytes of all structures together are bounded: a structure may be read several times, but if structures overlap,
 # each could be as large as the file.
 TIMES_READ: Final = 16  # times the size of the file,
-LEAST_READ: Final = 4 << 20  # plus this number of bytes
+FREE_READ: Final = 4 << 20  # plus this number of bytes
 
 
 class UnreadableFile(ManifestError):
@@ -280,8 +280,8 @@ class MetadataFile:
     def _count_bytes(self, length: int) -> None:
         """Count bytes of structures. Raise UnreadableFile if there are more than the file can hold."""
         self._structure_bytes += length
-        if self._structure_bytes > TIMES_READ * self.size + LEAST_READ:
-            most = TIMES_READ * self.size + LEAST_READ
+        if self._structure_bytes > TIMES_READ * self.size + FREE_READ:
+            most = TIMES_READ * self.size + FREE_READ
             found = f"its structures have {self._structure_bytes} bytes or more, so many overlap"
             raise UnreadableFile(f"{found}: expected at most {most} in a file of {self.size} bytes")
 

@@ -1,4 +1,4 @@
-"""Parse a JSON reference set piece by piece, so that the whole document is never in memory as objects. No I/O here.
+"""Parse a JSON reference set block by block, so that the whole document is never in memory as objects. No I/O here.
 
 The text is cut into blocks between two members. numpy parses a block of references in compact JSON as columns
 (`references.json_scan`). A JSON reader parses other blocks as objects. A cut may be wrong, because it lies within a
@@ -40,7 +40,7 @@ class _IncompleteMember(Exception):
 
 
 class Reader:
-    """Parse a document: call `feed` with its pieces, then `finish`. ManifestError names it as ``where``.
+    """Parse a document: call `feed` with its bytes, then `finish`. ManifestError names it as ``where``.
 
     Afterwards ``refs`` holds the members of the object "refs" (None without one), and ``top`` the other members of the
     document, except those in ``header``: version, templates, gen, refshard, and refs if it is not an object.

@@ -280,7 +280,7 @@ def test_valid_times_have_small_chunks() -> None:
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_example_rules_have_the_urls_and_grids_of_archives(name: str) -> None:
     """The grids of `examples/rules` come from messages that NOAA and ECMWF published."""
-    rule = Rule.read((RULES / f"{name}.json").read_bytes(), name)
+    rule = Rule.parse((RULES / f"{name}.json").read_bytes(), name)
     root = rule.url.split("/")[:3]
     archive = ARCHIVES[name]
     assert [rule.url, rule.sidecar] == ["/".join([*root, archive.url]), "/".join([*root, archive.sidecar])]
@@ -324,8 +324,8 @@ def test_steps_in_wgrib2_lines_are_parsed_as_hours() -> None:
 
 def test_saved_rule_is_the_same_document() -> None:
     with RangeServer() as server:
-        rule = Rule.read(json.dumps(make_document("gefs", server)).encode(), "it")
-        assert Rule.read(rule.dumps(), "it") == rule
+        rule = Rule.parse(json.dumps(make_document("gefs", server)).encode(), "it")
+        assert Rule.parse(rule.dumps(), "it") == rule
 
 
 def test_rules_can_be_checked_saved_and_joined(tmp_path: Path) -> None:

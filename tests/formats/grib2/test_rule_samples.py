@@ -26,7 +26,7 @@ def test_chosen_samples_have_steps_of_their_run() -> None:
         "time": {"start": "2026-11-01", "every": 6}, "step": {"values": [[0, 48, 1]], "last": {"06": 12}},
         "number": {"values": [0, 1]}, "grids": [], "variables": {},
     }  # fmt: skip
-    rule = Rule.read(json.dumps(document).encode(), "it")
+    rule = Rule.parse(json.dumps(document).encode(), "it")
     assert [sample.step for sample in choose_samples(rule, 0)] == [0, 16, 17, 18, 19]
     assert [(sample.step, sample.member) for sample in choose_samples(rule, 1)] == [
         (0, 1),

@@ -59,10 +59,10 @@ def check_input(data: bytes) -> None:
             continue
         assert all(start >= 0 and (stop is None or start < stop) for start, stop in found.lines.values())
     try:
-        rule = Rule.read(document, "it")
+        rule = Rule.parse(document, "it")
     except RefShardError:
         return
-    assert Rule.read(rule.dumps(), "again") == rule
+    assert Rule.parse(rule.dumps(), "again") == rule
     there = open_file(open_, document, {f"{ROOT}.idx": sidecar, f"{ROOT}.grib2": message})
     if there is None:
         return
