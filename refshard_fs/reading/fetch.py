@@ -25,6 +25,7 @@ from refshard_fs.reading.dispatch import OVER, QUEUED, Block, Dispatch, Reader
 from refshard_fs.reading.file_ahead import MOST, SHARE, FileAhead
 from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.memory import SharedBudget
+from refshard_fs.security.policy import server_of
 from refshard_fs.targets import Answer, Pool, Unfit, check
 from refshard_fs.targets.failures import NOT_FOUND
 from refshard_fs.targets.versioned import SMALL_FILE, Version, VersionedObject
@@ -539,8 +540,11 @@ class Fetcher:
         further requests, it probably spares one. So the rest of a small file is fetched at the second request. Of all
         windows, `SPARE` bytes may be unread, or a quarter of the bytes that readers asked for, if that is more.
         """
-        facts, file = self.requests.pool.versions.find_known_facts(members[0][0].url), self._files.peek(object_id)
+        url = members[0][0].url
+        facts, file = self.requests.pool.versions.find_known_facts(url), self._files.peek(object_id)
         if facts is None or facts.size is None or file is None or facts.size > file.requests * SMALL_FILE:
+            return None
+        if self._stats.ignores_ranges(server_of(url)):  # it answers each request with the whole file
             return None
         for span, reader in members:
             if reader is None or reader.most is not None or not span.exact or (span.stop or 0) > facts.size:

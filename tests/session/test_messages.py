@@ -69,9 +69,9 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
         lambda folder: RefShardFileSystem("memory://gone/none.json").ls(""),
         ("memory://gone/none.json", "Check the path"),
     ),
-    "a directory that is not a source": (
+    "an empty directory": (
         lambda folder: RefShardFileSystem(str(folder / "empty")).ls(""),
-        ("/empty", "Check the path"),
+        ("/empty", "is an empty directory", "pass a pattern"),
     ),
     "a missing array": (
         lambda folder: refs(folder).prefetch("b", (0,)),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import DamagedIndex
+from refshard_fs.reading.fetch import SPARE
 from tests.servers.http import RangeServer
 from tests.support.shard_writers import IS_ZARR_2, open_source
 
@@ -147,7 +148,7 @@ def test_random_chunks_read_each_index_once(counter: Counter) -> None:
     numbers = random.Random(1).sample(range(1000), 100)
     assert sum(map(counter.chunk, numbers)) <= 110
     assert sum(map(counter.chunk, numbers)) <= 100
-    assert counter.server.log.bytes_sent <= 200 * CHUNK + 10 * 1604
+    assert counter.server.log.bytes_sent <= 200 * CHUNK + 10 * 1604 + SPARE  # which windows may fetch in vain
 
 
 def test_many_keys_at_once_take_one_round_of_indexes(counter: Counter) -> None:
