@@ -8,6 +8,7 @@ of the ordinary tests and of the quickstart.
 """
 
 import ast
+import configparser
 import re
 import sys
 import tempfile
@@ -30,6 +31,7 @@ COMPUTING = (  # run with the oldest and the newest Python only
     "writing",
 )
 CONNECTING = ("security", "servers", "stores", "targets")  # tests without zarr, which run with old peers, too
+READING = ("jinja", "parquet", "xarray", "zarr")  # extras whose packages run in their oldest versions, too
 OLD = ("fsspec", "numcodecs", "zarr")  # the stage fails unless pip has installed the oldest versions of these
 LINT = f"""
 {PIP} -e '.[lint]'
@@ -123,9 +125,12 @@ def imports_others(path: Path) -> bool:
 
 
 def oldest_pins() -> list[str]:
-    """Return requirements that pin all packages that users need to the oldest versions that setup.cfg permits."""
-    required = (ROOT / "setup.cfg").read_text().split("install_requires", 1)[1].split("\ndask =", 1)[0]
-    return [f"{name}=={version}.*" for name, version in re.findall(r"^    ([\w.-]+)>=([0-9.]+)", required, re.M)]
+    """Return pins of the required packages, and those of `READING`, to their oldest versions in setup.cfg."""
+    config = configparser.RawConfigParser()
+    config.read(ROOT / "setup.cfg")
+    needs = [config["options"]["install_requires"], *(config["options.extras_require"][extra] for extra in READING)]
+    found = re.findall(r"^([\w.-]+)>=([0-9.]+)", "\n".join(needs), re.M)
+    return [f"{name}=={version}.*" for name, version in found]
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 _EXTRAS = {
     "xarray": '"refshard_fs[xarray]"',
     "starlette": '"refshard_fs[serve]"',
-    "upath": "universal_pathlib",
+    "upath": '"refshard_fs[upath]"',
     "zarr": '"refshard_fs[zarr]"',
     "zarr.abc": '"zarr>=3.1"',
 }  # the arguments of "pip install", by the name of the module that cannot be imported
