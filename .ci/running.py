@@ -18,7 +18,7 @@ LIMIT = 1500  # seconds a stage
 DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 VARIABLES = {name: value for name, value in os.environ.items() if name not in DROPPED}
 VARIABLES |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-# What only CI may install: tests of completion and of another language are skipped without these.
+# Programs that only CI installs: tests of completion and of another language are skipped without these.
 PROGRAMS = """
 command -v zsh fish >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends zsh fish; }
 npm install --silent --prefix "$REFSHARD_ZARRITA" zarrita@0.7.5 @zarrita/storage@0.2.0
@@ -34,7 +34,7 @@ class Environment(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What commands printed, their exit status, and how long they took."""
+    """The output of commands, their exit status, and the seconds that they took."""
 
     output: str
     status: int

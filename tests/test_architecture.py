@@ -51,7 +51,7 @@ url_pipeline
 __main__
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
-LIBRARIES = {"templates"}  # folders in formats/ that are no format: several may use them
+LIBRARIES = {"templates"}  # folders in formats/ that are not formats: several formats may use them
 BORROWED = {"jp2": {"tiff"}}  # a JP2 file contains a TIFF, which gives the position of its image
 PURE = ("references", "formats", "cubes", "sharding")
 IO = {"fsspec", "aiohttp", "s3fs", "asyncio", "socket", "urllib.request", "http.client", "tempfile", "shutil"}

@@ -25,6 +25,11 @@ def test_pages_do_not_name_our_tests() -> None:
         assert ours.isdisjoint(re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8"))), page
 
 
+def test_pages_do_not_name_files_of_tests() -> None:
+    for page in PAGES.glob("*.md"):
+        assert re.findall(r"\btests/[\w/]*\btest_\w+\.py", page.read_text(encoding="utf-8")) == [], page
+
+
 def test_names_have_at_most_60_characters() -> None:
     for path, text in TESTS.items():
         assert not [name for name in re.findall(r"def (test_\w+)\(", text) if len(name) > 60], path

@@ -167,7 +167,7 @@ class Documents(Generic[K]):
         self._on_array = on_array
 
     def register_arrays(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
-        """Add the arrays that the base knows without reads.
+        """Add the arrays whose metadata are inline in the base, so that no reads are needed.
 
         ``plain`` makes the facts of arrays whose metadata contain none of ``marks``, which need no rewriting.
         """

@@ -322,7 +322,7 @@ class Engine(Lookups):
     async def _read_sized(self, span: Entry, read: _Read) -> None:
         """Serve a slice of an object whose size has to be requested first."""
         key, start, end, future = read.request.key, read.request.start, read.request.end, read.future
-        assert isinstance(span, Span), "`plan_read` knows the sizes of all other entries"
+        assert isinstance(span, Span), "the sizes of all other entries are in the plan"
         try:
             facts = await self.need(Stat(span.url, origin=span.origin))
             if facts is None:

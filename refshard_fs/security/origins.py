@@ -3,7 +3,7 @@
 A saved copy of a stranger's set is a file of the user, but the stranger chose its references. So a set that this
 package writes records their origins: for URL prefixes, the servers of the sets that named URLs there. A target is
 opened only if a set from each of these servers might open it, and with the fewest credentials that any of these sets
-would get. A record can only take rights away, whoever wrote it.
+would get. A record can only take rights away, regardless of its author.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from refshard_fs.sets.coordinates import (
 )
 from refshard_fs.sets.variables import NamedSet
 
-# Which set a value is taken from, if several sets have it.
+# The set that gives a value, if several sets have it; "error" refuses such values.
 Overlap = Literal["error", "first", "last"]
 
 

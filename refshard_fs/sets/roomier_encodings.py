@@ -38,7 +38,7 @@ def find_roomier_encodings(parts: Sequence[NamedSet], dim: str) -> dict[str, dic
 
 
 def find_encoding(first: Variable, others: Sequence[Variable]) -> dict[str, dict[str, Any]]:
-    """Return the metadata documents, by key, of an encoding that holds all values; empty if that of ``first`` does."""
+    """Return the metadata documents, by key, of an encoding that holds all values; empty if ``first``'s does."""
     texts = [dtype for v in (first, *others) if (dtype := find_decoded_type(v.meta)) is not None]
     common = find_common_text_type(texts) if len(texts) > len(others) else None
     if common is not None and first.meta.chunks is not None:

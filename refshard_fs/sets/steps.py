@@ -94,7 +94,7 @@ class Steps(msgspec.Struct, frozen=True):
         return steps
 
     def count_steps(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
-        """Return the number of steps from the first value to each of ``values``; ManifestError if it is no integer."""
+        """Return the numbers of steps from the first value to ``values``; ManifestError if one is not an integer."""
         numbers = values.astype(np.float64)
         places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
         near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0

@@ -84,7 +84,7 @@ class NamedSet(msgspec.Struct, frozen=True):
     name: str
     refs: ReferenceSet
     variables: Mapping[str, Variable]
-    # Digests of arrays whose bytes were read to be compared. A concatenated array has those of its parts, in order.
+    # Digests of arrays whose bytes were read to be compared. A joined array has the digests of its parts, in order.
     digests: Mapping[str, Hashable] = {}
     # Attributes ``units`` and ``calendar`` of arrays that inherit them from their coordinate, such as its bounds.
     units: Mapping[str, Mapping[str, Any]] = {}

@@ -125,7 +125,7 @@ class ShardView(ArrayView[ArrayInfo]):
         return self.base.find_object_key(key if at is None else at.shard)
 
     def register_arrays(self) -> Steps[None]:
-        """Add the arrays that the base knows without reads."""
+        """Add the arrays whose metadata are inline in the base, so that no reads are needed."""
         marks = tuple(mark for known in load_shard_formats() for mark in known.marks)
         yield from self._documents.register_arrays(marks, ArrayInfo)
 

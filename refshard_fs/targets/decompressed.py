@@ -25,7 +25,7 @@ from refshard_fs.targets.versioned import VersionedObject
 class _File(NamedTuple):
     """A decompressed file.
 
-    ``version`` is the version of the compressed file. If the target of that file tells no versions, ``version`` is a
+    ``version`` is the version of the compressed file. If the target of that file reports no versions, ``version`` is a
     token that only one reader has, so that no other reader uses these bytes.
     """
 

@@ -338,7 +338,7 @@ class VersionedObject:
         return not isinstance(self.target, ImmediateTarget)
 
     def facts_of(self, answer: Answer, before: Facts | None) -> Facts | None:
-        """Return the facts of ``answer``; if the target tells no versions, return the facts ``before`` the request.
+        """Return the facts of ``answer``; if the target reports no versions, return the facts ``before`` the request.
 
         If the object was replaced in between, the bytes belong to a later version, whose facts differ from ``before``:
         then later readers do not use these bytes.

@@ -105,7 +105,7 @@ class Report(EscapedStruct, frozen=True):
                 ("severity", "kind", "key", "target", "text"), rows, most=100, total=sum(self.counts.values())
             ),
             *map(render_paragraph, self.notes),
-            render_folded("What was checked", render_table(("what", "count"), checked, right=["count"])),
+            render_folded("Checks", render_table(("what", "count"), checked, right=["count"])),
         )
 
 

@@ -26,7 +26,7 @@ class Counters(dict[str, int]):
         return "\n".join([*lines, self.note] if self.note else lines)
 
     def _repr_html_(self) -> str:
-        return render_view("What was read", "", self.table(), render_paragraph(self.note or ""))
+        return render_view("Reads", "", self.table(), render_paragraph(self.note or ""))
 
     def table(self) -> str:
         """Return the counters as a table of HTML."""

@@ -30,7 +30,7 @@ def render_filesystem(source: Source) -> str:
     if keyspace is None:
         return render_view(title, "refshard", render_paragraph("not opened yet: the first use opens the source"))
     counts = source.stats.snapshot()
-    read = render_folded("What was read", Counters(counts).table()) if any(counts.values()) else ""
+    read = render_folded("Reads", Counters(counts).table()) if any(counts.values()) else ""
     targets = _render_targets(keyspace.urls)
     return render_view(title, f"refshard, {keyspace.format}", render_arrays(keyspace), targets, read)
 

@@ -275,7 +275,7 @@ def test_reading_takes_evenly_spaced_chunks(make: Make) -> None:
         read.extend(request.key for request in requests if not request.key.endswith("y") and request.key[0] == "a")
         return await read_all(requests, *rest)
 
-    session.read_all = noted  # type: ignore[method-assign]  # to see what is asked
+    session.read_all = noted  # type: ignore[method-assign]  # to record the requests
     report = check(fs, "read", sample=4)
     assert read == ["a/0", "a/33", "a/66", "a/99"]
     assert (report.read, report.bytes_read, report.decoded) == (4, 4, 0)

@@ -38,7 +38,7 @@ def test_views_show_dimensions_parts_and_checks(tmp_path: Path) -> None:
     assert lazy[2][1:] == ["2", "2"]
     assert len(lazy) == 11
     assert found["check"].tables[0][1][:3] == ["error", "outside-grid", "<a>/7"]
-    assert found["check"].summaries == ["What was checked"]
+    assert found["check"].summaries == ["Checks"]
 
 
 def test_views_follow_the_theme_of_the_notebook() -> None:

@@ -89,7 +89,7 @@ class Scaling(NamedTuple):
 
 
 def _parse_scaling(header: Header, row_size: int) -> Scaling | None:
-    """Return the scaling of tiles of floats; None if there is none, or only astropy knows what the header means."""
+    """Return the scaling of tiles of floats; None without a scaling, or if only astropy can decode the tiles."""
     columns = {
         (str(header.cards.get(f"TTYPE{f.number}")), f.kind): f.at
         for f in parse_forms(header, row_size)

@@ -113,8 +113,8 @@ ATTRIBUTES: Final = {
 
 
 LEVEL_UNITS: Final = {"isobaricInhPa": 2, "potentialVorticity": -9}  # units of levels, as powers of ten of the SI unit
-# What all fields of a variable share: the names of parameter and level, the numbers of the statistic and of the kind of
-# product, the names of further axes, and the grid.
+# The properties that all fields of a variable share: the names of parameter and level, the numbers of the statistic and
+# of the kind of product, the names of further axes, and the grid.
 _Key = tuple[str, str, int, int, tuple[str, ...], bytes]
 
 

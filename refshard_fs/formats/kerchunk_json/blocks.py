@@ -31,7 +31,7 @@ _SPECIAL: Final = [name.encode() for name in SPECIAL]
 _COMPACT = re.compile(rb'"(?:[^"\\]|\\.)*": ?(?:\["[^"]*"[],]|")')  # a member that numpy may be able to parse
 _REFS = re.compile(rb',[ \t\r\n]*(?="refs"[ \t\r\n]*:[ \t\r\n]*\{)')
 _LAX = json.JSONDecoder(strict=False)  # accepts control characters in texts
-# What a document may have next, by the state of the reader; for errors.
+# The text that may come next in a document, by the state of the reader; for errors.
 _EXPECTED: Final = {"first": "a member or }", "member": "a member", "next": "a comma or }", "end": "no more text"}
 
 
@@ -51,8 +51,8 @@ class Reader:
         self._text = b""
         self._at = 0  # position in _text up to which it is parsed
         self._before = 0  # bytes of the document before _text
-        # What comes next: at "start" the document, at "first" a member or the end of an object, at "next" a comma or
-        # the end of an object, at "member" a member, at "end" nothing.
+        # The name of the text that may come next: at "start" the document, at "first" a member or the end of an object,
+        # at "next" a comma or the end of an object, at "member" a member, at "end" nothing.
         self._state = "start"
         self._needed = 0  # bytes of text that are collected before an incomplete member is parsed again
         self.top = ReferenceBuilder(where)

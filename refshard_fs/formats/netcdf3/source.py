@@ -245,7 +245,7 @@ def parse_header(data: bytes, size: int, label: str) -> Header:
     record_size = sum(variable.slab_size + -variable.slab_size % 4 for variable in record_variables)
     if len(record_variables) == 1:  # its records have no padding
         record_size = record_variables[0].slab_size
-    if records == (1 << 8 * cursor.width) - 1:  # the file was written as a stream: its size tells the number
+    if records == (1 << 8 * cursor.width) - 1:  # the file was written as a stream: the number follows from its size
         begin = min((variable.begin for variable in record_variables), default=size)
         records = max(size - begin, 0) // record_size if record_variables else 0
     if records >= COUNTABLE:
