@@ -292,7 +292,7 @@ class ShardView(ArrayView[ArrayInfo]):
     def _make_load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
         """Return the need for the index of a shard, or of a shard within it, at ``entry``."""
         length, trailer, size, view = level.length, level.trailer, entry.size, self._documents.view
-        if size is None:  # only the target knows the end of the shard
+        if size is None:  # the shard ends where its target ends
             if not isinstance(entry, Span):  # decoded bytes are only available as a whole
                 return Load(entry, TableIndex(level, shard, path, view, cut=None))
             index = TableIndex(level, shard, path, view, cut=trailer if level.at_end else 0, first=entry.start)

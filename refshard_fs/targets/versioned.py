@@ -71,7 +71,7 @@ class Version:
         self.is_kept = False  # whether to keep bytes of the object, if it is small
         self.content = b""  # the kept bytes: the first ones, or all
         self.is_sampled = False  # whether ranges of a small object were read, while only its first bytes are kept
-        self.is_answered = False  # whether the server told this source the version: a version from a cache may be old
+        self.is_answered = False  # whether the server reported the version to us: a version from a cache may be old
         self.only_size = only_size
         self._pin: Pin | None = None
 
@@ -114,14 +114,14 @@ class Version:
         return True
 
     def learn(self, found: Facts, pin: Pin | None) -> None:
-        """Observe the facts in an answer of the object's server, and note that the server told the version."""
+        """Observe the facts in an answer of the object's server, and note that the server reported the version."""
         self.observe(found, pin)
         by_etag = self.seen is not None and self.seen.etag is not None
         if (found.etag if by_etag else found.last_modified) is not None:
             self.is_answered = True
 
     def fits(self, pin: Pin | None) -> bool:
-        """Return whether the server told this source that the object exists, and its version matches ``pin``."""
+        """Return whether the server reported to this source that the object exists, and its version matches ``pin``."""
         if self.seen is None or self.is_absent or not self.is_answered:
             return False
         if pin is None or pin == self._pin:

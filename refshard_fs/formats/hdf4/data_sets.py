@@ -70,7 +70,7 @@ class Attributes(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """A scientific data set. ``data`` is the key of its values, and ``layout`` tells how these are stored.
+    """A scientific data set. ``data`` is the key of its values, and ``layout`` says how these are stored.
 
     ``layout`` is None if the values were never written.
     """
