@@ -433,7 +433,7 @@ class ArrayGroup(KeySpace):
         return prefix in self._tree
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
-        if errors is not None:  # the base class lists directories one by one, and knows which one fails
+        if errors is not None:  # the base class lists directories one by one, and records the error of each
             return (yield from super().contents(prefix, errors))
         return (yield from self._collect_contents(prefix))
 

@@ -1,4 +1,4 @@
-"""A base class of key spaces that know all metadata, and read references of chunks in parts, when they are needed.
+"""A base class of key spaces that hold all metadata, and read references of chunks in parts, when they are needed.
 
 The parts are the partitions of a parquet set, or the manifests of an Icechunk repository. No I/O here.
 """

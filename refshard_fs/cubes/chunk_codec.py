@@ -99,7 +99,7 @@ class ChunkDecoder:
 
 
 def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
-    """Return the values of a chunk, in the shape of chunks; None if this module does not know its codecs or its type.
+    """Return the values of a chunk, in the shape of chunks; None if this module does not decode its codecs or type.
 
     ValueError if the bytes are damaged.
     """

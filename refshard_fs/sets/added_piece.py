@@ -109,7 +109,7 @@ def add_piece(
             extent = make_extent(shown.variables[str(document.coordinate)], values[: elements.old], shown, name)
     first, new = add_digests([first, new], [dim], rules.same)
     # Join the new set to one set without chunks that stands for all pieces of the document: it has their total length
-    # and the encoding of the first piece. Metadata documents then give this length, not that of the first piece.
+    # and the encoding of the first piece. Metadata documents then give this length, not the length of the first piece.
     metadata = {**document.metadata, **times.metadata}
     recut = dict(document.chunks)
     if place is not None or before is not None:

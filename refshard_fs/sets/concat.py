@@ -138,7 +138,7 @@ def concat(
     sets:
         Sources as `RefShardFileSystem` takes them (files, sets of references, hierarchies), or such filesystems. A
         pattern (``"s3://bucket/2024/*.nc"``) stands for all sources that match, in natural order (``day2`` before
-        ``day10``). A pattern with fields (``"{member}/{time:%Y%m%d}.nc"``; numbers: ``{member:d}``) tells where each
+        ``day10``). A pattern with fields (``"{member}/{time:%Y%m%d}.nc"``; numbers: ``{member:d}``) says where each
         source lies along the dimensions of these names; the sources need not have them.
     dim:
         The dimension. A cube finds it if neither ``dim`` nor ``dims`` is given.
@@ -176,7 +176,7 @@ def concat(
         stored chunk; for compressed chunks it is an error.
     on_error:
         What happens to a source that cannot be opened: ``"raise"`` an error, ``"skip"`` it with a warning, or show a
-        ``"hole"`` of missing chunks, where ``freq``, a pattern with fields or a table tells its place. A document keeps
+        ``"hole"`` of missing chunks, where ``freq``, a pattern with fields or a table gives its place. A document keeps
         the reason, and `check` reports it.
     tolerance:
         The largest difference between coordinates that counts as rounding: such a coordinate is shown with the values

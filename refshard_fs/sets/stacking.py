@@ -124,7 +124,7 @@ class Stacking(NamedTuple):
         placed = [stack_along(part, dim, paths) for part in parts]
         metadata = _get_attributes(placed[0].variables, paths)
         coordinate = placed[0].variables[dim]
-        if coordinate.meta.zarr_format == 3:  # readers know the version by this document
+        if coordinate.meta.zarr_format == 3:  # this document gives readers the version
             metadata[coordinate.key] = dict(coordinate.meta.raw)
         return cls(placed, tuple(paths), metadata)
 

@@ -87,7 +87,7 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
     first: int = 0
 
     def with_size(self, object_size: int) -> TableIndex:
-        """Return this decoder for an object of ``object_size`` bytes, so that it knows the size of the shard."""
+        """Return this decoder with the size of a shard that ends at the end of an object of ``object_size`` bytes."""
         if self.size is not None:
             return self
         return msgspec.structs.replace(self, size=max(object_size - self.first - self.level.trailer, 0))

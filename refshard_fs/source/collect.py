@@ -89,7 +89,7 @@ def gather(
 
     Computed chunks are read and stored inline. Raises ManifestError, which names the key, if these have more than
     `MAX_INLINE` bytes. With ``unread``, a computed chunk that the join does not compare becomes a reference to the
-    first range that it is computed from: the document of a cube has to know only which chunks exist.
+    first range that it is computed from: the document of a cube needs only the names of existing chunks.
     """
     if unread is not None and keyspace.url_of is not None:  # listing a hierarchy takes a request for 1,000 chunks
         collection = Collection(keyspace, (yield from _list_contents_to_compare(keyspace, unread)))

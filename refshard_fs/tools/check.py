@@ -456,7 +456,7 @@ class _Check:
 
     def _check_chunks(self, extents: Extents, positions: Sequence[int], *, decodes: bool) -> None:
         """Read the chunks of an array at ``positions``; with ``decodes``, also decode them."""
-        largest = int(extents.sizes.max()) or MEMORY // 16  # a guess, if only the targets know the sizes
+        largest = int(extents.sizes.max()) or MEMORY // 16  # a guess, if all sizes are unknown
         for batch in iterate_batches(positions, max(1, min(TOGETHER, MEMORY // largest))):
             keys = extents.make_keys(batch)
             chunks: list[StoredChunk] = []

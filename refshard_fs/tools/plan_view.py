@@ -38,7 +38,7 @@ class Plan(list[PlannedRequest]):
     def _repr_html_(self) -> str:
         heading = ("target", "bytes", "size", "keys")
         return render_view(
-            "What would be read",
+            "Planned requests",
             self._render_summary(),
             render_table(heading, map(_make_row, self[:REQUESTS]), right=heading[1:3], total=len(self)),
         )

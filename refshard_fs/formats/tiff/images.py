@@ -145,7 +145,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
             elif self.shape[2] == 3 and self.photometric != 6:  # three plain bands: libjpeg would assume YCbCr
                 in_space, out_space = None if b"JFIF" in raw[:32] else "RGB", "RGB"
             options = {"tables": self.tables or None, "colorspace": in_space, "outcolorspace": out_space}
-        if self.compression == WEBP:  # a tile of opaque pixels lacks alpha, so the decoder is told to add it
+        if self.compression == WEBP:  # a tile of opaque pixels lacks alpha, so an option of the decoder adds it
             options = {"hasalpha": self.shape[2] == 4}
         raw = bytes(CODECS[self.within](raw, 2 * self.size + LERC_HEADER))
         if self.compression in JPEG_2000:
