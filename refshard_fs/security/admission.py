@@ -150,7 +150,7 @@ class Network(IntEnum):
 
     PUBLIC = 0
     PRIVATE = 1
-    MACHINE = 2  # this machine, or a link-local or multicast address
+    MACHINE = 2  # this machine, a link-local or multicast address, or the host of Azure
 
 
 def find_network(host: str) -> Network:

@@ -29,7 +29,9 @@ SMALL: Final = 1 << 20  # the most bytes of an array in one set that is read to 
 TEXT: Final = 1 << 10  # assumed bytes of an element of unknown length, such as a text
 SHOWN_BY: Final = ("format", "zarr_format")  # options that make no difference to the bytes of a reference
 THREADS: Final = 16  # sets that are read at the same time, each by its own filesystem
-BATCH: Final = 32  # sets that one filesystem reads together: their small arrays take 32 MiB or more of memory
+BATCH: Final = (
+    32  # sets that one filesystem reads together: each of their small arrays takes up to 32 MiB of memory in all
+)
 
 
 def have_references(path: str, *parts: NamedSet) -> bool:

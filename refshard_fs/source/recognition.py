@@ -173,7 +173,7 @@ def _choose_format(probe: Probe, name: str | None) -> Format:
         inside = sorted(probe.names)
         what = "a directory with " + (", ".join(inside[:8]) or "no known file in it")
         kinds = Counter(name.rpartition(".")[2] for name in inside if "." in name[1:])
-        if kinds:  # the pattern has the most frequent suffix
+        if kinds and not fitting:  # the pattern has the most frequent suffix
             remedy = f"To join its files, open '{probe.url.rstrip('/')}/*.{kinds.most_common(1)[0][0]}'"
     elif not probe.head:
         what, remedy = "an empty document", "Was it written to the end?"
@@ -314,7 +314,7 @@ def _probe_directory(url: str, max_bytes: int) -> Steps[Probe]:
         if names is not None and protocol_of(url) in (None, "file"):
             raise NoSuchSource(
                 f"{url} is an empty directory: expected a zarr hierarchy, a set of references or another store in it. "
-                "For files, pass a pattern such as '*.nc' once they are there"
+                f"To join files, put them there, and open a pattern such as '{url.rstrip('/')}/*.nc'"
             )
         raise NoSuchSource(f"{url}: there is no such object, and no directory with a source in it. {remedy}")
     return Probe(url, None, b"", present, documents)

@@ -53,7 +53,7 @@ class Stores:
 
         Raise TargetNotAllowed or ReadOnlyError if objects cannot be written.
         """
-        found = Pool(self.options, None).store(url)
+        found = Pool(self.options, None).find_target_for_writing(url)
         if found is None:
             return None
         target, path = found
@@ -67,10 +67,10 @@ class Stores:
         loop = get_loop()
         if self._pool is None or self._pool.loop is not loop:
             self._pool = Pool(self.options, loop)
-        found = self._pool.store(url)
+        found = self._pool.find_target_for_writing(url)
         assert found is not None, "there is an event loop"
         target, path = found
-        return await target.store(path)
+        return await target.find_writing_filesystem(path)
 
     def _store(
         self, url: str, opened: tuple[AbstractFileSystem, str] | None, loop: asyncio.AbstractEventLoop | None

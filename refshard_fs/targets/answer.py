@@ -87,7 +87,7 @@ class Target:
         """Fill ``buffer`` with bytes from ``start`` on at once; None if this is not possible, or there are too few."""
         return None
 
-    async def store(self, path: str) -> tuple[AbstractFileSystem, str] | None:
+    async def find_writing_filesystem(self, path: str) -> tuple[AbstractFileSystem, str] | None:
         """Return the filesystem that writes objects, and ``path`` there; None if nothing can be written."""
         return None
 

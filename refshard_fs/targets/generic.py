@@ -261,7 +261,7 @@ class FsspecTarget(Target):
         files = [(name[len(path) + 1 :], row) for name, row in rows.items() if name.startswith(path + "/")]
         return tuple(Listed(name, row.get("size"), False, *find_version(row)) for name, row in files if name)
 
-    async def store(self, path: str) -> tuple[AbstractFileSystem, str] | None:
+    async def find_writing_filesystem(self, path: str) -> tuple[AbstractFileSystem, str] | None:
         path = await self._open_for(path)
         return self.fs, path
 

@@ -180,7 +180,7 @@ class Pool:
                 return f"endpoint_url= is given for {prefix} alone: give it in {other} too"
         return ""
 
-    def store(self, url: str) -> tuple[Target, str] | None:
+    def find_target_for_writing(self, url: str) -> tuple[Target, str] | None:
         """Return the target for writing at ``url``, and the path there; None if opening it takes an event loop.
 
         Objects are written only with the user's own credentials: raises TargetNotAllowed if the server must not get

@@ -172,7 +172,7 @@ class S3Target(Target):
     async def list_tree(self, path: str) -> tuple[Listed, ...] | None:
         return await self._list(path, "") or await self._leave_to_s3fs(self._by_s3fs.list_tree(path))
 
-    async def store(self, path: str) -> tuple[AbstractFileSystem, str]:
+    async def find_writing_filesystem(self, path: str) -> tuple[AbstractFileSystem, str]:
         return self.fs, path
 
     async def close(self) -> None:

@@ -56,7 +56,7 @@ class Files(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Ranges(NamedTuple):
-    """Byte ranges of files as columns; ``stops`` are infinite at the end of a file."""
+    """Byte ranges of files as columns; a stop is infinite if the range ends at the unknown end of its file."""
 
     files: Positions
     starts: Floats

@@ -85,7 +85,7 @@ def compare(first: SurveyedFileSystem, second: SurveyedFileSystem) -> Difference
         paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)
         changes += [comparison.compare_keys(path, _make_side(a, path, b), _make_side(b, path, a)) for path in paths]
     ours, theirs, implied = _make_comparable(_simplify(a.documents, first), _simplify(b.documents, second))
-    documents = ((key, _list_fields(ours[key], theirs[key])) for key in sorted(ours.keys() & theirs.keys()))
+    documents = ((key, _list_different_fields(ours[key], theirs[key])) for key in sorted(ours.keys() & theirs.keys()))
     return Difference(
         groups_added=_subtract(b.groups, {*a.groups, *implied}),
         groups_removed=_subtract(a.groups, {*b.groups, *implied}),
@@ -107,7 +107,7 @@ def _subtract(names: Iterable[str], others: Iterable[str]) -> Keys:
 Document = Mapping[str, Any] | bytes  # bytes if the document is not a JSON object
 
 
-def _list_fields(a: Document, b: Document) -> tuple[str, ...]:
+def _list_different_fields(a: Document, b: Document) -> tuple[str, ...]:
     """Return the fields in which two documents differ; "(text)" if one of them is not a JSON object."""
     if isinstance(a, bytes) or isinstance(b, bytes):
         return () if a == b else ("(text)",)

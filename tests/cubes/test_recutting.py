@@ -67,7 +67,7 @@ def test_append_changes_chunks_to_the_commonest_shape(tmp_path: Path) -> None:
     xr.testing.assert_equal(found, open_expected(files))
 
 
-def test_files_of_other_chunks_and_packing_are_converted(tmp_path: Path) -> None:
+def test_file_with_other_chunks_and_packing_is_converted(tmp_path: Path) -> None:
     files = write_year(tmp_path, CUTS["a chunk a month"])
     with h5py.File(files[1], "a") as file:
         packed = (file["v"][:] * 2).astype(">i4")

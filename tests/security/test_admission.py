@@ -297,7 +297,7 @@ LOGIN = "http://user:pass@host.example:81/sets/refs.json"
 
 @pytest.mark.parametrize("url", ["http://user:pass@host.example:81/x.bin", "http://user:pass@host.example:81/sets/a"])
 @pytest.mark.case(id="P4")
-def test_set_may_point_beside_itself_with_the_users_login(url: str) -> None:
+def test_set_may_point_to_its_own_server_with_the_users_login(url: str) -> None:
     assert Admission.of(LOGIN, None, (), ()).admit(url) == (url, Access.OWN)
 
 

@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
     ),
     "an empty directory": (
         lambda folder: RefShardFileSystem(str(folder / "empty")).ls(""),
-        ("/empty", "is an empty directory", "pass a pattern"),
+        ("/empty", "is an empty directory", "open a pattern"),
     ),
     "a missing array": (
         lambda folder: refs(folder).prefetch("b", (0,)),

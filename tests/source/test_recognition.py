@@ -112,3 +112,11 @@ def test_path_of_a_file_that_ends_in_a_slash_is_corrected(tmp_path: Path) -> Non
 def test_error_for_a_folder_of_a_web_server_advises_a_pattern(http_server: RangeServer) -> None:
     with pytest.raises(NoSuchSource, match=r"open 'http://.*/days/\*' if .* or pass a list of their URLs"):
         RefShardFileSystem(f"{http_server.url}/days/").ls("")
+
+
+def test_directory_that_fits_several_formats_needs_format(tmp_path: Path) -> None:
+    (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    (tmp_path / "attributes.json").write_text('{"n5": "2.0.0"}')
+    with pytest.raises(UnknownSource, match=r"several formats \(zarr-hierarchy, n5\)\. Pass the format with format="):
+        RefShardFileSystem(str(tmp_path)).ls("")
+    assert RefShardFileSystem(str(tmp_path), format="zarr-hierarchy").exists("zarr.json")

@@ -73,7 +73,7 @@ def test_one_array_is_surveyed_alone() -> None:
         survey(RefShardFileSystem(refs), "c")
 
 
-def test_whole_target_has_no_size() -> None:
+def test_reference_to_a_whole_target_has_unknown_size() -> None:
     refs = {"a/.zarray": json.dumps(make_metadata([4], [2])), "a/0": ["memory://x"]}
     extents = survey(RefShardFileSystem(refs)).arrays["a"]
     assert extents.unsized == 1

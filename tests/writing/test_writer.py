@@ -125,6 +125,10 @@ def test_file_closed_by_an_exception_is_not_written(path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert not fs.exists("a")
+
+
+def test_exclusive_mode_refuses_an_existing_key(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
     with pytest.raises(FileExistsError), fs.open("text", "xb"):
         pass
 

@@ -484,7 +484,7 @@ def list_heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
 
 
 def _iter_regions(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int]]:
-    """Yield (collection, index) for each region reference; the address 0 refers to nothing."""
+    """Yield (address of the collection, index) for each region reference; an empty one has the address 0."""
     yield from struct.Struct(f"<{_REGIONS[datatype.size]}I").iter_unpack(raw)
 
 

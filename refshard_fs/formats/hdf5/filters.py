@@ -451,9 +451,9 @@ def _decode_scale_offset(data: bytes, values: tuple[int, ...], length: int) -> b
         or type_class > 1
         or (type_class and size < 4)
     ):
-        sizes = f"1, 2, 4 or 8 bytes, 4 or 8 for floats, and at most {_find_output_limit(length)} in all"
+        sizes = f"1, 2, 4 or 8 bytes, or class 1 (floats) with 4 or 8, and at most {_find_output_limit(length)} in all"
         found = f"scale-offset has {count} elements of {size} bytes and of class {type_class}"
-        raise ValueError(f"{found}: expected class 0 (integers) or 1 (floats), {sizes}")
+        raise ValueError(f"{found}: expected class 0 (integers) with {sizes}")
     if type_class and kind != 0:
         raise ValueError(f"scale-offset of floats has the type {kind}: expected 0 (D-scaling)")
     if len(data) < 21:

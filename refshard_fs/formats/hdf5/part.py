@@ -26,7 +26,7 @@ def is_self_contained(objects: Mapping[str, HDF5Object], group: str, *, has_all_
         return False
     by_address = {each.address: each for each in objects.values()}
     shown = [each for path, each in objects.items() if is_within(path, group)]
-    if has_all_above:  # dimensions without a scale continue the numbers in the groups above
+    if has_all_above:  # dimensions without a scale are numbered, after those of the groups above
         shown += [each for path, each in objects.items() if path and is_within(group, parent(path)[0])]
     shown += [by_address[address] for address in list_scales(shown) if address in by_address]
     return all(_is_complete(each, by_address, group, has_all_above) for each in shown)

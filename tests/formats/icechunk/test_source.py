@@ -209,7 +209,7 @@ def test_invalid_version_options_are_refused(tmp_path: Path) -> None:
             RefShardFileSystem(str(tmp_path / "a.json"), **wrong)
 
 
-def test_open_repository_keeps_its_snapshot(mixed: tuple[Any, str]) -> None:
+def test_opened_repository_keeps_its_snapshot(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     fs = RefShardFileSystem(url)
     before = fs.cat_file("small/c/1")
