@@ -457,6 +457,15 @@ def test_two_writing_processes_share_one_bound_of_the_cache(tmp_path: Path, fast
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes end in another way")
+def test_cache_bytes_limits_the_cache_of_a_filesystem(http_server: RangeServer, tmp_path: Path) -> None:
+    url = http_server.put("/many", os.urandom(1 << 20))
+    refs = {f"a/{n}": [url, n << 14, 1 << 14] for n in range(64)}
+    for n in range(64):
+        open_with_cache(refs, tmp_path, cache_bytes=200_000).cat_file(f"a/{n}")
+    used = [path.stat().st_size for path in list_kept(tmp_path)]
+    assert 0 < sum(used) <= 200_000
+
+
 def test_draft_of_a_killed_writer_counts_and_is_deleted(tmp_path: Path) -> None:
     folder, capacity = tmp_path / "kept", 30 * 8192
     process = writer([sys.executable], folder, capacity, 0, 10**6)

@@ -199,3 +199,10 @@ def test_local_variables_are_loaded_without_an_event_loop(tmp_path: Path, monkey
     with xr.open_dataset(tmp_path / "a.nc", engine="refshard") as ds:
         monkeypatch.setattr(Source, "wait", lambda *args: pytest.fail("a read uses the event loop"))
         assert [int(ds[f"v{number}"].values[7]) for number in range(40)] == list(range(7, 47))
+
+
+def test_head_is_the_length_of_the_first_request(http_server: RangeServer) -> None:
+    url = http_server.put("/refs.json", b'{"a/0": "x"}' + b" " * 100_000)
+    assert RefShardFileSystem(url, head=5000, skip_instance_cache=True).cat_file("a/0") == b"x"
+    first = next(request for request in http_server.requests("/refs.json") if request.method == "GET")
+    assert first.headers["range"] == "bytes=0-4999"
