@@ -16,6 +16,7 @@ from refshard_fs.stores.links import resolve_path_to_write
 from refshard_fs.stores.lock import hold_lock
 from refshard_fs.stores.store import Buffer, Condition, Place, Store
 from refshard_fs.targets.local import facts_of
+from refshard_fs.targets.logs import log_request
 
 
 class LocalStore(Store):
@@ -50,7 +51,8 @@ class LocalStore(Store):
     def stream(self, place: Place, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
         path = self.resolve_links(place)
         _make_directory(os.path.dirname(path) or ".")
-        with replace_file(path, check=partial(self.check, place, condition), durable=durable) as file:
+        check = partial(self.check, place, condition)
+        with log_request("WRITE", path), replace_file(path, check=check, durable=durable) as file:
             yield file
 
     def copy(self, path: str, new: Place) -> None:

@@ -65,6 +65,14 @@ def test_local_reads_and_listings_are_logged_and_counted(tmp_path: Path, caplog:
     assert (read.method, read.bytes, read.error) == ("READ", 18, None)
 
 
+def test_written_local_files_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fs = RefShardFileSystem({"a": "x"}, skip_instance_cache=True)
+    with caplog.at_level(logging.DEBUG, "refshard_fs"):
+        fs.save(str(tmp_path / "set.json"))
+    [record] = records(caplog)
+    assert (record.method, record.url, record.error) == ("WRITE", str(tmp_path / "set.json"), None)
+
+
 def test_failed_or_cancelled_request_has_its_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "refshard_fs"):
         for error in (OSError("lost ?token=hush"), asyncio.CancelledError()):
