@@ -267,7 +267,7 @@ def test_failed_selection_gives_its_memory_back(http_server: RangeServer) -> Non
 
     with pytest.raises(ValueError, match="damaged") as failure:  # its traceback keeps the read's objects alive
         fsspec.asyn.sync(fs.loop, fs.source.read_selection, KEYS, fail, chunk_size=CHUNK, threads=True)
-    assert fs.source.selections.used == 0
+    assert fs.source.selections.used_bytes == 0
     assert failure.traceback
 
 
@@ -302,7 +302,7 @@ def test_full_memory_still_admits_one_chunk_at_a_time(
         if others is not None:
             others.give_back(others.used)
     assert peaks[0] < 4 <= peaks[1]
-    assert fs.source.selections.used == 0
+    assert fs.source.selections.used_bytes == 0
 
 
 DTYPES = ["|b1", "<i2", ">f4", "<f8", "<c8", "<M8[ns]", "|S3"]
@@ -483,7 +483,7 @@ def test_interrupted_selection_leaves_no_task_and_no_memory(
             while asyncio.all_tasks() - before or requests.active:  # noqa: ASYNC110  # nothing tells of the last turn
                 await asyncio.sleep(0.001)
         assert requests.used == 0
-        assert session.selections.used == 0
+        assert session.selections.used_bytes == 0
         http_server.heal()
         assert (np.asarray(await array.getitem(slice(None))) == values).all()
 

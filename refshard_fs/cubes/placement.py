@@ -44,7 +44,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         return self.starts[-1]
 
     @cached_property
-    def _ascending(self) -> list[tuple[int, int, int]]:
+    def _sorted_runs(self) -> list[tuple[int, int, int]]:
         """All runs, sorted by place: the place, the number of the first element, and the length."""
         return sorted((at, start, length) for (at, length), start in zip(self.runs, self.starts, strict=False))
 
@@ -52,9 +52,9 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         """Yield the runs within the places ``[begin, stop)``, cut to them: place, first element and length."""
         if self.shown is not None:
             begin, stop = max(begin, 0), min(stop, self.shown)
-        first = max(bisect_right(self._ascending, (begin, stop, 0)) - 1, 0)
-        for number in range(first, len(self._ascending)):
-            at, start, length = self._ascending[number]
+        first = max(bisect_right(self._sorted_runs, (begin, stop, 0)) - 1, 0)
+        for number in range(first, len(self._sorted_runs)):
+            at, start, length = self._sorted_runs[number]
             low, high = max(at, begin), min(at + length, stop)
             if at >= stop:
                 return
@@ -81,7 +81,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         """Return the numbers of the elements at ``places``; -1 for places without an element."""
         if not self.runs:
             return np.full(len(places), -1)
-        at, first, length = np.array(self._ascending, np.int64).T
+        at, first, length = np.array(self._sorted_runs, np.int64).T
         run = np.searchsorted(at, places, side="right") - 1
         return np.where((run >= 0) & (places < at[run] + length[run]), first[run] + places - at[run], -1)
 
@@ -101,8 +101,8 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     def check(self, total: int) -> None:
         """Raise ValueError if runs overlap, are empty, or lie outside of the ``total`` places."""
-        ends = [0, *(at + length for at, _, length in self._ascending)]
-        begins = [*(at for at, _, _ in self._ascending), total]
+        ends = [0, *(at + length for at, _, length in self._sorted_runs)]
+        begins = [*(at for at, _, _ in self._sorted_runs), total]
         are_apart = all(end <= begin for end, begin in zip(ends, begins, strict=True))
         if not are_apart or min((length for _, length in self.runs), default=1) < 1:
             raise ValueError(

@@ -23,7 +23,7 @@ class Boxes:
         self.counts = self._boxes.counts
 
     @classmethod
-    def around(cls, grid: ChunkGrid, numbers: Sequence[int]) -> Boxes | None:
+    def divide(cls, grid: ChunkGrid, numbers: Sequence[int]) -> Boxes | None:
         """Divide ``grid`` so that one of the boxes has exactly the chunks ``numbers``; None if this is not possible."""
         low, high = _find_bounds(grid, numbers)
         extents = tuple(last - first + 1 for first, last in zip(low, high, strict=True))

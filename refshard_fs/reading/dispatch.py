@@ -299,7 +299,7 @@ class Dispatch(Share):
         if span.stop is None:
             most = block.readers[0][0].most if block.readers else block.reserved
         is_document = most is not None and bool(block.readers)
-        before = target.seen
+        before = target.facts
         answer = await target.read(path, span.start, span.stop, span.pin, most)
         block.facts = target.facts_of(answer, before) if target.is_remote else None
         self._stats.add(requests=1, bytes_fetched=len(answer.data))

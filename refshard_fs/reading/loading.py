@@ -332,7 +332,7 @@ class Answers:
         place = None if self.ranges is None else pool.place(url, origin)
         if self.ranges is None or place is None or not place[0].is_remote:
             return
-        seen = place[0].seen
+        seen = place[0].facts
         if seen is not None and (seen.etag or seen.last_modified):
             self.ranges.put(url, origin, seen, start, data)
 

@@ -72,7 +72,7 @@ class SharedMemory:
         self._refused: set[weakref.ref[Share]] = set()
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes that are reserved, or kept in caches."""
         shares: int = sum(each.used for each in self._list_alive(self._shares))
         return shares + sum(cache.weight for cache in self._caches)
@@ -127,16 +127,16 @@ class Share:
     def lacks(self, size: int, most: int) -> bool:
         """Return whether ``size`` more bytes would exceed ``most``, and this reader has bytes to give back."""
         with self._memory._lock:
-            return bool(self.used) and self._memory.used + size > most
+            return bool(self.used) and self._memory.used_bytes + size > most
 
     def take(self, sizes: Iterable[int]) -> int:
         """Reserve as many of the first ``sizes`` as there is room for; return their number."""
         taken = 0
         with self._memory._lock:
-            used = self._memory.used
+            used = self._memory.used_bytes
             for size in sizes:
                 if used + size > self.most and self._memory.empty_caches():
-                    used = self._memory.used
+                    used = self._memory.used_bytes
                 if self.used and used + size > self.most:
                     break
                 self.used += size
@@ -169,7 +169,7 @@ class SharedBudget(SharedMemory):
         host has too many requests, unless none of them is of this share.
         """
         with self._lock:
-            is_over = size and share.used and self.used + size > most
+            is_over = size and share.used and self.used_bytes + size > most
             active = sum(each.count_active(host) for each in self._list_alive(self._shares))
             if is_over or (share.count_active(host) and active >= self.budget.requests):
                 self._refused.add(weakref.ref(share))

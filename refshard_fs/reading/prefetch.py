@@ -57,7 +57,7 @@ class _Array:
         self.issued: dict[int, Sequence[Span] | None] = {}  # ranges fetched ahead, by box; None during the look-up
 
     @property
-    def fetched(self) -> list[Span]:
+    def ranges_ahead(self) -> list[Span]:
         """All ranges that were fetched ahead, or are being fetched."""
         return [span for spans in self.issued.values() for span in spans or ()]
 
@@ -197,7 +197,7 @@ class Prefetcher:
         """Drop all predicted data, since the reader has stopped."""
         for array in self._arrays.values():
             array.policy.forget()
-            self._fetcher.drop(array.fetched, stop=True)
+            self._fetcher.drop(array.ranges_ahead, stop=True)
             array.issued.clear()
 
     def _find_array(self, keyspace: KeySpace, path: str, numbers: Sequence[int]) -> _Array | None:
@@ -207,12 +207,12 @@ class Prefetcher:
         # The grid changes when the array turns out to be sharded, or grows.
         if array is not None and array.boxes.grid == grid and array.boxes.number_of(numbers) is not None:
             return array
-        boxes = Boxes.around(grid, numbers)
+        boxes = Boxes.divide(grid, numbers)
         if boxes is None:
             return None
         if array is not None or len(self._arrays) >= ARRAYS:
             dropped = self._arrays.pop(token if array is not None else next(iter(self._arrays)))
-            self._fetcher.drop(dropped.fetched)
+            self._fetcher.drop(dropped.ranges_ahead)
         array = self._arrays[token] = _Array(keyspace, path, boxes)
         return array
 

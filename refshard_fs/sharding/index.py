@@ -145,7 +145,7 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
         return PAIR * self.slots + (crc32c.LENGTH if self.checked else 0)
 
     @property
-    def _none(self) -> int:
+    def _absent_length(self) -> int:
         return NONE if self.absent == "ones" else 0
 
     def table(self, data: bytes, size: int | None) -> Offsets:
@@ -157,15 +157,15 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
         pairs = np.frombuffer(data[:stop], ">u8" if self.big_endian else "<u8").reshape(-1, 2)
         pairs = pairs.astype(np.uint64, copy=False)
         self._check(pairs, size)
-        return Offsets(pairs, self._none)
+        return Offsets(pairs, self._absent_length)
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
-        pairs = np.full((self.slots, 2), self._none, ">u8" if self.big_endian else "<u8")
+        pairs = np.full((self.slots, 2), self._absent_length, ">u8" if self.big_endian else "<u8")
         offset = 0 if self.at_end else self.length
         body: list[Buffer] = []
         for slot, parts in chunks:
             length = sum(map(len, parts))
-            if length == self._none:
+            if length == self._absent_length:
                 raise Misfit("expected a chunk of at least 1 byte: in this kind of index, length 0 means missing")
             pairs[slot] = offset, length
             offset += length
@@ -177,7 +177,7 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
 
     def _check(self, pairs: npt.NDArray[np.uint64], size: int | None) -> None:
         offsets, lengths = pairs[:, 0], pairs[:, 1]
-        present = lengths != np.uint64(self._none)
+        present = lengths != np.uint64(self._absent_length)
         half_empty = present ^ (offsets != NONE)
         if self.absent == "ones" and half_empty.any():
             raise ValueError(

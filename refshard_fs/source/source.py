@@ -593,7 +593,7 @@ class Source(Engines):
             if url is None or key[0] != self.options.token:
                 return False
             is_of_source = isinstance(source, str) and (url == source or url.startswith(source.rstrip("/") + "/"))
-            return is_of_source or self._versions.knows(url, below)
+            return is_of_source or self._versions.has_opened(url, below)
 
         INDEXES.discard_where(is_of_ours)
 

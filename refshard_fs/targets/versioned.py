@@ -249,13 +249,13 @@ class Versions:
             return None
         return ABSENT if version.is_absent else version.seen
 
-    def knows(self, url: str, below: str | None = None) -> bool:
+    def has_opened(self, url: str, below: str | None = None) -> bool:
         """Return whether the object at ``url`` was opened and, with ``below``, lies at or below that URL."""
         return self._known.peek(url) is not None and (below is None or url == below or url.startswith(below + "/"))
 
     def clear(self, below: str | None = None) -> None:
         """Forget all versions, or only the versions of objects at and below a URL; the next answers set new ones."""
-        self._known.discard_where(lambda url: self.knows(url, below))
+        self._known.discard_where(lambda url: self.has_opened(url, below))
 
 
 def get_strong_etag(etag: str | None) -> str | None:
@@ -323,7 +323,7 @@ class VersionedObject:
         self._is_writable = is_writable
 
     @property
-    def seen(self) -> Facts | None:
+    def facts(self) -> Facts | None:
         """The facts in the answers so far."""
         return self._version.seen
 

@@ -95,7 +95,7 @@ def summarise(fs: SurveyedFileSystem) -> Summary:
     decoded = keyspace.file_codecs
     arrays = tuple(_summarise_array(extents, decoded.get(path, ())) for path, extents in found.arrays.items())
     keys = (found.rest, *found.arrays.values())
-    unsized = sum(extents.unsized for extents in keys)
+    unsized = sum(extents.unsized_count for extents in keys)
     return Summary(
         format=fs.source.open().format,
         version=keyspace.version,
@@ -134,7 +134,7 @@ def _summarise_array(extents: Extents, file_codecs: Sequence[str]) -> ArraySumma
         possible=extents.possible,
         stray=extents.stray,
         bytes=int(extents.sizes.sum()),
-        unsized=extents.unsized,
+        unsized=extents.unsized_count,
         dimensions=extents.dimensions,
     )
 

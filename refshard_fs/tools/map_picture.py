@@ -81,7 +81,7 @@ def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str
     page.add_parts(what)
     present = f"{len(extents):,} of {format_count(extents.possible or 0, 'chunk')}"
     size = int(extents.sizes.sum())
-    page.add_parts([present, *([format_bytes(size)] if size or not extents.unsized else []), files])
+    page.add_parts([present, *([format_bytes(size)] if size or not extents.unsized_count else []), files])
     summary = f"{present} in {files}"
     missing = 0
     if selection is not None:

@@ -154,7 +154,7 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
         return np.where(self.chunks.stops == WHOLE, np.uint64(0), self.chunks.stops - self.chunks.starts)
 
     @property
-    def unsized(self) -> int:
+    def unsized_count(self) -> int:
         """The number of chunks whose size is not known."""
         return int((self.chunks.stops == WHOLE).sum())
 

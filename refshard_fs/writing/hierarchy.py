@@ -328,7 +328,7 @@ class HierarchyCommit:
         """Return the objects, with versions, in the new parts of arrays: an interrupted commit may have left some."""
         found: dict[str, Version] = {}
         for grown in plan.grown:
-            if grown.added > LISTED_FROM:
+            if grown.new_chunk_count > LISTED_FROM:
                 put = dict.fromkeys(filter(grown.has, plan.list_names()), ABSENT)
                 listed = self._objects.find(grown.path).items()
                 found |= put | {name: facts for name, facts in listed if grown.has(name)}

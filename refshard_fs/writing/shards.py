@@ -42,7 +42,7 @@ class Growth(NamedTuple):
     layout: ShardLayout | None
 
     @property
-    def added(self) -> int:
+    def new_chunk_count(self) -> int:
         """The number of chunks in the new part."""
         return self.after.size - math.prod(map(min, self.before, self.after.counts))
 

@@ -28,7 +28,7 @@ def test_boxes_hold_each_chunk_once(counts: tuple[int, ...], extents: tuple[int,
 
 
 def test_box_holds_the_chunks_of_a_selection() -> None:
-    boxes = Boxes.around(grid(8, 6), [12, 13, 14, 18, 19, 20])  # rows 2 and 3, columns 0 to 2
+    boxes = Boxes.divide(grid(8, 6), [12, 13, 14, 18, 19, 20])  # rows 2 and 3, columns 0 to 2
     assert boxes is not None
     assert boxes.extents == (2, 3)
     assert boxes.number_of([15, 16, 17, 21, 22, 23]) == 3
@@ -36,5 +36,5 @@ def test_box_holds_the_chunks_of_a_selection() -> None:
 
 @pytest.mark.parametrize("numbers", [[1, 2], [0, 1, 6], [0, 2]], ids=["not-aligned", "no-box", "with-a-gap"])
 def test_unaligned_or_sparse_selections_have_no_box(numbers: list[int]) -> None:
-    assert Boxes.around(grid(8, 6), numbers) is None
+    assert Boxes.divide(grid(8, 6), numbers) is None
     assert Boxes(grid(8, 6), (1, 2)).number_of([6, 7, 8]) is None

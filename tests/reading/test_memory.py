@@ -33,12 +33,12 @@ def test_shares_and_caches_have_one_bound_together() -> None:
         one, other = Share(memory), Share(memory)
         assert one.take([30, 30]) == 2
         cache.put("a", b"", 40)
-        assert memory.used == 100
+        assert memory.used_bytes == 100
         assert other.take([20, 20, 20]) == 2  # the cache is emptied
-        assert (cache.weight, memory.used) == (0, 100)
+        assert (cache.weight, memory.used_bytes) == (0, 100)
         one.give_back(60)
         other.give_back(40)
-        assert memory.used == 0
+        assert memory.used_bytes == 0
 
     in_loop(use)
 

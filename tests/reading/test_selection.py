@@ -36,7 +36,7 @@ def references(url: str) -> dict[str, Any]:
 
 def count_used(memory: SharedMemory) -> int:
     with memory._lock:
-        return memory.used
+        return memory.used_bytes
 
 
 async def wait_until(done: Callable[[], bool]) -> None:

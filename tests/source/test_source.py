@@ -121,7 +121,7 @@ def test_invalidated_source_counts_bytes_of_several_arrays() -> None:
     source = opened({"k": "data"}).source
     for _ in range(2):
         source._mixed.put(Span("https://host/a", 0, 3), b"abc", 3)
-        assert source.selections.used == 3
+        assert source.selections.used_bytes == 3
         source.invalidate()
 
 

@@ -76,7 +76,7 @@ def test_one_array_is_surveyed_alone() -> None:
 def test_reference_to_a_whole_target_has_unknown_size() -> None:
     refs = {"a/.zarray": json.dumps(make_metadata([4], [2])), "a/0": ["memory://x"]}
     extents = survey(RefShardFileSystem(refs)).arrays["a"]
-    assert extents.unsized == 1
+    assert extents.unsized_count == 1
     assert extents.sizes.tolist() == [0]
 
 

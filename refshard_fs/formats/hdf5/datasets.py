@@ -137,7 +137,7 @@ class Dataset:
         """Describe the array to zarr. The dimensions of an array datatype follow the dimensions of the dataset."""
         variable, inner = self.variable, self.datatype.shape
         dtype = self.datatype.shown or np.dtype(object)
-        codecs = self.codecs.shown if self.object_codec is None else (self.object_codec,)
+        codecs = self.codecs.shown_codecs if self.object_codec is None else (self.object_codec,)
         shape, chunks = variable.shape + inner, self.chunk + inner
         names, attributes = variable.dimensions, variable.attributes
         if self.object_codec is BYTES:
@@ -244,9 +244,9 @@ class DatasetChunks(FilledChunks):
             case Inline(data) if recipe is not None:
                 return Inline(recipe.make(data))
             case Span() as span if recipe is not None:
-                return Packed(span, recipe, recipe.made)
+                return Packed(span, recipe, recipe.result_size)
             case Packed() as packed if recipe is not None:  # its recipe pads the chunk, and so does the new recipe
-                return msgspec.structs.replace(packed, recipe=recipe, made=recipe.made)
+                return msgspec.structs.replace(packed, recipe=recipe, made=recipe.result_size)
         return chunk.entry
 
     def _is_filtered(self, number: int) -> bool:

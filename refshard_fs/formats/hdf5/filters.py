@@ -103,14 +103,14 @@ class Codecs(msgspec.Struct, frozen=True):
     codec_texts: tuple[str, ...] | None
 
     @property
-    def shown(self) -> tuple[dict[str, Any], ...]:
+    def shown_codecs(self) -> tuple[dict[str, Any], ...]:
         """The codecs in the array's metadata."""
         return tuple(json.loads(codec) for codec in self.codec_texts or ())
 
     def encode(self, plain: bytes) -> bytes:
         """Encode a chunk with the codecs of the array. ``plain`` are elements of the dataset's datatype."""
         data = recast(self.datatype, plain).tobytes() if self.datatype.is_recast else plain
-        return encode_chunk(data, self.shown)
+        return encode_chunk(data, self.shown_codecs)
 
     def make_recipe(self, mask: int) -> FilterRecipe | None:
         """Return the recipe for a chunk that skips the filters in ``mask``; None if zarr's codecs decode the chunk."""
@@ -125,7 +125,7 @@ class FilterRecipe(msgspec.Struct, frozen=True):
     mask: int = 0
 
     @property
-    def made(self) -> int | None:
+    def result_size(self) -> int | None:
         """The size of the result in bytes; None if unknown, because the chunk is encoded again for zarr."""
         datatype = self.codecs.datatype
         size = datatype.inner.size if datatype.shown is None else datatype.shown.itemsize

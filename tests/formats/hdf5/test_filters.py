@@ -70,7 +70,7 @@ def describe(dataset: h5py.Dataset) -> tuple[Datatype, tuple[Filter, ...]]:
 
 def decode_by_zarr(codecs: Codecs, datatype: Datatype, data: bytes) -> np.ndarray[Any, Any]:
     """Decode the elements of a chunk as zarr does."""
-    for codec in reversed(codecs.shown):
+    for codec in reversed(codecs.shown_codecs):
         data = bytes(get_codec(codec).decode(data))
     return np.frombuffer(data, datatype.shown)
 
@@ -92,7 +92,7 @@ def read_by_codecs(dataset: h5py.Dataset) -> np.ndarray[Any, Any]:
         raw = dataset.id.read_direct_chunk(start)[1]
         recipe = codecs.make_recipe(chunk.filter_mask)
         data = raw if recipe is None else recipe.make(raw)
-        assert recipe is None or recipe.made in (None, len(data))
+        assert recipe is None or recipe.result_size in (None, len(data))
         region = tuple(slice(first, first + size) for first, size in zip(start, dataset.chunks, strict=True))
         values[region] = decode_by_zarr(codecs, datatype, data).reshape(dataset.chunks)
     return values[tuple(map(slice, dataset.shape))]
@@ -266,7 +266,7 @@ def test_equivalent_filters_become_zarr_codecs() -> None:
         datatype, pipeline = describe(file.create_dataset("a", (10,), "<f4", **options))
         codecs = filters.make_codecs(pipeline, datatype, (5,))
         names = [{"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 4}, {"id": "fletcher32"}]
-        assert list(codecs.shown) == names
+        assert list(codecs.shown_codecs) == names
         data = np.arange(5, dtype="<f4").tobytes()
         assert decode_by_zarr(codecs, datatype, codecs.encode(data)).tobytes() == data
 
@@ -384,7 +384,7 @@ def test_lossy_rounding_filters_need_no_decoder(number: int) -> None:
         dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", h5py.h5t.IEEE_F32LE, space, create))
         datatype, pipeline = describe(dataset)
     codecs = filters.make_codecs(pipeline, datatype, (32,))
-    assert [codec["id"] for codec in codecs.shown] == ["shuffle", "zlib"]
+    assert [codec["id"] for codec in codecs.shown_codecs] == ["shuffle", "zlib"]
     assert codecs.make_recipe(0) is None
     raw = codecs.encode(values.tobytes())
     assert filters.FilterRecipe(Codecs(pipeline, datatype, 32, None)).make(raw) == values.tobytes()
