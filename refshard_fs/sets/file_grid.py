@@ -11,7 +11,7 @@ import numpy as np
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.expand import make_natural_key
-from refshard_fs.sets.patterns import Pattern, Place
+from refshard_fs.sets.patterns import FileCoordinate, Pattern
 
 NUMBER: Final = "number of the file"  # counts files whose fields have the same values; no dimension has this name
 
@@ -20,7 +20,7 @@ class FileGrid(NamedTuple):
     """Files by their places along ``dims``; a place may have no file."""
 
     dims: Sequence[str]
-    places: Mapping[str, list[Place]]  # ascending, by dimension
+    places: Mapping[str, list[FileCoordinate]]  # ascending, by dimension
     files: Mapping[tuple[int, ...], str]
 
     @classmethod
@@ -37,7 +37,7 @@ class FileGrid(NamedTuple):
         files = [(url, places) for url, places in named if places is not None]
         if not is_numbered:
             return cls.of(files, dims), others
-        counts: Counter[tuple[Place, ...]] = Counter()
+        counts: Counter[tuple[FileCoordinate, ...]] = Counter()
         numbered = []
         for url, places in files:
             key = tuple(places[dim] for dim in dims)
@@ -48,7 +48,7 @@ class FileGrid(NamedTuple):
     @classmethod
     def of(
         cls,
-        files: Iterable[tuple[str, Mapping[str, Place]]],
+        files: Iterable[tuple[str, Mapping[str, FileCoordinate]]],
         dims: Sequence[str],
         assets: Sequence[str] | None = None,
     ) -> FileGrid:
@@ -56,7 +56,7 @@ class FileGrid(NamedTuple):
 
         Places are sorted, except those along ``asset`` if ``assets`` gives their order.
         """
-        by_place: dict[tuple[Place, ...], str] = {}
+        by_place: dict[tuple[FileCoordinate, ...], str] = {}
         for url, places in files:
             key = tuple(places[dim] for dim in dims)
             if key in by_place:
@@ -118,10 +118,10 @@ def list_some(texts: Sequence[str], separator: str = ", ") -> str:
     return separator.join(texts[:3]) + (f" and {len(texts) - 3:,} others" if len(texts) > 3 else "")
 
 
-def _make_sort_key(place: Place) -> Any:
+def _make_sort_key(place: FileCoordinate) -> Any:
     return make_natural_key(place) if isinstance(place, str) else place
 
 
-def _format_place(dims: Sequence[str], key: Sequence[Place]) -> str:
+def _format_place(dims: Sequence[str], key: Sequence[FileCoordinate]) -> str:
     shown = [place.isoformat()[:19] if isinstance(place, datetime) else place for place in key]
     return ", ".join(f"{dim} = {place}" for dim, place in zip(dims, shown, strict=True))

@@ -23,7 +23,7 @@ from refshard_fs.sets.sources import describe_error, read_sets, report_skipped
 from refshard_fs.sets.variables import NamedSet
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.transaction import Base
-from refshard_fs.stores.document import Document
+from refshard_fs.stores.document import DocumentObject
 from refshard_fs.stores.stores import Stores
 from refshard_fs.writing.cube_document import make_relative_speller
 
@@ -90,7 +90,7 @@ def extend_document(
     lost = {url: why for url, why in document.lost.items() if url not in by_url}
     lost |= {lines[number]: describe_error(error) for number, error in failed.items()}
     document = msgspec.structs.replace(after[0], beside=tuple(after[1:]), lost=lost)
-    Document(base.url, stores, base.facts).put(document.dumps())
+    DocumentObject(base.url, stores, base.facts).put(document.dumps())
     return max(added)
 
 

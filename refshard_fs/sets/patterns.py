@@ -24,7 +24,7 @@ _DIRECTIVE: Final = re.compile(r"%(.)")
 _DIGITS: Final = {"Y": r"\d{4}", "j": r"\d{3}", **dict.fromkeys("mdHMS", r"\d{2}")}
 
 
-Place = datetime | int | float | str  # the coordinate of a file along a dimension
+FileCoordinate = datetime | int | float | str  # the coordinate of a file along a dimension
 
 
 class Pattern(NamedTuple):
@@ -70,7 +70,7 @@ class Pattern(NamedTuple):
         names = re.compile(regex + _escape_literal(text[at:]) + r"\Z")
         return cls(text, re.sub(r"\*+", "*", _FIELD.sub("*", text)), names, fields)
 
-    def parse_places(self, name: str) -> dict[str, Place] | None:
+    def parse_places(self, name: str) -> dict[str, FileCoordinate] | None:
         """Return the place of the file ``name`` along each dimension; None if the pattern does not match."""
         match = self.names.search(name)
         if match is None:
@@ -103,7 +103,7 @@ def _parse_times(form: str, name: str, seen: set[str]) -> str:
     return regex + re.escape(form[at:])
 
 
-def _parse_place(dim: str, kind: str, groups: Mapping[str, str]) -> Place:
+def _parse_place(dim: str, kind: str, groups: Mapping[str, str]) -> FileCoordinate:
     if kind == "text":
         return groups[dim]
     if kind == "number":

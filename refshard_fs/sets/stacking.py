@@ -20,7 +20,7 @@ from refshard_fs.sets.changed_set import ChangedSet
 from refshard_fs.sets.compatibility import are_same_values
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.file_grid import FileGrid
-from refshard_fs.sets.patterns import Place
+from refshard_fs.sets.patterns import FileCoordinate
 from refshard_fs.sets.variables import NamedSet, Variable, find_auxiliary
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -33,7 +33,7 @@ class _Coordinate(NamedTuple):
     attributes: Mapping[str, Any]
 
 
-def _make_coordinate(places: Sequence[Place]) -> _Coordinate:
+def _make_coordinate(places: Sequence[FileCoordinate]) -> _Coordinate:
     if isinstance(places[0], datetime):
         seconds = [(place - _EPOCH).total_seconds() for place in places if isinstance(place, datetime)]
         units = {"units": "seconds since 1970-01-01", "calendar": "proleptic_gregorian"}

@@ -12,13 +12,15 @@ import numpy as np
 
 from refshard_fs.security.admission import Admission, is_trusted, origin_of
 from refshard_fs.security.policy import directory_of, resolve
-from refshard_fs.sets.patterns import Place
+from refshard_fs.sets.patterns import FileCoordinate
 
 DATA: Final = "data"  # the role of assets of STAC that are the data themselves
 URLS: Final = ("url", "href", "uri", "path", "location")  # columns of a table that may hold URLs
 
 
-def parse_placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list[tuple[str, dict[str, Place]]] | None:
+def parse_placed_sources(
+    sets: Any, assets: Sequence[str] | None = None
+) -> list[tuple[str, dict[str, FileCoordinate]]] | None:
     """Return URLs with their places by dimension, which may be none; None if ``sets`` is not such a table.
 
     A table is a sequence of pairs ``(url, {"time": ..., "band": ...})``, a DataFrame with a column of URLs, or items of
@@ -75,7 +77,7 @@ def read_parquet_table(data: bytes, where: str, dims: Sequence[str] | None) -> l
 
 def adopt_rows(
     rows: Sequence[Any], table: str, rule: Admission, assets: Sequence[str] | None = None
-) -> list[tuple[str, dict[str, Place]]]:
+) -> list[tuple[str, dict[str, FileCoordinate]]]:
     """Return the rows of the ``table`` at a URL as pairs; TargetNotAllowed if ``rule`` refuses the URL of a row.
 
     The sources of a cube are the user's own, but the author of the table has chosen their URLs. In a table from
@@ -180,8 +182,8 @@ def _choose_assets(item: _Item, assets: Sequence[str] | None) -> list[str]:
     return item.data or list(item.hrefs)
 
 
-def convert_to_place(value: Any, dim: str, url: str) -> Place:
-    """Convert a value of a dimension to a `Place`: a time with a time zone, a number or a text.
+def convert_to_place(value: Any, dim: str, url: str) -> FileCoordinate:
+    """Convert a value of a dimension to a `FileCoordinate`: a time with a time zone, a number or a text.
 
     ValueError, which names ``url``, for any other value.
     """

@@ -36,7 +36,7 @@ from refshard_fs.references.stream import ReferenceStream, keep_url
 from refshard_fs.source.collect import gather
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base
-from refshard_fs.stores.document import Document
+from refshard_fs.stores.document import DocumentObject
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import is_same_version
 
@@ -69,7 +69,7 @@ class ParquetCommit:
         self._stores = source.stores
         self._store = Objects(url, self._stores)
         self._url = self._store.url_of(PARQUET)
-        self._document = Document(self._url, self._stores, base.facts, sent)
+        self._document = DocumentObject(self._url, self._stores, base.facts, sent)
         self._token = uuid.uuid4().hex  # makes the names of new objects unique
         self._written: list[str] = []
         found: Any = base.keyspace.source
@@ -233,7 +233,7 @@ class ParquetCommit:
 
     def _replace_document(self, data: bytes) -> None:
         """Replace the document that this commit has put."""
-        Document(self._url, self._stores, self._document.new_facts).put(data)
+        DocumentObject(self._url, self._stores, self._document.new_facts).put(data)
 
 
 def _leave_partitions() -> None:

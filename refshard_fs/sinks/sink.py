@@ -26,7 +26,7 @@ import msgspec
 
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.security.origins import Origins
-from refshard_fs.stores.document import Document
+from refshard_fs.stores.document import DocumentObject
 from refshard_fs.stores.objects import Objects
 
 
@@ -52,7 +52,7 @@ class Destination(msgspec.Struct, frozen=True):
     """
 
     url: str
-    objects: Objects | Document
+    objects: Objects | DocumentObject
     record_size: int
     overwrite: bool
     origins: Callable[[], Origins]

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import msgspec
 from fsspec.implementations.reference import LazyReferenceMapper
@@ -111,10 +111,6 @@ def _from_json_value(value: Mapping[str, Any]) -> InMemorySource:
             "references, save it with fs.save('refs.parquet'), and open that path"
         )
     return _register(base64.b64decode(value["base64"]))
-
-
-# The values of fo=.
-Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | BinaryIO | InMemorySource
 
 
 def parse_references(document: bytes | Mapping[str, Any], where: str) -> ReferenceSet:

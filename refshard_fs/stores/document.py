@@ -15,7 +15,7 @@ from refshard_fs.stores.stores import Stores
 from refshard_fs.targets.credentials import InstanceOrOptions
 
 
-class Document:
+class DocumentObject:
     """The object at ``url``, which is replaced only if it has the version ``expected`` (None: if it does not exist).
 
     ``sent`` has the checksums of the bytes that were put without an answer, now or in earlier tries: the object may

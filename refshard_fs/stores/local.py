@@ -14,7 +14,7 @@ from refshard_fs.errors import sanitize
 from refshard_fs.stores.drafts import replace_file
 from refshard_fs.stores.links import resolve_path_to_write
 from refshard_fs.stores.lock import hold_lock
-from refshard_fs.stores.store import Buffer, Condition, Place, Store
+from refshard_fs.stores.store import Buffer, Condition, ObjectPlace, Store
 from refshard_fs.targets.local import facts_of
 from refshard_fs.targets.logs import log_request
 
@@ -24,11 +24,11 @@ class LocalStore(Store):
 
     is_local = True
 
-    def resolve_links(self, place: Place) -> str:
+    def resolve_links(self, place: ObjectPlace) -> str:
         return resolve_path_to_write(place.path, place.root)
 
     @contextlib.contextmanager
-    def lock(self, place: Place, *, of_parent: bool = False) -> Iterator[None]:
+    def lock(self, place: ObjectPlace, *, of_parent: bool = False) -> Iterator[None]:
         path = self.resolve_links(place)
         folder = (os.path.dirname(path) or ".") if of_parent else path
         _make_directory(folder)
@@ -42,20 +42,20 @@ class LocalStore(Store):
             return None
         return None if stat.S_ISDIR(found.st_mode) else facts_of(found)
 
-    def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
+    def put(self, place: ObjectPlace, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
         with self.stream(place, condition, durable=durable) as file:
             file.writelines(parts)
         return facts_of(os.stat(place.path))
 
     @contextlib.contextmanager
-    def stream(self, place: Place, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
+    def stream(self, place: ObjectPlace, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
         path = self.resolve_links(place)
         _make_directory(os.path.dirname(path) or ".")
         check = partial(self.check, place, condition)
         with log_request("WRITE", path), replace_file(path, check=check, durable=durable) as file:
             yield file
 
-    def copy(self, path: str, new: Place) -> None:
+    def copy(self, path: str, new: ObjectPlace) -> None:
         self.put(new, (self.fs.cat_file(path),), None, durable=True)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs.core.model import Facts
-from refshard_fs.stores.store import Buffer, Condition, Place, Store
+from refshard_fs.stores.store import Buffer, Condition, ObjectPlace, Store
 from refshard_fs.targets.pool import IMMEDIATE
 
 
@@ -22,11 +22,11 @@ class MemoryStore(Store):
             return None
         return None if answer is None else answer.facts
 
-    def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
+    def put(self, place: ObjectPlace, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
         super().put(place, parts, condition, durable=durable)
         return self.get_facts(place.path)
 
     @contextlib.contextmanager
-    def lock(self, place: Place, *, of_parent: bool = False) -> Iterator[None]:
-        with super().lock(Place("memory://", "", ""), of_parent=of_parent):
+    def lock(self, place: ObjectPlace, *, of_parent: bool = False) -> Iterator[None]:
+        with super().lock(ObjectPlace("memory://", "", ""), of_parent=of_parent):
             yield

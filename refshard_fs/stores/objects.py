@@ -15,7 +15,7 @@ from refshard_fs.errors import ReadOnlyError, SourceNotReachable, sanitize
 from refshard_fs.security.policy import leads_out, make_locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
 from refshard_fs.stores.stale_drafts import lock_draft_directory, remove_stale_drafts
-from refshard_fs.stores.store import Buffer, Condition, ObjectBytes, Place, Store, find_facts
+from refshard_fs.stores.store import Buffer, Condition, ObjectBytes, ObjectPlace, Store, find_facts
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets.credentials import InstanceOrOptions
 from refshard_fs.targets.generic import list_protocols
@@ -80,8 +80,8 @@ class Objects:
             raise ReadOnlyError(f"{sanitize(name)!r} lies outside {sanitize(self.url)}: expected a name without '..'")
         return f"{root}/{name}" if name else root
 
-    def _place_of(self, name: str) -> Place:
-        return Place(self.url_of(name), self.path(name), self.path(""))
+    def _place_of(self, name: str) -> ObjectPlace:
+        return ObjectPlace(self.url_of(name), self.path(name), self.path(""))
 
     def check_places(self, names: Iterable[str]) -> None:
         """Raise PermissionError if the path of one of ``names`` has a link below the URL."""

@@ -16,7 +16,7 @@ from refshard_fs.stores.store import (
     Buffer,
     Condition,
     ObjectBytes,
-    Place,
+    ObjectPlace,
     Store,
     compute_checksum,
     load_file,
@@ -56,7 +56,7 @@ class S3Store(Store):
         found: ObjectBytes = sync(self._loop, _fetch, self.fs, path)
         return found
 
-    def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
+    def put(self, place: ObjectPlace, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
         when = _make_headers(condition)
         if not when:
             self.check(place, condition)
@@ -74,7 +74,7 @@ class S3Store(Store):
         self.fs.invalidate_cache(place.path)
         return Facts(sum(map(len, parts)), answer.get("ETag"))
 
-    def remove(self, place: Place, condition: Condition) -> None:
+    def remove(self, place: ObjectPlace, condition: Condition) -> None:
         bucket, key, _ = self.fs.split_path(place.path)
         when = _make_headers(condition) if isinstance(condition, Facts) else {}  # S3 has no If-None-Match for removals
         if condition is not None and not when:

@@ -34,7 +34,7 @@ LARGE: Final = 8 << 20  # bytes: larger objects are read and sent through a temp
 _RENAME_OVER: Final = frozenset(["ftp", "sftp", "ssh"])  # protocols with directories that rename a file over another
 
 
-class Place(NamedTuple):
+class ObjectPlace(NamedTuple):
     """An object, or a directory of objects: its ``path`` in the filesystem, at or below the directory ``root``."""
 
     url: str
@@ -66,7 +66,7 @@ def is_same_version(one: Version, other: Version) -> bool:
     return one.size == other.size and one.last_modified == other.last_modified
 
 
-def make_conflict_error(place: Place, condition: Condition, *, is_certain: bool = True) -> ConflictError:
+def make_conflict_error(place: ObjectPlace, condition: Condition, *, is_certain: bool = True) -> ConflictError:
     """Return the error for an object that does not meet ``condition``.
 
     If not ``is_certain``, the store's answer to an earlier try was lost.
@@ -135,12 +135,12 @@ class Store:
         """Return the seconds to wait after try number ``tried`` ended in ``failure``; None to give up."""
         return self._retry.limit_to(FsspecTarget.most_retries).pause(failure, tried)
 
-    def resolve_links(self, place: Place) -> str:
+    def resolve_links(self, place: ObjectPlace) -> str:
         """Return the path of ``place`` with its links resolved; PermissionError at a link that is not followed."""
         return place.path
 
     @contextlib.contextmanager
-    def lock(self, place: Place, *, of_parent: bool = False) -> Iterator[None]:
+    def lock(self, place: ObjectPlace, *, of_parent: bool = False) -> Iterator[None]:
         """Lock ``place`` for a commit: among the threads of this process; for local files, among all processes.
 
         ``of_parent``: the place is one file, so lock its directory.
@@ -179,12 +179,12 @@ class Store:
             return dict(zip(paths, found, strict=True))
         return dict(self.call("cat", paths)) if paths else {}
 
-    def check(self, place: Place, condition: Condition, *, is_certain: bool = True) -> None:
+    def check(self, place: ObjectPlace, condition: Condition, *, is_certain: bool = True) -> None:
         """Raise ConflictError if an object does not meet ``condition``."""
         if condition is not None and not is_same_version(condition, self.get_facts(place.path) or ABSENT):
             raise make_conflict_error(place, condition, is_certain=is_certain)
 
-    def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
+    def put(self, place: ObjectPlace, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
         """Write the concatenated ``parts`` as an object; return its new version, if the store reports it.
 
         Raises ConflictError, and changes nothing, if the object does not meet ``condition``.
@@ -205,7 +205,12 @@ class Store:
         return None
 
     def _replace(
-        self, place: Place, source: str, parts: Sequence[Buffer], condition: Condition, replace: Callable[[], None]
+        self,
+        place: ObjectPlace,
+        source: str,
+        parts: Sequence[Buffer],
+        condition: Condition,
+        replace: Callable[[], None],
     ) -> None:
         """Call ``replace``, which makes ``source`` the object.
 
@@ -245,7 +250,7 @@ class Store:
             self.call_once("pipe_file", path, data)
 
     @contextlib.contextmanager
-    def stream(self, place: Place, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
+    def stream(self, place: ObjectPlace, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
         """Yield a file that replaces an object when the block ends without an error.
 
         ``condition`` and ``durable`` apply to local files only.
@@ -261,14 +266,14 @@ class Store:
                 yield file
             call("put_file", whole, path)
 
-    def copy(self, path: str, new: Place) -> None:
+    def copy(self, path: str, new: ObjectPlace) -> None:
         """Copy the object at ``path`` to ``new``, through this machine if the filesystem cannot copy."""
         try:
             self.call("cp_file", path, new.path)
         except NotImplementedError:  # for example, FTP
             self.put(new, (self.call("cat_file", path),), None, durable=True)
 
-    def remove(self, place: Place, condition: Condition) -> None:
+    def remove(self, place: ObjectPlace, condition: Condition) -> None:
         """Remove an object, if it exists; ConflictError if it does not meet ``condition``."""
         if condition is not None and self.get_facts(place.path) is None:
             return

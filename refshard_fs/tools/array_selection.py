@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 _INDEX: Final = re.compile(r"[+-]?\d{1,18}|(\s*([+-]?\d{1,18})?\s*:){1,2}\s*([+-]?\d{1,18})?", re.ASCII)
-Part = int | slice | EllipsisType
+AxisIndex = int | slice | EllipsisType
 
 
-def parse_selection(text: str) -> tuple[str, tuple[Part, ...]]:
+def parse_selection(text: str) -> tuple[str, tuple[AxisIndex, ...]]:
     """Return the array (empty if none is named) and the selection in ``text``; ValueError if it is malformed.
 
     >>> parse_selection("g/air[0:10, ..., -1]")
@@ -27,7 +27,7 @@ def parse_selection(text: str) -> tuple[str, tuple[Part, ...]]:
     return name.strip().strip("/"), tuple(_parse_part(part.strip(), text) for part in parts)
 
 
-def _parse_part(part: str, text: str) -> Part:
+def _parse_part(part: str, text: str) -> AxisIndex:
     if part == "...":
         return ...
     if not _INDEX.fullmatch(part):

@@ -104,10 +104,10 @@ def _subtract(names: Iterable[str], others: Iterable[str]) -> Keys:
     return tuple(sorted(set(names).difference(others)))
 
 
-Document = Mapping[str, Any] | bytes  # bytes if the document is not a JSON object
+MetadataDocument = Mapping[str, Any] | bytes  # bytes if the document is not a JSON object
 
 
-def _list_different_fields(a: Document, b: Document) -> tuple[str, ...]:
+def _list_different_fields(a: MetadataDocument, b: MetadataDocument) -> tuple[str, ...]:
     """Return the fields in which two documents differ; "(text)" if one of them is not a JSON object."""
     if isinstance(a, bytes) or isinstance(b, bytes):
         return () if a == b else ("(text)",)
@@ -117,8 +117,8 @@ def _list_different_fields(a: Document, b: Document) -> tuple[str, ...]:
 
 
 def _make_comparable(
-    a: dict[str, Document], b: dict[str, Document]
-) -> tuple[dict[str, Document], dict[str, Document], set[str]]:
+    a: dict[str, MetadataDocument], b: dict[str, MetadataDocument]
+) -> tuple[dict[str, MetadataDocument], dict[str, MetadataDocument], set[str]]:
     """Return the simplified documents of both sources in one form, and the groups that one source has by paths alone.
 
     If one source has metadata of version 2 for a node, and the other of version 3, they are compared in version 3.
@@ -138,7 +138,7 @@ def _make_comparable(
     return *both, implied
 
 
-def _simplify(texts: Mapping[str, bytes], source: SurveyedFileSystem) -> dict[str, Document]:
+def _simplify(texts: Mapping[str, bytes], source: SurveyedFileSystem) -> dict[str, MetadataDocument]:
     """Return documents without members that have their default values, and without repeated metadata.
 
     Types of packing attributes, which sets of references record in attributes, are added to all documents.
@@ -148,7 +148,7 @@ def _simplify(texts: Mapping[str, bytes], source: SurveyedFileSystem) -> dict[st
     dtypes = source.attribute_dtypes
     for key in documents.keys() if dtypes else ():
         documents[key] = _parse(add_packing_type(texts[key], key, dtypes))
-    out: dict[str, Document] = {}
+    out: dict[str, MetadataDocument] = {}
     for key, document in documents.items():
         path, name = parent(key)
         if isinstance(document, bytes):
@@ -167,7 +167,7 @@ def _simplify(texts: Mapping[str, bytes], source: SurveyedFileSystem) -> dict[st
     return out
 
 
-def _parse(text: bytes) -> Document:
+def _parse(text: bytes) -> MetadataDocument:
     try:
         found = zarrmeta.loads(text)
     except ValueError:
@@ -175,7 +175,7 @@ def _parse(text: bytes) -> Document:
     return found if isinstance(found, dict) else text
 
 
-def _shorten(key: str, document: Document) -> Document:
+def _shorten(key: str, document: MetadataDocument) -> MetadataDocument:
     """Return a document of zarr version 3 in its shortest form; other documents unchanged."""
     if isinstance(document, bytes) or parent(key)[1] != "zarr.json":
         return document
@@ -191,9 +191,9 @@ def _is_version_2(key: str, path: str) -> bool:
     return parent(key)[1] in (".zarray", ".zgroup", ".zattrs") and is_within(key, path)
 
 
-def _parse_consolidated(document: Mapping[str, Any], path: str) -> dict[str, Document] | None:
+def _parse_consolidated(document: Mapping[str, Any], path: str) -> dict[str, MetadataDocument] | None:
     """Return the documents in the consolidated metadata of the group ``path``; None if the metadata are damaged."""
-    found: dict[str, Document] = {}
+    found: dict[str, MetadataDocument] = {}
     try:
         for inner, name, content, _ in zarrmeta.iterate_consolidated_nodes(document):
             if not isinstance(content, dict):
@@ -205,7 +205,7 @@ def _parse_consolidated(document: Mapping[str, Any], path: str) -> dict[str, Doc
     return found
 
 
-def _convert(documents: dict[str, Document], path: str) -> None:
+def _convert(documents: dict[str, MetadataDocument], path: str) -> None:
     """Replace the documents of the node ``path`` by one document of version 3, if they can be converted."""
     old = {name: documents.get(join(path, name)) for name in (".zarray", ".zgroup", ".zattrs")}
     array, attributes = old[".zarray"], old[".zattrs"] or {}

@@ -53,7 +53,7 @@ class SurveyedFileSystem(Protocol):
     def isdir(self, path: str) -> bool: ...
 
 
-class Place(NamedTuple):
+class BytePlace(NamedTuple):
     """The place of one key's bytes: its target (or `INLINE`) and a range in it; ``stop`` is WHOLE for the target's end.
 
     ``derived`` bytes are made from the bytes of the range, which other keys may share. ``is_open`` ranges reach to the
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
 
 class PlacedChunks(NamedTuple):
-    """The chunks of one array as columns: the number of each in the grid, and its `Place`."""
+    """The chunks of one array as columns: the number of each in the grid, and its `BytePlace`."""
 
     numbers: UInt64s
     targets: Positions
@@ -78,7 +78,7 @@ class PlacedChunks(NamedTuple):
     is_open: npt.NDArray[np.bool_]
 
     @classmethod
-    def of_places(cls, places: Iterable[tuple[int, Place]]) -> PlacedChunks:
+    def of_places(cls, places: Iterable[tuple[int, BytePlace]]) -> PlacedChunks:
         """Return the columns of (number, place) pairs."""
         rows = [(number, *place) for number, place in places]
         columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * 6
@@ -254,7 +254,7 @@ class _SurveyBuilder:
         self._origins: dict[int, Origin] = {}
         self._optional: set[int] = set()  # targets of keys that exist even without the target
         self._chunks: dict[str, list[PlacedChunks]] = {}  # by array, as columns
-        self._places: dict[str, Place] = {}  # of keys that are in no columns
+        self._places: dict[str, BytePlace] = {}  # of keys that are in no columns
 
     def run(self) -> Survey:
         errors: dict[str, Exception] = {}
@@ -372,24 +372,24 @@ class _SurveyBuilder:
         if entry is not None:
             self._places[key] = self._make_place(entry, size)
 
-    def _make_place(self, entry: Entry, size: int | None) -> Place:
+    def _make_place(self, entry: Entry, size: int | None) -> BytePlace:
         """Return the place of an entry; ``size`` is the size of its bytes, if a listing has it."""
         match entry:
             case Inline(data):
-                return Place(INLINE, 0, len(data))
+                return BytePlace(INLINE, 0, len(data))
             case Packed(Span(url, start, stop, optional=is_optional, pin=pin, origin=origin)):
                 target = self._add_target(url, pin, origin)
                 if is_optional:
                     self._optional.add(target)
-                return Place(target, max(start, 0), WHOLE if stop is None or start < 0 else stop, derived=True)
+                return BytePlace(target, max(start, 0), WHOLE if stop is None or start < 0 else stop, derived=True)
             case Span(url, start, stop, pin=pin, origin=origin):
                 target = self._add_target(url, pin, origin)
                 if start < 0:
-                    return Place(target, 0, WHOLE, derived=True)
+                    return BytePlace(target, 0, WHOLE, derived=True)
                 is_open = stop is None or not entry.exact
                 if stop is None or is_open:
                     stop = WHOLE if size is None else start + size
-                return Place(target, start, stop, is_open=is_open)
+                return BytePlace(target, start, stop, is_open=is_open)
 
     def _add_target(self, url: str, pin: Pin | None, origin: Origin) -> int:
         """Add a target with its pin and its origin, and return its number."""
@@ -447,10 +447,10 @@ class _SurveyBuilder:
         indexes: Collection[str],
     ) -> tuple[dict[str, Extents], Extents]:
         """Return the arrays with their chunks, and the keys that are not chunks."""
-        placed: dict[str, list[tuple[int, Place]]] = {path: [] for path in metas}
+        placed: dict[str, list[tuple[int, BytePlace]]] = {path: [] for path in metas}
         names: dict[str, list[str]] = {path: [] for path in metas}
         stray = dict.fromkeys(metas, 0)
-        rest: dict[str, Place] = {}
+        rest: dict[str, BytePlace] = {}
         for key, place in self._places.items():
             path = find_array(key, metas)
             if path not in metas:
@@ -509,5 +509,5 @@ def _place_chunks(
     stops = np.where(lengths == WHOLE, lengths, starts + lengths)
     derived = np.zeros(len(rows), bool)
     placed = PlacedChunks(column[rows], codes[targets], starts, stops, derived, is_open)
-    inline = [(int(column[row]), Place(INLINE, 0, len(data))) for row, data in found.inline.items()]
+    inline = [(int(column[row]), BytePlace(INLINE, 0, len(data))) for row, data in found.inline.items()]
     return PlacedChunks.join([placed, PlacedChunks.of_places(inline)]) if inline else placed

@@ -20,7 +20,7 @@ from refshard_fs.sinks.sink import Destination
 from refshard_fs.source.collect import collect
 from refshard_fs.source.settings import is_writable_url
 from refshard_fs.source.transaction import Base
-from refshard_fs.stores.document import Document
+from refshard_fs.stores.document import DocumentObject
 from refshard_fs.writing.hierarchy import HierarchyCommit
 from refshard_fs.writing.shards import shard_edits
 from refshard_fs.writing.staging import IMPLICIT, merge
@@ -130,7 +130,7 @@ def _find_manifests(writer: Writer, base: Base, edits: Edits) -> None:
 def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
     source = writer.source
     refs = collect(EditedKeySpace(base.keyspace, edits), source.run, keep_url)
-    document = Document(base.url, source.stores, base.facts, writer.overlay.sent)
+    document = DocumentObject(base.url, source.stores, base.facts, writer.overlay.sent)
     JsonSink().write(
         ReferenceStream.of_set(refs, keep_url), Destination(base.url, document, 0, True, lambda: refs.origins)
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from refshard_fs.stores.document import Document
+from refshard_fs.stores.document import DocumentObject
 from refshard_fs.stores.objects import Objects
 
 
@@ -37,7 +37,7 @@ def test_child_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -
                 return Objects(str(tmp_path), {}).lock()
             case "memory":
                 return Objects(f"memory://{tmp_path.name}", {}).lock()
-        return Document(str(tmp_path / "x"), {}, None).stream()
+        return DocumentObject(str(tmp_path / "x"), {}, None).stream()
 
     entered, leave = threading.Event(), threading.Event()
 

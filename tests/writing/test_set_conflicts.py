@@ -14,7 +14,7 @@ import fsspec
 import pytest
 
 from refshard_fs import ConflictError, ReadOnlyError, RefShardFileSystem
-from refshard_fs.stores.document import Document
+from refshard_fs.stores.document import DocumentObject
 from refshard_fs.stores.objects import Objects
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
@@ -183,24 +183,24 @@ def test_commit_of_unknown_outcome_keeps_its_objects(
     begin(opened)
     fs = opened()
     fs.pipe({"a/c/0": b"new", "a/c/1": LARGE + b"1"})
-    put, stream = Document.put, Document.stream
+    put, stream = DocumentObject.put, DocumentObject.stream
 
-    def put_times_out(document: Document, data: bytes) -> None:
+    def put_times_out(document: DocumentObject, data: bytes) -> None:
         if is_applied:
             put(document, data)
         raise TimeoutError("no answer")
 
     @contextlib.contextmanager
-    def stream_times_out(document: Document) -> Iterator[BinaryIO]:
+    def stream_times_out(document: DocumentObject) -> Iterator[BinaryIO]:
         with stream(document) if is_applied else io.BytesIO() as file:
             yield file
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patch:
         if format == "json":
-            patch.setattr(Document, "stream", stream_times_out)
+            patch.setattr(DocumentObject, "stream", stream_times_out)
         else:
-            patch.setattr(Document, "put", put_times_out)
+            patch.setattr(DocumentObject, "put", put_times_out)
         with pytest.raises(OSError, match="no answer"):
             fs.commit()
     found = opened(mode="r").cat("a/c", recursive=True)

@@ -94,7 +94,7 @@ class Enumeration(NamedTuple):
     names: dict[str, int]
 
 
-class Document(msgspec.Struct):
+class DmrppDocument(msgspec.Struct):
     """The content of a document: its objects by path.
 
     ``href`` is the place of the described file. ``groups`` has the attributes of groups, ``reports`` the reasons why
@@ -134,7 +134,7 @@ class _Builder(TreeBuilder):
         raise ValueError("it has a document type declaration: expected none, because DMR++ does not need it")
 
 
-def parse_document(data: bytes, label: str) -> Document:
+def parse_document(data: bytes, label: str) -> DmrppDocument:
     """Parse a document. Raise ManifestError, whose text begins with ``label``, if it is damaged."""
     parser = XMLParser(target=_Builder())  # noqa: S314  # document types, and so entities, are refused
     try:
@@ -147,11 +147,11 @@ def parse_document(data: bytes, label: str) -> Document:
 
 
 class _Reader:
-    """A converter of the tree of a document to a `Document`."""
+    """A converter of the tree of a document to a `DmrppDocument`."""
 
     def __init__(self, root: Element) -> None:
         href = next((value for key, value in root.items() if key.rpartition("}")[2] == "href"), None)
-        self.document = Document(href, {"": {}})
+        self.document = DmrppDocument(href, {"": {}})
         self._repeated = 0  # bytes counted for `MOST_REPEATED`
         self._convert_group(root, "")
 

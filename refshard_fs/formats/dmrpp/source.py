@@ -45,7 +45,7 @@ from refshard_fs.formats.dmrpp.document import (
     NUMBERS,
     STRUCTURE,
     TEXTS,
-    Document,
+    DmrppDocument,
     Variable,
     parse_document,
     parse_integers,
@@ -154,7 +154,7 @@ class _Targets:
 class _Dimensions:
     """The dimensions of a document: shapes of variables, and names of their dimensions."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: DmrppDocument) -> None:
         self._sizes = document.dimensions
         self._phony: dict[str, dict[int, list[str]]] = {}  # names for unnamed dimensions, by group and size
         self._counts: Counter[str] = Counter()  # by group: the number of these names

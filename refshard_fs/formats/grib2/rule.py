@@ -248,7 +248,7 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         )
 
 
-class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class RuleVariable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A variable: members of its lines in sidecars, the kind of its messages, and the name and values of its levels.
 
     ``covers`` is the time range of its sums or means, which ends at the step. It begins with the run ("run"), N hours
@@ -287,7 +287,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     time: Times
     step: Forecasts
     grids: list[str]
-    variables: dict[str, Variable]
+    variables: dict[str, RuleVariable]
     number: Members | None = None
 
     @classmethod

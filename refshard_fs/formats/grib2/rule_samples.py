@@ -19,15 +19,15 @@ from refshard_fs.formats.grib2.rule import (
     FieldPlace,
     Kind,
     Rule,
+    RuleVariable,
     Sidecar,
-    Variable,
     fill_template,
     parse_lines,
 )
 from refshard_fs.formats.grib2.source import LEVEL_UNITS, scan_messages
 
 _ATTRIBUTES: Final = ("long_name", "units", "standard_name")
-_BUCKETS: Final = (3, 6, 12, 24)  # hours of the buckets that are tried for `Variable.covers`
+_BUCKETS: Final = (3, 6, 12, 24)  # hours of the buckets that are tried for `RuleVariable.covers`
 _LEVEL_MEMBERS: Final = {"wgrib2": "level", "ecmwf": "levelist"}
 
 
@@ -42,7 +42,7 @@ class Sample(NamedTuple):
 def choose_samples(rule: Rule, run: int) -> list[Sample]:
     """Return the files of a run that have the first step, and four successive steps later on.
 
-    The time ranges of sums and means at these steps determine `Variable.covers`.
+    The time ranges of sums and means at these steps determine `RuleVariable.covers`.
     """
     time = rule.compute_time(run)
     steps = [step for step in rule.steps if step <= rule.step.last.get(f"{time:%H}", step)]
@@ -94,7 +94,7 @@ def add_variables(rule: Rule, samples: Sequence[Sample], resolve: Callable[[str 
         kind = Kind.make(field.field.parameter)
         groups.setdefault((field.line, kind, field.field.grid), []).append(field)
     single_levels = [variable for group in groups.values() for variable in _split_by_range(group, grids)]
-    variables: dict[str, Variable] = {}
+    variables: dict[str, RuleVariable] = {}
     for name, variable in _join_levels(rule.dialect, single_levels):
         variables[_choose_name(name, variable, variables)] = variable
     return msgspec.structs.replace(rule, grids=[base64.b64encode(grid).decode() for grid in grids], variables=variables)
@@ -137,12 +137,14 @@ def _read_sample(rule: Rule, sample: Sample, resolve: Callable[[str | None], str
     return fields
 
 
-def _split_by_range(group: Sequence[_SampleField], grids: Mapping[bytes, int]) -> list[tuple[_SampleField, Variable]]:
+def _split_by_range(
+    group: Sequence[_SampleField], grids: Mapping[bytes, int]
+) -> list[tuple[_SampleField, RuleVariable]]:
     """Return the variables of fields that differ only in step and time range: one for each value of `covers`."""
     first = group[0]
     kind = Kind.make(first.field.parameter)
     attributes = {name: value for name, value in first.name.attributes.items() if name in _ATTRIBUTES}
-    variable = Variable(dict(first.line), kind, grid=grids[first.field.grid], attributes=attributes)
+    variable = RuleVariable(dict(first.line), kind, grid=grids[first.field.grid], attributes=attributes)
     if kind.statistic == 255:
         return [(first, variable)]
     ranges = {(field.step, field.begin) for field in group}
@@ -160,10 +162,12 @@ def _split_by_range(group: Sequence[_SampleField], grids: Mapping[bytes, int]) -
     return variables
 
 
-def _join_levels(dialect: str, single_levels: Sequence[tuple[_SampleField, Variable]]) -> list[tuple[str, Variable]]:
+def _join_levels(
+    dialect: str, single_levels: Sequence[tuple[_SampleField, RuleVariable]]
+) -> list[tuple[str, RuleVariable]]:
     """Return pairs of a name and a variable; variables that differ only in their level become one with levels."""
     member = _LEVEL_MEMBERS[dialect]
-    groups: dict[Any, list[tuple[float, _SampleField, Variable]]] = {}
+    groups: dict[Any, list[tuple[float, _SampleField, RuleVariable]]] = {}
     for field, variable in single_levels:
         level = field.field.parameter.surfaces[0].compute_value(field.unit)
         text = variable.line.get(member, "")
@@ -188,7 +192,7 @@ def _join_levels(dialect: str, single_levels: Sequence[tuple[_SampleField, Varia
     return joined
 
 
-def _choose_name(name: str, variable: Variable, taken: Mapping[str, Variable]) -> str:
+def _choose_name(name: str, variable: RuleVariable, taken: Mapping[str, RuleVariable]) -> str:
     """Return a name that is not in ``taken``: ``name``, followed by level, time range and a number as far as needed."""
     levels = (
         [f"{value:g}" for _, value in variable.message.surfaces if value] if not variable.levels else [variable.level]

@@ -25,7 +25,7 @@ from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Listed, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf4.coding import Coding, parse_coding
-from refshard_fs.formats.hdf4.elements import Elements, Key, Part, Tag
+from refshard_fs.formats.hdf4.elements import ElementPart, Elements, Key, Tag
 from refshard_fs.formats.hdf4.image_coding import ImageCoding
 from refshard_fs.formats.hdf4.objects import parse_vdata
 
@@ -163,7 +163,7 @@ class LinkedBlocks(Contiguous):
         return self._elements.make_entry(parts, recipe, f"the linked element {self._key}")
 
 
-def cut_parts(parts: Sequence[Part], start: int, size: int) -> list[Part]:
+def cut_parts(parts: Sequence[ElementPart], start: int, size: int) -> list[ElementPart]:
     """Return the parts that hold ``size`` bytes of an element from byte ``start`` on; ``parts`` hold all its bytes."""
     begins = list(accumulate((part_length for _, part_length in parts), initial=0))
     number = bisect_right(begins, start) - 1
@@ -234,7 +234,7 @@ class CodedChunks(FilledChunks):
                 raise ValueError(f"chunk {number} has {size} bytes: expected {self._chunk_size}")
             return elements.make_entry(parts, self._recipe, f"chunk {number}")
 
-    def _find_parts(self, key: Key) -> Steps[list[Part]]:
+    def _find_parts(self, key: Key) -> Steps[list[ElementPart]]:
         """Return the places of the bytes of a chunk, without the header of a compressed chunk."""
         elements = self._elements
         descriptor = elements.descriptors.get(key)

@@ -47,7 +47,7 @@ _DESCRIPTOR: Final = np.dtype([("tag", ">u2"), ("ref", ">u2"), ("offset", ">i4")
 _KINDS: Final = {1: "linked", 2: "external", 3: "compressed", 4: "linked", 5: "chunked", 6: "buffered", 7: "compressed"}
 
 Key = tuple[int, int]  # tag and reference number
-Part = tuple[int, int]  # offset and size
+ElementPart = tuple[int, int]  # offset and size
 
 
 class Descriptor(NamedTuple):
@@ -114,7 +114,7 @@ class Elements:
             raise ManifestError(f"{self.file.url}: element {key} is stored in the unknown way {code}: expected 1 to 7")
         return _KINDS[code]
 
-    def find_parts(self, key: Key) -> Steps[list[Part]]:
+    def find_parts(self, key: Key) -> Steps[list[ElementPart]]:
         """Return the places of the bytes of a plain or linked element, in order."""
         if key not in self.descriptors:
             raise self.file.make_error(f"expected the element {key}, to which another element refers; found none")
@@ -130,7 +130,7 @@ class Elements:
                 f"the header of the linked element {key} has {len(header)} bytes: expected at least 16"
             )
         remaining, usual_size, _, table = struct.unpack_from(">iiiH", header, 2)
-        parts: list[Part] = []
+        parts: list[ElementPart] = []
         tables = {0}
         block_size = -1  # the first block may have another size, which its descriptor states
         while remaining > 0:
@@ -174,7 +174,7 @@ class Elements:
             )
         return b"".join((yield from self.file.load(parts)))
 
-    def make_entry(self, parts: Sequence[Part], recipe: SizedRecipe | None, what: str) -> Entry:
+    def make_entry(self, parts: Sequence[ElementPart], recipe: SizedRecipe | None, what: str) -> Entry:
         """Return the entry of joined ``parts``; ``recipe`` decodes them. DamagedIndex if the file ends before them."""
         if (end := max(map(sum, parts), default=0)) > self.file.size:
             raise self.file.make_error(
@@ -195,7 +195,7 @@ class Elements:
         return self._compressed.get(descriptor.offset + descriptor.length)
 
 
-def _join_parts(parts: list[Part]) -> list[Part]:
+def _join_parts(parts: list[ElementPart]) -> list[ElementPart]:
     """Join consecutive parts that have no gap between them."""
     joined = parts[:1]
     for (offset, size), (next_offset, next_size) in pairwise(parts):

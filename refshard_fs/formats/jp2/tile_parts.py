@@ -34,7 +34,7 @@ _MARK: Final = struct.pack(">HH", SOT, 10)  # each header begins with this marke
 _END: Final = EOC.to_bytes(2)
 
 
-class Part(NamedTuple):
+class TilePart(NamedTuple):
     """The header of a tile part: its tile, its size in bytes, and its number among the ``total`` parts of the tile.
 
     ``size`` is 0 if the part reaches the end of the code stream; ``total`` is 0 if the header does not state it.
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     total: int
 
     @classmethod
-    def parse(cls, data: bytes) -> Part:
+    def parse(cls, data: bytes) -> TilePart:
         """Parse a header; ValueError if ``data`` begins with other bytes, or is too short."""
         if not data.startswith(_MARK) or len(data) < SOT_SIZE:
             raise ValueError(f"expected the header of a tile part (SOT), found {data[:SOT_SIZE]!r}")
@@ -150,7 +150,7 @@ def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps
     places = [first]
     if mean > NEAR and tiles > FEW:
         places += yield from _find_headers(file, first, stop, tiles)
-    known: dict[int, Part | ValueError | None] = {}  # by position
+    known: dict[int, TilePart | ValueError | None] = {}  # by position
     while places:
         if len(known) + len(places) > MOST_PARTS:
             raise ValueError(f"expected at most {MOST_PARTS} tile parts, found more")
@@ -159,10 +159,10 @@ def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps
         following: dict[int, None] = {}
         for at, head in zip(places, heads, strict=True):
             known[at] = part = _parse_part(head, at, stop, tiles)
-            if isinstance(part, Part):
+            if isinstance(part, TilePart):
                 following[at + part.size] = None
         places = [at for at in following if at not in known and at + LEAST <= stop]
-    parts: list[Part] = []
+    parts: list[TilePart] = []
     starts: list[int] = []
     at = first
     while at in known:
@@ -184,7 +184,7 @@ def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps
     return TileParts.from_columns([part.tile for part in parts], starts, [part.size for part in parts])
 
 
-def _parse_part(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueError | None:
+def _parse_part(head: bytes, at: int, stop: int, tiles: int) -> TilePart | ValueError | None:
     """Parse the header of a tile part at byte ``at``; None at the end of the code stream, ValueError for other bytes.
 
     The error is returned, because ``at`` may be a place that only looks like a header.
@@ -192,7 +192,7 @@ def _parse_part(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueErro
     if head.startswith(_END):
         return None
     try:
-        part = Part.parse(head)
+        part = TilePart.parse(head)
     except ValueError as e:
         return ValueError(f"its tile parts are damaged: at byte {at}, {e}")
     part = part._replace(size=part.size or stop - at)

@@ -20,7 +20,7 @@ from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Load, Span, Steps
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.jp2.codestream import EOC, POC, SOD, Header, split_segments
-from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, Part, TileParts, TilePartScan, parse_lengths
+from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, TilePart, TileParts, TilePartScan, parse_lengths
 
 _END: Final = EOC.to_bytes(2)
 
@@ -64,7 +64,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
 
         Raises ValueError if ``data`` is not this part of the tile.
         """
-        part = Part.parse(data)
+        part = TilePart.parse(data)
         # Some writers state too few parts in the first header.
         if (part.tile, part.number) != (self.tile, number) or part.total > len(self.sizes):
             raise ValueError(

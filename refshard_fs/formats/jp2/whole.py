@@ -11,7 +11,7 @@ from refshard_fs.core.array_group import Chunks, make_entry
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Entry, Steps
 from refshard_fs.formats.jp2.codestream import SOD, Header, split_segments
-from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, Part
+from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, TilePart
 from refshard_fs.formats.jp2.tiles import decode_stream
 
 LARGEST: Final = 1 << 28  # the most bytes of such an image: reading any part decodes all of it
@@ -44,7 +44,7 @@ class WholeRecipe(msgspec.Struct, frozen=True):
         """Raise ValueError if a tile part is damaged, or its header states a coding that takes too much memory."""
         at = self.tiles
         while len(raw) - at >= SOT_SIZE:
-            part = Part.parse(raw[at : at + SOT_SIZE])
+            part = TilePart.parse(raw[at : at + SOT_SIZE])
             try:
                 segments, _ = split_segments(raw, at + SOT_SIZE, SOD)
             except EOFError:

@@ -108,7 +108,7 @@ class Binary(msgspec.Struct, frozen=True):
 
 
 Operation = Constant | Name | Binary
-Part = str | tuple[Operation, ...]  # literal text, or an expression
+TemplatePart = str | tuple[Operation, ...]  # literal text, or an expression
 
 _TOKEN = re.compile(
     r"""\s*(?: (?P<number>(?:0+|[1-9](?:_?[0-9])*)(?![\w.]))
@@ -122,7 +122,7 @@ _ESCAPED: Final = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t"}
 _TIGHTNESS: Final = {"+": 1, "-": 1, "~": 2, "*": 3, "//": 3, "%": 3, "/": 3, "**": 4}
 
 
-def parse(source: TemplateText, names: Container[str], limits: TemplateLimits) -> tuple[Part, ...]:
+def parse(source: TemplateText, names: Container[str], limits: TemplateLimits) -> tuple[TemplatePart, ...]:
     """Split a template into literal texts, and the expressions between ``{{`` and ``}}``.
 
     ``names`` are the names of templates, which may be any text. If the whole text between braces is such a name, it is
@@ -133,7 +133,7 @@ def parse(source: TemplateText, names: Container[str], limits: TemplateLimits) -
         raise source.make_error(
             limits.text, f"it has {len(text)} characters: expected at most {limits.text} in a template"
         )
-    parts: list[Part] = []
+    parts: list[TemplatePart] = []
     position = 0
     while (start := text.find("{{", position)) >= 0:
         parts.append(_check_literal(source, position, start))
@@ -315,7 +315,7 @@ class SimpleExpander:
     def __init__(self, definitions: Mapping[str, TemplateText], limits: TemplateLimits) -> None:
         self.limits = limits
         self.definitions = definitions
-        self._parsed: dict[str, tuple[Part, ...]] = {}
+        self._parsed: dict[str, tuple[TemplatePart, ...]] = {}
 
     def expand_column(self, source: TemplateText, rows: Rows, cost: Cost) -> Column:
         """Expand ``source`` in each row, to integers if it is a single integer expression. Add the cost to ``cost``."""
@@ -326,7 +326,7 @@ class SimpleExpander:
             reason = "its templates and expressions are nested too deeply: expected fewer levels"
             raise source.make_error(None, reason) from None
 
-    def parse_definition(self, name: str) -> tuple[Part, ...]:
+    def parse_definition(self, name: str) -> tuple[TemplatePart, ...]:
         """Return the parts of a template. A text without ``{{`` is literal, even if it has ``{%`` or ``{#``."""
         if name not in self._parsed:
             source = self.definitions[name]
@@ -345,7 +345,7 @@ class _Expansion(msgspec.Struct):
     cost: Cost
     active: tuple[str, ...]
 
-    def expand_parts(self, parts: Sequence[Part]) -> Column:
+    def expand_parts(self, parts: Sequence[TemplatePart]) -> Column:
         """Expand the parts of the text in each row."""
         columns = [
             [part] * self.rows.count if isinstance(part, str) else self._evaluate_expression(part) for part in parts

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from refshard_fs.formats.grib2.rule import Rule, Variable
+from refshard_fs.formats.grib2.rule import Rule, RuleVariable
 from refshard_fs.formats.grib2.rule_samples import choose_samples
 
 
@@ -16,7 +16,7 @@ from refshard_fs.formats.grib2.rule_samples import choose_samples
      ("bucket 6", 0, 0)],
 )  # fmt: skip
 def test_covers_determines_where_a_time_range_begins(covers: str, step: int, begin: int) -> None:
-    variable = Variable({}, None, covers=covers)  # type: ignore[arg-type]  # the message is not used
+    variable = RuleVariable({}, None, covers=covers)  # type: ignore[arg-type]  # the message is not used
     assert variable.compute_begin(step) == begin
 
 

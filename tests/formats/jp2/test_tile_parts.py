@@ -11,7 +11,7 @@ import pytest
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Span
 from refshard_fs.formats.jp2 import tile_parts
-from refshard_fs.formats.jp2.tile_parts import Part, TileParts, TilePartScan, find_tile_parts, parse_lengths
+from refshard_fs.formats.jp2.tile_parts import TilePart, TileParts, TilePartScan, find_tile_parts, parse_lengths
 from tests.support.jp2_files import make_table
 from tests.support.shards_in_memory import ROOT, Files
 
@@ -21,7 +21,7 @@ MARK = b"\xff\x90\x00\x0a"
 def make_chain(sizes: list[int], filled: bytes = b"") -> tuple[bytes, list[int]]:
     """Return tile parts of ``sizes`` bytes, one for each tile, which contain ``filled``; and their positions."""
     parts = [
-        Part(tile, size, 0, 1).encode() + b"\xff\x93" + filled + bytes(size - 14 - len(filled))
+        TilePart(tile, size, 0, 1).encode() + b"\xff\x93" + filled + bytes(size - 14 - len(filled))
         for tile, size in enumerate(sizes)
     ]
     return b"".join(parts) + b"\xff\xd9", [sum(sizes[:tile]) for tile in range(len(sizes))]
@@ -33,7 +33,7 @@ def find_parts(data: bytes, tiles: int) -> tuple[TileParts, Files]:
     return files.run(find_tile_parts(file, 0, len(data), tiles)), files
 
 
-@pytest.mark.parametrize("filled", [b"", MARK + bytes(20), Part(3, 999, 0, 1).encode() * 3])
+@pytest.mark.parametrize("filled", [b"", MARK + bytes(20), TilePart(3, 999, 0, 1).encode() * 3])
 def test_long_chain_is_read_from_several_places(monkeypatch: pytest.MonkeyPatch, filled: bytes) -> None:
     monkeypatch.setattr(tile_parts, "NEAR", 1 << 6)
     monkeypatch.setattr(tile_parts, "SEARCHED", 1 << 9)
