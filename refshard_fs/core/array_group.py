@@ -485,7 +485,7 @@ class ArrayGroup(KeySpace):
         return found
 
 
-class _Reported:
+class _ErrorReporter:
     """Convert an error to the report under ``path``.
 
     A generator with ``contextmanager`` and the error would refer to each other, so that all local variables of the
@@ -521,7 +521,7 @@ class ArrayGroupBuilder:
 
     def report_errors(self, path: str) -> AbstractContextManager[None]:
         """Convert an error about one object to the report under ``path``: other objects of the file are shown."""
-        return _Reported(self.reports, path)
+        return _ErrorReporter(self.reports, path)
 
     def make_keyspace(self, zarr_format: int, attributes: Mapping[str, Any] = {}) -> ArrayGroup:
         """Return the key space; ManifestError with the reasons if no array can be shown."""

@@ -63,7 +63,7 @@ class PieceArray(msgspec.Struct, frozen=True):
             found = found.part(*place)
             if not any(span.optional for span in found.spans):
                 return found
-            cut = Unchanged(self, box)
+            cut = PlainCut(self, box)
         match found:
             case Inline(data):
                 return Inline(cut.make(data))
@@ -139,7 +139,7 @@ class Cut(msgspec.Struct, frozen=True):
         return _dump(np.full([stop - start for start, stop in self.box], self.source.make_absent()))
 
 
-class Unchanged(Cut, frozen=True):
+class PlainCut(Cut, frozen=True):
     """Return the bytes of the elements ``box``, which were read without the rest of the chunk."""
 
     def make(self, raw: bytes) -> bytes:

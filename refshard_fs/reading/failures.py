@@ -24,7 +24,7 @@ from refshard_fs.targets.failures import (
     NOT_FOUND,
     WITHOUT,
     ConnectionLost,
-    Denied,
+    Denial,
     HttpStatus,
     TooLarge,
     Unfit,
@@ -75,13 +75,13 @@ def explain(error: BaseException, where: str = "", *, of_source: bool = False) -
 def _choose_advice(error: BaseException, where: str, reason: str, *, of_source: bool) -> str:
     text = str(error)
     match error:
-        case Denied() if EXPIRED in text:
+        case Denial() if EXPIRED in text:
             return _SIGNED_SOURCE if of_source else _SIGNED
         case HttpStatus(code="ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired"):
             return _TOKEN
         case HttpStatus(code="NoSuchBucket"):
             return _BUCKET
-        case Denied() | PermissionError():
+        case Denial() | PermissionError():
             return _advise_credentials(where, reason)
         case IsADirectoryError():
             return "" if of_source else "It is a directory, but references must point to files"

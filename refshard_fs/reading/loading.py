@@ -82,7 +82,7 @@ class Packable(Protocol):
         """Decode ``data`` without copying them; ValueError if they have another version of the layout."""
 
 
-class Scanned(Protocol):
+class ScannedIndex(Protocol):
     """An index that is made by several reads of its source, for example a read of each message of a file."""
 
     def scan(self, source: Span) -> Steps[Any]:
@@ -98,7 +98,7 @@ def is_streamed(index: Any) -> bool:
 
 
 def is_scanned(index: Any) -> bool:
-    """Return whether ``index`` is `Scanned`."""
+    """Return whether ``index`` is `ScannedIndex`."""
     return hasattr(index, "scan")
 
 
@@ -254,7 +254,7 @@ def _write_in_thread(cache: IndexCache, name: str, index: Any, value: Any) -> No
 # file, and read their bytes from the new one.
 
 
-class _Bound(NamedTuple):
+class _BoundValue(NamedTuple):
     """A value, and the facts of the object at ``url`` from which it was made."""
 
     value: Any
@@ -300,8 +300,8 @@ class Answers:
         if found is None and isinstance(need, Load):
             read = self._get_read(need, pool)
             return None if read is None else read[1]
-        if type(found) is not _Bound or self._is_doubtful(need, found, pool):
-            return None if type(found) is _Bound else found
+        if type(found) is not _BoundValue or self._is_doubtful(need, found, pool):
+            return None if type(found) is _BoundValue else found
         place = pool.place(found.url, found.origin)
         if place is None:  # the target needs an event loop; its version may be known from reads on one
             version = pool.versions.of(found.url)
@@ -364,9 +364,11 @@ class Answers:
     def find_doubtful(self, need: Need, pool: Pool) -> tuple[str, Origin] | None:
         """Return URL and origin of the object of a cached answer, if its version has to be requested; else None."""
         found = self.cache.get((self.token, need))
-        return (found.url, found.origin) if type(found) is _Bound and self._is_doubtful(need, found, pool) else None
+        return (
+            (found.url, found.origin) if type(found) is _BoundValue and self._is_doubtful(need, found, pool) else None
+        )
 
-    def _is_doubtful(self, need: Need, found: _Bound, pool: Pool) -> bool:
+    def _is_doubtful(self, need: Need, found: _BoundValue, pool: Pool) -> bool:
         match need:
             case Stat() | Load(Span(start=0, stop=None) | Packed(source=Span(start=0, stop=None))):
                 place = pool.place(found.url, found.origin)
@@ -379,7 +381,7 @@ class Answers:
         url, origin = _find_source(need)
         seen = None if url is None else pool.versions.of(url).seen
         quota = getattr(need.index, "quota", None) if isinstance(need, Load) else None
-        kept = value if url is None or seen is None else _Bound(value, url, origin, seen)
+        kept = value if url is None or seen is None else _BoundValue(value, url, origin, seen)
         self.cache.put((self.token, need), kept, weight, quota)
 
 

@@ -18,7 +18,7 @@ from refshard_fs.errors import RefShardError, TargetNotAllowed
 from refshard_fs.references.reference_set import adopt
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.opened_set import is_open
-from refshard_fs.sets.scanning import Known, Scanned, Unchanged
+from refshard_fs.sets.scanning import Known, SameVersion, ScanResult
 from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.sets.sources import TOGETHER
 from refshard_fs.sets.stored_coordinates import add_coordinates
@@ -61,7 +61,7 @@ def read_selected(
     urls = [str(make_portable_source(fo, None, None, True)) if isinstance(fo, str) else "" for fo in sets]
     variables, parts, own = VariableReader(), dict[int, NamedSet](), dict[str, tuple[Choice, ...]]()
 
-    def take(number: int, found: Scanned | Exception) -> None:
+    def take(number: int, found: ScanResult | Exception) -> None:
         if isinstance(found, Exception):
             if failed is None or isinstance(found, TargetNotAllowed):
                 raise found
@@ -101,11 +101,11 @@ def call_preprocess(fo: Any, options: Mapping[str, Any], function: Preprocess) -
 
 def select_parts(
     sets: Sequence[Any], *, options: Mapping[str, Any], function: Preprocess, known: Known, unread: UnreadArrays | None
-) -> list[Scanned | Unchanged | Exception]:
+) -> list[ScanResult | SameVersion | Exception]:
     """Return the part of each set that ``function`` chooses, or the error of a set that cannot be read."""
     name = get_import_path(function)
 
-    def choose(fo: Any) -> Scanned | Unchanged | Exception:
+    def choose(fo: Any) -> ScanResult | SameVersion | Exception:
         try:
             source = _make_filesystem(fo, options)
             facts = None
@@ -113,7 +113,7 @@ def select_parts(
                 url = str(make_portable_source(fo, None, None, True))
                 facts = source.source.run("", partial(_stat, url)) if "::" not in url else None
                 if facts is not None and known.get(url) == facts:
-                    return Unchanged()
+                    return SameVersion()
             source.source.open()
         except (RefShardError, FileNotFoundError) as e:
             return e
@@ -125,7 +125,7 @@ def select_parts(
         except (RefShardError, FileNotFoundError) as e:
             return e
         select = list(shown.storage_options.get("select", ()))[len(source.storage_options.get("select") or ()) :]
-        return Scanned(refs, facts, select)
+        return ScanResult(refs, facts, select)
 
     if find_running_loop() is not None:  # other threads would wait for this loop
         return list(map(choose, sets))

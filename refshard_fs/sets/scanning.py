@@ -56,7 +56,7 @@ _UNDERSTOOD: Final = READING | {
 }
 
 
-class Scanned(NamedTuple):
+class ScanResult(NamedTuple):
     """The references of a source, with absolute URLs and inline coordinates; its version, if it is one object.
 
     ``select`` is the part of the source that ``preprocess`` chose, as JSON.
@@ -67,12 +67,12 @@ class Scanned(NamedTuple):
     select: Sequence[Any] = ()
 
 
-class Unchanged:
+class SameVersion:
     """The answer for a source that was not read, since it still has the known version."""
 
 
 # Called with number and result of each source.
-Found = Callable[[int, Scanned | Exception | Unchanged], object]
+Found = Callable[[int, ScanResult | Exception | SameVersion], object]
 Known = Mapping[str, Facts]  # versions of sources in an earlier scan, by URL
 
 
@@ -213,36 +213,36 @@ class _Scanner(Engines):
         await self.engine().close()
         self._drop_engines()
 
-    def _scan_source(self, url: str) -> Steps[Scanned | Unchanged]:
+    def _scan_source(self, url: str) -> Steps[ScanResult | SameVersion]:
         origin = None if is_trusted(url) else server_of(url)
         steps = read_once(self._read(url))
         found = yield from steps if origin is None else with_origin_of_piece(steps, (origin,))
-        if not isinstance(found, Scanned) or origin is None or self.options.open.rule_of is None:
+        if not isinstance(found, ScanResult) or origin is None or self.options.open.rule_of is None:
             return found
         allowed = self.admission
         rule = self.options.open.rule_of(url) if allowed.admits_all else msgspec.structs.replace(allowed, source=url)
         return found._replace(refs=adopt(found.refs, rule))
 
-    def _read(self, url: str) -> Steps[Scanned | Unchanged]:
+    def _read(self, url: str) -> Steps[ScanResult | SameVersion]:
         most = self.options.open.max_manifest_bytes
         first = FirstBytes(url, min(self.options.open.head, most))
         likeness: Likeness | None = None
         try:
             if url in self._known and (yield Stat(url, fresh=True)) == self._known[url]:
-                return Unchanged()
+                return SameVersion()
             if not may_be_root(url):
                 yield from first.read()
             is_set = is_document(url) and not self.options.select
             alike = None if is_set else self._alike.find(first)
             if alike is not None and alike[1]:
-                return Scanned(alike[0], first.facts)
+                return ScanResult(alike[0], first.facts)
             refs = (yield from self._parse_document(first)) if is_set else alike and alike[0]
             if refs is None:
                 space = yield from self._open(first)
                 likeness = space.likeness
                 common = None if likeness is None else self._common.get(likeness)
                 if common is not None:
-                    return Scanned(msgspec.structs.replace(common, urls=Texts.of([url])), first.facts)
+                    return ScanResult(msgspec.structs.replace(common, urls=Texts.of([url])), first.facts)
                 refs = yield from self._scan_references(first, space)
                 self._alike.add(first, refs)
         except RefShardError:
@@ -258,7 +258,7 @@ class _Scanner(Engines):
             raise
         except Exception as e:  # noqa: BLE001  # `name_key` makes one of our errors of it
             raise name_key("", e) from sanitize_cause(e)
-        return Scanned(refs, first.facts)
+        return ScanResult(refs, first.facts)
 
     def _parse_document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
         """Return the references of a JSON document; None if it has to be opened as a source."""

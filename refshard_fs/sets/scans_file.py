@@ -27,7 +27,7 @@ from refshard_fs.references.binary import pack_compressed, unpack_compressed
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.security.policy import LOCAL, protocol_of
-from refshard_fs.sets.scanning import Known, Scanned, Unchanged
+from refshard_fs.sets.scanning import Known, SameVersion, ScanResult
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.stores.links import resolve_path_to_write
 
@@ -114,7 +114,7 @@ class ScansFile:
         whole = url + self._function + self._conditions
         return self._places.get(url + self._function + self._kind + self._conditions) or self._places.get(whole)
 
-    def find(self, url: str) -> Scanned | Exception:
+    def find(self, url: str) -> ScanResult | Exception:
         """Return the scan of ``url``, or an error if its record is damaged; KeyError if the file has none."""
         place = self._find_place(url)
         if place is None:
@@ -123,13 +123,13 @@ class ScansFile:
         try:
             record = self._read_record(start, length)
             if record.refs:
-                return Scanned(unpack_compressed(record.refs), facts, record.select)
+                return ScanResult(unpack_compressed(record.refs), facts, record.select)
             base = self._read_references(*record.like)
         except (ValueError, msgspec.MsgspecError) as e:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
         members = SharedMembers(base.members, record.data)
         refs = msgspec.structs.replace(base, urls=Texts.of([record.target]), members=members)
-        return Scanned(refs, facts, record.select)
+        return ScanResult(refs, facts, record.select)
 
     def _read_record(self, start: int, length: int) -> _Record:
         self._file.seek(start)
@@ -145,7 +145,7 @@ class ScansFile:
             self._whole = (start, length), refs
         return self._whole[1]
 
-    def add(self, url: str, scanned: Scanned) -> None:
+    def add(self, url: str, scanned: ScanResult) -> None:
         """Add the scan of ``url``, unless its version is unknown: no ETag and no time."""
         facts, refs, select = scanned.facts, scanned.refs, list(scanned.select)
         url += self._function + self._kind + self._conditions
@@ -171,7 +171,7 @@ class ScansFile:
 
 
 # Called with the URL and the result of a scan; returns the result, or for an unchanged source the scan in the file.
-Resolve = Callable[[str, Scanned | Exception | Unchanged], Scanned | Exception]
+Resolve = Callable[[str, ScanResult | Exception | SameVersion], ScanResult | Exception]
 
 
 @contextlib.contextmanager
@@ -188,11 +188,11 @@ def open_scans(
     """
     file = None if path is None else ScansFile(os.fspath(path), options, unread, function)
 
-    def resolve(url: str, result: Scanned | Exception | Unchanged) -> Scanned | Exception:
-        if isinstance(result, Unchanged):
+    def resolve(url: str, result: ScanResult | Exception | SameVersion) -> ScanResult | Exception:
+        if isinstance(result, SameVersion):
             assert file is not None, "only a known source is unchanged"
             return file.find(url)
-        if file is not None and url and isinstance(result, Scanned):
+        if file is not None and url and isinstance(result, ScanResult):
             file.add(url, result)
         return result
 

@@ -22,7 +22,7 @@ from refshard_fs.sets.document_template import DocumentParser
 from refshard_fs.sets.made_set import MadeSet
 from refshard_fs.sets.opened_set import open_set
 from refshard_fs.sets.scan_workers import scan_by_workers
-from refshard_fs.sets.scanning import Scanned, Unchanged, can_scan, find_scannable, scan
+from refshard_fs.sets.scanning import SameVersion, ScanResult, can_scan, find_scannable, scan
 from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.sets.stored_coordinates import add_coordinates, list_coordinates_to_read
 from refshard_fs.sets.variables import NamedSet, VariableReader
@@ -69,9 +69,9 @@ def read_sets(
         name = f"set {number} ({fo})" if isinstance(fo, str) else f"set {number}"
         return NamedSet(name, refs, variables.read(refs, name), fo=fo, options=options)
 
-    def take(number: int, result: Scanned | Exception) -> None:
+    def take(number: int, result: ScanResult | Exception) -> None:
         match result:
-            case Scanned(refs=refs):
+            case ScanResult(refs=refs):
                 found[number] = name_set(number, refs)
             case error:
                 can_skip = isinstance(error, RefShardError) and not isinstance(error, TargetNotAllowed)
@@ -133,7 +133,7 @@ def read_sets(
 def _scan(
     urls_by_number: Mapping[int, str],
     options: Mapping[str, Any],
-    take: Callable[[int, Scanned | Exception], None],
+    take: Callable[[int, ScanResult | Exception], None],
     executor: Executor | None,
     resume: str | os.PathLike[str] | None,
     unread: UnreadArrays | None,
@@ -144,7 +144,7 @@ def _scan(
     urls = [str(make_portable_source(url, None, None, True)) for url in urls_by_number.values()]
     with open_scans(resume, urls, options, unread) as (known, resolve):
 
-        def take_result(place: int, result: Scanned | Exception | Unchanged) -> None:
+        def take_result(place: int, result: ScanResult | Exception | SameVersion) -> None:
             take(numbers[place], resolve(urls[place], result))
 
         if urls and executor is not None:

@@ -29,7 +29,7 @@ from refshard_fs.security.policy import DECOMPRESS, directory_of, make_locator, 
 from refshard_fs.sharding.known_shard_formats import load_shard_formats
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.source.unread_kinds import decompress_probe, find_compressor, recognise_unsupported
-from refshard_fs.targets.failures import Denied
+from refshard_fs.targets.failures import Denial
 
 FIRST_BLOCK: Final = 1 << 20  # bytes that are read of a compressed file: fewer may decompress to nothing
 ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # zarr requests these first
@@ -278,7 +278,7 @@ def _read_head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
 
 def _is_final(error: OSError) -> bool:
     """Return whether further requests would fail, too: the server does not answer, or requires a login."""
-    return isinstance(error, TimeoutError) or (isinstance(error, Denied) and error.status in (401, 407))
+    return isinstance(error, TimeoutError) or (isinstance(error, Denial) and error.status in (401, 407))
 
 
 def _probe_directory(url: str, max_bytes: int) -> Steps[Probe]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.failures import EXPIRED, Denied, HttpStatus, Incomplete, TooLarge, Unfit
+from refshard_fs.targets.failures import EXPIRED, Denial, HttpStatus, Incomplete, TooLarge, Unfit
 
 if TYPE_CHECKING:
     import aiohttp
@@ -217,9 +217,9 @@ def _make_error(status: int, headers: Mapping[str, str], text: bytes) -> OSError
     if status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound"):  # not 410: that object was deleted
         return FileNotFoundError(f"HTTP {status}")
     if status in (400, 403) and any(words in text for words in _EXPIRED_TEXTS):
-        return Denied(status, EXPIRED)
+        return Denial(status, EXPIRED)
     wait = _parse_retry_after(headers.get("retry-after", ""), time.time())
-    return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)
+    return (Denial if status in (401, 403, 407) else HttpStatus)(status, code, wait)
 
 
 def _parse_retry_after(after: str, now: float) -> float | None:

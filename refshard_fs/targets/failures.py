@@ -71,7 +71,7 @@ class HttpStatus(OSError):
         return f"HTTP {self.status} {_find_phrase(self.status)}{code}"
 
 
-class Denied(HttpStatus, PermissionError):
+class Denial(HttpStatus, PermissionError):
     """The server refused the reader's credentials, or a request without credentials."""
 
 
@@ -97,7 +97,7 @@ def convert_error(error: Exception) -> OSError:
         case aiohttp.ClientResponseError(message=message) if isinstance(error.__cause__, HttpProcessingError):
             failure: OSError = ConnectionLost(f"expected an answer in HTTP/1.1, got: {message.partition(':')[0]}")
         case aiohttp.ClientResponseError(status=status) if status >= 400:
-            failure = Denied(status) if status in (401, 403, 407) else HttpStatus(status)
+            failure = Denial(status) if status in (401, 403, 407) else HttpStatus(status)
         case aiohttp.ClientSSLError() | aiohttp.ServerFingerprintMismatch():
             failure = Unreadable(str(error))
         case aiohttp.ClientConnectorDNSError(os_error=cause) if cause.errno != socket.EAI_AGAIN:

@@ -13,7 +13,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ReferenceNotReachable, SourceNotReachable, UnknownSource
 from refshard_fs.reading.failures import explain
 from refshard_fs.targets import answer
-from refshard_fs.targets.failures import WITHOUT, ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable
+from refshard_fs.targets.failures import WITHOUT, ConnectionLost, Denial, HttpStatus, Incomplete, Unfit, Unreadable
 from tests.servers.http import RangeServer
 
 QUICK: dict[str, Any] = {"retries": 0, "timeout": 10}
@@ -55,7 +55,7 @@ def test_error_of_an_unknown_protocol_has_a_remedy() -> None:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (Denied(403, "AccessDenied"), "HTTP 403 Forbidden (AccessDenied). Credentials go into options="),
+        (Denial(403, "AccessDenied"), "HTTP 403 Forbidden (AccessDenied). Credentials go into options="),
         (Unreadable("NoCredentialsError: Unable to locate credentials"), "'anon': True"),
         (PermissionError("no"), "PermissionError: no. Credentials"),
         (ValueError("its bytes are damaged"), "damaged. The object is damaged, or has changed since it was opened"),
@@ -82,7 +82,7 @@ def test_error_without_a_remedy_has_only_the_reason() -> None:
 
 
 def test_errors_of_source_and_target_suggest_the_same_option() -> None:
-    assert explain(Denied(403), "s3://b/x", of_source=True) == explain(Denied(403), "s3://b/x")
+    assert explain(Denial(403), "s3://b/x", of_source=True) == explain(Denial(403), "s3://b/x")
 
 
 def test_error_of_an_unusable_source_has_the_reason(http_server: RangeServer, tmp_path: Path) -> None:
@@ -120,22 +120,22 @@ def test_log_lines_and_errors_have_no_token(http_server: RangeServer, caplog: py
 
 
 def test_error_of_refused_access_has_an_option_to_paste() -> None:
-    assert "options={'s3://pub/': {'anon': True}}" in explain(Denied(403, "AccessDenied"), "s3://pub/a/x [0:1]")
-    assert "options={'https://h:8/': {'headers': {...}}}" in explain(Denied(401), "https://h:8/a/x")
-    assert "options={'s3://b/': {'anon': True}}" in explain(Denied(403), "zip://a::s3://b/x.zip")
-    assert "options={'s3://pub/': {'anon': True}}" in explain(Denied(403), "s3://pub/refs.json", of_source=True)
+    assert "options={'s3://pub/': {'anon': True}}" in explain(Denial(403, "AccessDenied"), "s3://pub/a/x [0:1]")
+    assert "options={'https://h:8/': {'headers': {...}}}" in explain(Denial(401), "https://h:8/a/x")
+    assert "options={'s3://b/': {'anon': True}}" in explain(Denial(403), "zip://a::s3://b/x.zip")
+    assert "options={'s3://pub/': {'anon': True}}" in explain(Denial(403), "s3://pub/refs.json", of_source=True)
     assert "`ls -l`" in explain(PermissionError("no"), "/data/x [0:1]")
 
 
 def test_error_of_anonymous_access_does_not_suggest_anon() -> None:
-    error = Denied(403, "AccessDenied")
+    error = Denial(403, "AccessDenied")
     error.add_note(f"it was asked for {WITHOUT}, as its options say")
     assert "'anon'" not in explain(error, "s3://pub/a/x")
 
 
 def test_remedy_for_public_data_fits_the_protocol() -> None:
-    assert "options={'gs://b/': {'token': 'anon'}}" in explain(Denied(403), "gs://b/x")
-    assert explain(Denied(403), "ftp://h/x").endswith("Credentials go into options={'ftp://h/': {...}}")
+    assert "options={'gs://b/': {'token': 'anon'}}" in explain(Denial(403), "gs://b/x")
+    assert explain(Denial(403), "ftp://h/x").endswith("Credentials go into options={'ftp://h/': {...}}")
 
 
 def test_error_says_that_a_signature_has_expired() -> None:

@@ -15,7 +15,7 @@ from refshard_fs.core.columns import Texts
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ManifestError, SourceNotReachable
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.sets.scanning import Scanned, Unchanged
+from refshard_fs.sets.scanning import SameVersion, ScanResult
 from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.source.collect import UnreadArrays
 from tests.servers.http import RangeServer
@@ -123,11 +123,11 @@ def test_kept_scan_is_found_for_another_order_of_names(tmp_path: Path) -> None:
     for function in ("", "module:function 0123"):
         path = str(tmp_path / f"scans{function[:1]}")
         with open_scans(path, [], {}, UnreadArrays(frozenset(names)), function) as (_, resolve):
-            resolve("memory://a", Scanned(refs, facts, [{"drop": ["x"]}]))
+            resolve("memory://a", ScanResult(refs, facts, [{"drop": ["x"]}]))
         with open_scans(path, ["memory://a"], {}, UnreadArrays(frozenset(names[::-1])), function) as (known, resolve):
             assert known == {"memory://a": facts}
-            found = resolve("memory://a", Unchanged())
-            assert isinstance(found, Scanned)
+            found = resolve("memory://a", SameVersion())
+            assert isinstance(found, ScanResult)
             assert found.select == [{"drop": ["x"]}]
         with open_scans(path, ["memory://a"], {}, UnreadArrays(frozenset(names)), "another") as (known, _):
             assert known == {}

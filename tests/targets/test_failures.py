@@ -10,7 +10,7 @@ import pytest
 from refshard_fs.targets import Retry, failures
 from refshard_fs.targets.failures import (
     ConnectionLost,
-    Denied,
+    Denial,
     HttpStatus,
     Incomplete,
     Unfit,
@@ -42,7 +42,7 @@ def test_temporary_failures_are_transient(failure: OSError) -> None:
     "failure",
     [
         *(HttpStatus(status) for status in (300, 400, 404, 405, 412, 416, 501, 505)),
-        Denied(403, "AccessDenied"),
+        Denial(403, "AccessDenied"),
         Unfit("other bytes"),
         Unreadable("odd"),
         FileNotFoundError(),
@@ -98,6 +98,6 @@ def test_errors_of_clients_are_not_a_missing_object(error: Exception, kind: type
 
 
 def test_http_errors_survive_pickling() -> None:
-    for status in (HttpStatus(503, "SlowDown", 2.0), Denied(403, "AccessDenied")):
+    for status in (HttpStatus(503, "SlowDown", 2.0), Denial(403, "AccessDenied")):
         again = pickle.loads(pickle.dumps(status))
         assert (type(again), str(again), again.retry_after) == (type(status), str(status), status.retry_after)

@@ -21,7 +21,7 @@ from refshard_fs.errors import SourceNotReachable, TargetChanged, TargetNotAllow
 from refshard_fs.security.admission import Admission
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, http
 from refshard_fs.targets import answer as ranged
-from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable
+from refshard_fs.targets.failures import ConnectionLost, Denial, HttpStatus, Incomplete, Unfit, Unreadable
 from refshard_fs.targets.http import HttpTarget
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer
@@ -571,7 +571,7 @@ def test_truncated_and_refused_answers_have_different_errors(http_server: RangeS
         Reader().read(url, 0, 2000)
     http_server.heal()
     http_server.fault(403)
-    with pytest.raises(Denied, match=r"HTTP 403 Forbidden \(AccessDenied\)"):
+    with pytest.raises(Denial, match=r"HTTP 403 Forbidden \(AccessDenied\)"):
         Reader().read(url, 0, 2000)
 
 

@@ -17,7 +17,7 @@ from refshard_fs.core.model import Pin
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
-from refshard_fs.targets.failures import Denied, HttpStatus, Unfit
+from refshard_fs.targets.failures import Denial, HttpStatus, Unfit
 from refshard_fs.targets.s3 import S3Target, parse_page
 from tests.servers.engine import HttpServer
 from tests.servers.log import Request
@@ -235,7 +235,7 @@ def test_slow_down_is_retried(s3_proxy: CountingProxy, bucket: str) -> None:
 
 def test_refusal_is_not_retried(s3_proxy: CountingProxy, bucket: str) -> None:
     s3_proxy.fault(403)
-    with pytest.raises(Denied, match="AccessDenied"):
+    with pytest.raises(Denial, match="AccessDenied"):
         reader(through(s3_proxy), retry=Retry(retries=3, timeout=60)).read(f"{bucket}/x", 0, 5)
     assert len(s3_proxy.requests()) == 1
 

@@ -33,13 +33,13 @@ from refshard_fs.formats.hdf5.heaps import read_collections
 from refshard_fs.formats.hdf5.netcdf4 import NetCDFVariable
 from refshard_fs.formats.hdf5.structure import (
     SMALL,
-    Chunked,
-    Compact,
-    Contiguous,
+    ChunkedLayout,
+    CompactLayout,
+    ContiguousLayout,
     ExternalFiles,
     HDF5Object,
     Superblock,
-    Virtual,
+    VirtualLayout,
 )
 
 TEXT: Final[dict[str, Any]] = {"id": "vlen-utf8"}
@@ -67,16 +67,16 @@ class Dataset:
         self.outer_shape = hdf5_object.shape
         self.filters = hdf5_object.filters
         match layout:
-            case Chunked(chunk, itemsize):
+            case ChunkedLayout(chunk, itemsize):
                 if len(chunk) != len(hdf5_object.shape) or itemsize != hdf5_object.datatype.size:
                     reason = f"{hdf5_object.path!r} has chunks of {chunk} elements of {itemsize} bytes"
                     expected = f"{len(hdf5_object.shape)} dimensions, elements of {hdf5_object.datatype.size} bytes"
                     raise ValueError(f"{reason}: expected {expected}")
                 self.chunk = chunk
-            case Compact() | Contiguous() | ExternalFiles():
+            case CompactLayout() | ContiguousLayout() | ExternalFiles():
                 self.chunk = choose_chunks(hdf5_object.shape, hdf5_object.datatype.size)
                 self.filters = ()
-            case Virtual(chunk=chunk):
+            case VirtualLayout(chunk=chunk):
                 self.chunk = chunk
             case _:
                 raise ValueError(f"{hdf5_object.path!r}: expected a data layout message, found none")
@@ -252,7 +252,7 @@ class DatasetChunks(FilledChunks):
     def _is_filtered(self, number: int) -> bool:
         """Return whether filters apply to a chunk. A file may leave chunks that reach beyond the array unfiltered."""
         layout = self.dataset.layout
-        if not isinstance(layout, Chunked) or layout.are_edges_filtered:
+        if not isinstance(layout, ChunkedLayout) or layout.are_edges_filtered:
             return True
         coords = self.grid.coords(number)
         axes = zip(coords, layout.shape, self.dataset.outer_shape, strict=False)
@@ -307,21 +307,21 @@ def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -
     """
     hdf5_object = dataset.object
     match dataset.layout:
-        case Compact(data):
+        case CompactLayout(data):
             return _cut_contiguous(Inline(data), 0, dataset), None
         case ExternalFiles() as layout:
             itemsize = dataset.datatype.size
             return ExternalChunks(layout, dataset.outer_shape, dataset.chunk, itemsize, hdf5_object.path), None
-        case Contiguous(None) | Virtual():
+        case ContiguousLayout(None) | VirtualLayout():
             return None, None
-        case Contiguous(int(address), size):
+        case ContiguousLayout(int(address), size):
             expected = math.prod(dataset.outer_shape) * dataset.datatype.size
             if size not in (-1, expected) and size < expected:
                 raise ValueError(f"{hdf5_object.path!r} has {size} bytes of data: expected {expected} for its elements")
             return _cut_contiguous(file.source, file.base + address, dataset), None
-        case Chunked(address=None):
+        case ChunkedLayout(address=None):
             return None, None
-        case Chunked(kind=kind, address=int(address), parameters=parameters):
+        case ChunkedLayout(kind=kind, address=int(address), parameters=parameters):
             space = _make_chunk_space(file, dataset)
             return None, make_index(
                 file, space, kind, address, superblock.chunk_k if kind == "B-tree 1" else parameters

@@ -28,7 +28,7 @@ from refshard_fs.formats.hdf5.datatypes import (
     recast,
     split_members,
 )
-from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
+from refshard_fs.formats.hdf5.structure import Attribute, ChunkedLayout, HDF5Object
 
 # Attributes that describe the structure of the file: hidden, as in h5netcdf.
 HIDDEN: Final = frozenset(
@@ -248,7 +248,7 @@ class _Dimensions:
         group, shape = parent(path)[0], dataset.shape or ()
         visible = self._list_visible(group)
         names = self._name_axes(path, visible)
-        if isinstance(dataset.layout, Chunked):
+        if isinstance(dataset.layout, ChunkedLayout):
             sizes = [visible[name].size if name in visible and visible[name].is_unlimited else 0 for name in names]
             shape = tuple(map(max, shape, sizes))
         inner = dataset.datatype.shape if dataset.datatype is not None else ()

@@ -32,7 +32,7 @@ from refshard_fs.formats.hdf5.heaps import (
 from refshard_fs.formats.hdf5.structure import (
     SMALL,
     Attribute,
-    Contiguous,
+    ContiguousLayout,
     Dataspace,
     ExternalFiles,
     ExternalPart,
@@ -41,7 +41,7 @@ from refshard_fs.formats.hdf5.structure import (
     Order,
     Superblock,
     UnsharedAttribute,
-    Virtual,
+    VirtualLayout,
     parse_attribute,
     parse_dataspace,
     parse_fill,
@@ -410,7 +410,7 @@ class _Reader:
             for message in messages:
                 if message.type == structure.LAYOUT and not message.is_shared:
                     layout = parse_layout(message.data, self._file.sizes)
-                    if isinstance(layout, Contiguous) and 0 < layout.size <= SMALL:  # it may be a coordinate
+                    if isinstance(layout, ContiguousLayout) and 0 < layout.size <= SMALL:  # it may be a coordinate
                         self._file.prefetch(layout.address, layout.size)
 
         hdf5_object = yield from _catch_damage(self._read_whole(address, start_reading))
@@ -483,7 +483,7 @@ class _Reader:
     def _read_mappings(self, dataset: HDF5Object) -> Steps[HDF5Object]:
         """Add the mappings of a virtual dataset, which lie in the global heap; return other datasets unchanged."""
         layout = dataset.layout
-        if not isinstance(layout, Virtual) or layout.address is None or dataset.refusal is not None:
+        if not isinstance(layout, VirtualLayout) or layout.address is None or dataset.refusal is not None:
             return dataset
         yield from self._load_collections({layout.address})
         data = self._heap.get((layout.address, layout.index))
@@ -518,7 +518,7 @@ class _Reader:
             refusal = "it is a dataset without a data layout message: expected one"
         filters = parse_pipeline(messages[structure.FILTERS]) if structure.FILTERS in messages else ()
         if space.shape is None:  # a null dataspace: an empty array shows the attributes
-            space, layout = Dataspace((0,), (0,)), Contiguous(None, 0)
+            space, layout = Dataspace((0,), (0,)), ContiguousLayout(None, 0)
         values = space.shape, space.maxshape, datatype, layout, filters, fill, refusal, hdf5_object.unread
         return HDF5Object(hdf5_object.path, hdf5_object.address, False, hdf5_object.attributes, *values)
 

@@ -8,7 +8,7 @@ from refshard_fs.core.keys import is_within, parent
 from refshard_fs.formats.hdf5.datatypes import decode_references
 from refshard_fs.formats.hdf5.netcdf4 import DECIDING, HIDDEN, is_scale
 from refshard_fs.formats.hdf5.objects import list_scales
-from refshard_fs.formats.hdf5.structure import Attribute, HDF5Object, Virtual
+from refshard_fs.formats.hdf5.structure import Attribute, HDF5Object, VirtualLayout
 
 
 def is_self_contained(objects: Mapping[str, HDF5Object], group: str, *, has_all_above: bool) -> bool:
@@ -45,7 +45,7 @@ def _is_complete(
     if hdf5_object.is_group or hdf5_object.is_type or hdf5_object.refusal is not None:
         return True
     datatype, shape = hdf5_object.datatype, hdf5_object.shape
-    if datatype is None or shape is None or isinstance(hdf5_object.layout, Virtual):
+    if datatype is None or shape is None or isinstance(hdf5_object.layout, VirtualLayout):
         return False
     if datatype.shape or (datatype.shown is None and datatype.kind != "vlen-string"):
         return False

@@ -27,7 +27,7 @@ from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.netcdf4 import describe, split_compounds
 from refshard_fs.formats.hdf5.objects import Tree, read_tree
 from refshard_fs.formats.hdf5.part import is_self_contained
-from refshard_fs.formats.hdf5.structure import Superblock, Virtual, parse_superblock
+from refshard_fs.formats.hdf5.structure import Superblock, VirtualLayout, parse_superblock
 from refshard_fs.formats.hdf5.virtual import OWN, VirtualChunks, list_source_files, resolve_mappings
 from refshard_fs.security.policy import directory_of, relative_to
 
@@ -147,7 +147,7 @@ def _make_keyspace(
         return other_space[path.strip("/")]
 
     # Virtual datasets come last: they need the chunks of other datasets.
-    for path in sorted(variables, key=lambda path: isinstance(objects[path].layout, Virtual)):
+    for path in sorted(variables, key=lambda path: isinstance(objects[path].layout, VirtualLayout)):
         variable, hdf5_object = variables[path], objects[path]
         try:
             hdf5_object, sources = resolve_mappings(hdf5_object, find_source)

@@ -311,13 +311,13 @@ def parse_attribute(data: bytes) -> UnsharedAttribute:
 # Data layouts.
 
 
-class Compact(msgspec.Struct, frozen=True):
+class CompactLayout(msgspec.Struct, frozen=True):
     """The layout of elements in the object header."""
 
     data: bytes
 
 
-class Contiguous(msgspec.Struct, frozen=True):
+class ContiguousLayout(msgspec.Struct, frozen=True):
     """The layout of elements that lie one after the other; ``address`` is None if nothing was written.
 
     ``size`` is in bytes; -1 if the message does not say it.
@@ -327,7 +327,7 @@ class Contiguous(msgspec.Struct, frozen=True):
     size: int
 
 
-class Chunked(msgspec.Struct, frozen=True):
+class ChunkedLayout(msgspec.Struct, frozen=True):
     """The layout of elements in chunks of ``shape``, which an index of ``kind`` at ``address`` locates.
 
     ``parameters`` belong to the index. ``are_edges_filtered``: filters also apply to chunks that reach beyond the
@@ -368,7 +368,7 @@ class VirtualMapping(NamedTuple):
     place: tuple[tuple[int, int], ...] | None
 
 
-class Virtual(msgspec.Struct, frozen=True):
+class VirtualLayout(msgspec.Struct, frozen=True):
     """The layout of a virtual dataset, whose elements lie in other datasets.
 
     Its mappings are object ``index`` of the collection of the global heap at ``address``; ``sources`` are the parsed
@@ -381,7 +381,7 @@ class Virtual(msgspec.Struct, frozen=True):
     chunk: tuple[int, ...] = ()
 
 
-Layout = Compact | Contiguous | Chunked | ExternalFiles | Virtual
+Layout = CompactLayout | ContiguousLayout | ChunkedLayout | ExternalFiles | VirtualLayout
 # Chunk indexes by type, with the format of their parameters in the message.
 INDEXES: Final = {
     1: ("single", ""),
@@ -406,9 +406,9 @@ def parse_layout(data: bytes, sizes: Sizes) -> Layout:
         kind = fields.read_uint(1)
     match kind:
         case 0:
-            return Compact(fields.take(fields.read_uint(4 if version < 3 else 2)))
+            return CompactLayout(fields.take(fields.read_uint(4 if version < 3 else 2)))
         case 1:
-            return Contiguous(address, -1) if version < 3 else Contiguous(*fields.unpack("PN"))
+            return ContiguousLayout(address, -1) if version < 3 else ContiguousLayout(*fields.unpack("PN"))
         case 2 if version > 3:
             return _parse_new_chunked(fields)
         case 2:
@@ -417,12 +417,12 @@ def parse_layout(data: bytes, sizes: Sizes) -> Layout:
                 extents = fields.unpack(f"{rank}I")
             return _make_chunked(extents, "B-tree 1", address)
         case 3 if version > 3:
-            return Virtual(*fields.unpack("PI"))
+            return VirtualLayout(*fields.unpack("PI"))
     most = 2 if version < 4 else 3
     raise ValueError(f"a data layout of version {version} is of class {kind}: expected 0 to {most}")
 
 
-def _parse_new_chunked(fields: Fields) -> Chunked:
+def _parse_new_chunked(fields: Fields) -> ChunkedLayout:
     flags, rank, width = fields.unpack("BBB")
     if not 1 <= width <= 8:
         raise ValueError(f"extents of a chunk take {width} bytes each: expected 1 to 8")
@@ -441,11 +441,11 @@ def _make_chunked(
     address: int | None,
     parameters: tuple[int, ...] = (),
     are_edges_filtered: bool = True,
-) -> Chunked:
+) -> ChunkedLayout:
     if not 1 < len(extents) <= MOST_DIMENSIONS + 1 or not all(extents):
         limits = f"expected 1 to {MOST_DIMENSIONS} extents and the size of an element, all positive"
         raise ValueError(f"chunks have the extents {extents}: {limits}")
-    return Chunked(tuple(extents[:-1]), extents[-1], kind, address, parameters, are_edges_filtered)
+    return ChunkedLayout(tuple(extents[:-1]), extents[-1], kind, address, parameters, are_edges_filtered)
 
 
 # Objects: groups and datasets.

@@ -21,7 +21,7 @@ from refshard_fs.core.model import Inline, Listed, Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks, StoredChunk
 from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, verify_checksum
-from refshard_fs.formats.hdf5.structure import HDF5Object, Superblock, Virtual, VirtualMapping
+from refshard_fs.formats.hdf5.structure import HDF5Object, Superblock, VirtualLayout, VirtualMapping
 
 OWN: Final = "."  # in a mapping, the file name that means "this file"
 MOST_SOURCES: Final = 1 << 16  # mappings of one dataset
@@ -113,7 +113,7 @@ def _parse_hyperslab(hyperslab: Sequence[int], unlimited: int) -> tuple[int, int
 
 def list_source_files(objects: Mapping[str, HDF5Object]) -> list[str]:
     """Return the names of other files in the mappings of all virtual datasets, sorted."""
-    layouts = [hdf5_object.layout for hdf5_object in objects.values() if isinstance(hdf5_object.layout, Virtual)]
+    layouts = [hdf5_object.layout for hdf5_object in objects.values() if isinstance(hdf5_object.layout, VirtualLayout)]
     return sorted({source.file for layout in layouts for source in layout.sources} - {OWN})
 
 
@@ -144,7 +144,7 @@ def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object,
     A dataset that is not virtual is returned unchanged, with an empty list. Raises ManifestError if the mappings do not
     consist of whole chunks, or if the sources differ in chunk shape, filters or datatype.
     """
-    if not isinstance(dataset.layout, Virtual):
+    if not isinstance(dataset.layout, VirtualLayout):
         return dataset, []
     sources: list[SourceChunks] = []
     encodings: set[tuple[Any, ...]] = set()  # (chunk shape, filters) of the sources
@@ -241,7 +241,7 @@ def _check_elements(virtual: HDF5Object, dataset: Dataset, label: str) -> None:
         raise ManifestError(
             f"it is a virtual dataset: expected elements of fixed length in {label}, found variable ones"
         )
-    if isinstance(dataset.layout, Virtual):
+    if isinstance(dataset.layout, VirtualLayout):
         raise ManifestError(f"it is a virtual dataset: expected stored values in {label}, found a virtual dataset")
     if dataset.filters and not getattr(dataset.layout, "are_edges_filtered", True):
         raise ManifestError(
