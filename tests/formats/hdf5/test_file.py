@@ -9,12 +9,12 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
-from refshard_fs.formats.hdf5.file import FAR, LEAST_READ, PAGE, TIMES_READ, MetadataFile
+from refshard_fs.formats.hdf5.file import FAR, FREE_READ, PAGE, TIMES_READ, MetadataFile
 
 
 def test_overlapping_structures_are_refused() -> None:
     file = MetadataFile(Inline(bytes(1 << 20)), 1 << 20, b"")
-    for _ in range(TIMES_READ + LEAST_READ // (1 << 20)):
+    for _ in range(TIMES_READ + FREE_READ // (1 << 20)):
         list(file.read(0, 1 << 20, "a heap"))
     with pytest.raises(ValueError, match="overlap"):
         list(file.read(0, 1 << 20, "a heap"))
