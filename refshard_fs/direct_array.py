@@ -527,9 +527,9 @@ class _Selection:
         return [low for low, _ in bounds], [high for _, high in bounds]
 
     def find_steps(self, number: int) -> tuple[int, Sequence[int]] | None:
-        """Return the first axis along which a chunk has several selected positions, and these; None if it has none.
+        """Return the first axis along which a chunk has several selected positions, and these.
 
-        The positions ascend. An axis whose positions do not ascend does not count.
+        None if there is no such axis, or if its positions do not ascend.
         """
         for axis, at in enumerate(self._chunks[number]):
             if isinstance(at.within, int):

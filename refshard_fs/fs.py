@@ -863,7 +863,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         await super()._copy(path1, path2, recursive=recursive, on_error=on_error, batch_size=batch_size, **kwargs)
 
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """Make ``path2`` refer to the bytes of ``path1``, without copying bytes of objects."""
+        """Make ``path2`` refer to the bytes of ``path1``; copy bytes with a pin, and bytes that are not a range."""
         source = self._strip_protocol(path1)
         self.require_writer(f"write {path2!r}")
         if await self._isdir(source):

@@ -336,7 +336,7 @@ def test_plan_reads_little_and_resolve_returns_a_range(working_copy: Path) -> No
     assert "refs.json" in repr(fs)
 
 
-def test_missing_key_write_and_unknown_name_have_typed_errors(working_copy: Path) -> None:
+def test_missing_keys_writes_and_unknown_names_raise_errors(working_copy: Path) -> None:
     fs = RefShardFileSystem("refs.json")
     for call in (fs.cat, fs.info, fs.ukey, fs.resolve, fs.ls):
         with pytest.raises(FileNotFoundError, match="none"):

@@ -73,7 +73,10 @@ def iter_paths_to(path: str) -> Iterator[str]:
 
 
 def _find_new_name(names: Mapping[str, str], nodes: Nodes, group: str, word: str) -> str:
-    """Return the new name of the variable ``word`` in an attribute in ``group``: it lies there, or in a group above."""
+    """Return the new name of the variable that an attribute in ``group`` calls ``word``.
+
+    The variable is looked up in ``group``, then in the groups above it. Return ``word`` if none of them has it.
+    """
     for above in [*reversed([*iter_paths_to(group)]), ""]:
         if join(above, word) in nodes:
             return names.get(join(above, word), word)

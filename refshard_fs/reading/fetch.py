@@ -536,9 +536,9 @@ class Fetcher:
         """Return the range around ``members``, all of one object, to fetch with them; None to fetch only them.
 
         Reads at random places of a file would take a round each. The file is divided into windows of `SMALL_FILE`
-        bytes. After as many requests for chunks as the file has windows, a request fetches its window: of as many
-        further requests, it probably spares one. So the rest of a small file is fetched at the second request. Of all
-        windows, `SPARE` bytes may be unread, or a quarter of the bytes that readers asked for, if that is more.
+        bytes. After N requests for chunks of a file of N windows, a request fetches its window: one of the next N
+        requests probably falls into it. So the rest of a small file is fetched at the second request. Of all windows,
+        `SPARE` bytes may be unread, or a quarter of the bytes that readers asked for, if that is more.
         """
         url = members[0][0].url
         facts, file = self.requests.pool.versions.find_known_facts(url), self._files.peek(object_id)

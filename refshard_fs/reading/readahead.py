@@ -142,7 +142,7 @@ class ReadAhead:
         return True
 
     def _change_expectation(self, number: int, drop: list[int]) -> None:
-        """Change the expectation to the chunks that follow ``number``, an unexpected chunk; drop all others."""
+        """Expect the chunks that follow ``number``, an unexpected chunk; move all others to ``drop``."""
         if not self._goes_on:
             del self._steps[:-ALIKE]  # the steps before a wrong prediction may be random
         self._foreseen = min(self._foreseen, SURE - 1) if self._goes_on else 0

@@ -170,7 +170,7 @@ def _find_by_values(
     telling = [dim for dim in dims if _is_of_times(parts[0], dim) and len(set(differing[dim])) == len(parts)]
     is_whole = len(parts) == math.prod(len(set(differing[dim])) for dim in dims)
     if len(set(tuples)) == len(parts) and (is_whole or (is_outer and not telling)):
-        along = [_order_sets(parts, dim, differing[dim]) for dim in dims]
+        along = [_find_positions(parts, dim, differing[dim]) for dim in dims]
         return Arrangement(
             tuple(dims), list(zip(*along, strict=True)), f"the {kind}s {', '.join(map(repr, dims))} differ"
         )
@@ -211,7 +211,7 @@ def _is_of_times(part: NamedSet, dim: str) -> bool:
     return variable is not None and is_time(variable.attributes)
 
 
-def _order_sets(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashable]) -> list[int]:
+def _find_positions(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashable]) -> list[int]:
     """Return the position of each set along a dimension, by the order of the sets' first values.
 
     The order descends if the values in each set do.

@@ -136,7 +136,10 @@ def _list_removals(
 def _parse_span(refs: ReferenceSet, row: Row, key: str) -> Span:
     url = refs.urls[row.target]
     if url is None:
-        raise ManifestError(f"{key!r} is a reference without a URL, which cannot be appended: give target=")
+        raise ManifestError(
+            f"{key!r} is a reference without a URL, which cannot be appended: open the set as RefShardFileSystem(set, "
+            "target=URL), and append this filesystem"
+        )
     pin = None if refs.pins is None else refs.pins.get_pin(row.target)
     stop = None if row.length is None else row.offset + row.length
     return Span(url, row.offset, stop, pin=pin, origin=refs.origins.of(url))

@@ -48,7 +48,10 @@ def split_coordinate_chunks(part: NamedSet) -> tuple[dict[str, ChunkTable], dict
         for number, row in tables[path].iterate_rows():
             url = refs.urls[row.target]
             if url is None:
-                raise ManifestError(f"{part.name} has references of {path!r} without a URL: give target=")
+                raise ManifestError(
+                    f"{part.name} has references of {path!r} without a URL: open the set as RefShardFileSystem(set, "
+                    "target=URL)"
+                )
             stop = None if row.length is None else row.offset + row.length
             pin = None if refs.pins is None else refs.pins.get_pin(row.target)
             origin = refs.origins.of(url)
@@ -64,7 +67,7 @@ def _drop_chunks(grid: ChunkGrid) -> ChunkTable:
 
 
 def list_coordinates_to_read(part: NamedSet) -> Iterator[Variable]:
-    """Yield the coordinates, also scalar ones, to read: short arrays of numbers whose chunks are references."""
+    """Yield the coordinates whose values must be read: short or scalar arrays of numbers or times, in references."""
     named = find_auxiliary(part.variables)
     scalars = {
         path

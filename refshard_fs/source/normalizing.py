@@ -62,7 +62,7 @@ def resolve_source(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, An
     fo = keyword if fo is None else fo
     if fo is None:
         raise TypeError(
-            "refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file. With a URL: "
+            "refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file. In a URL: "
             "'refshard::SOURCE', or 'refshard://' and storage_options={'fo': SOURCE}"
         )
     if not hasattr(fo, "read") and hasattr(fo, "fs") and hasattr(fo, "path"):  # fsspec's OpenFile, or a UPath

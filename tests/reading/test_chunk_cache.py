@@ -456,7 +456,6 @@ def test_two_writing_processes_share_one_bound_of_the_cache(tmp_path: Path, fast
     assert all(data in (None, bytes([span.start % 251]) * 5000) for span, data in zip(spans, found, strict=True))
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes end in another way")
 def test_cache_bytes_limits_the_cache_of_a_filesystem(http_server: RangeServer, tmp_path: Path) -> None:
     url = http_server.put("/many", os.urandom(1 << 20))
     refs = {f"a/{n}": [url, n << 14, 1 << 14] for n in range(64)}
@@ -466,6 +465,7 @@ def test_cache_bytes_limits_the_cache_of_a_filesystem(http_server: RangeServer, 
     assert 0 < sum(used) <= 200_000
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes end in another way")
 def test_draft_of_a_killed_writer_counts_and_is_deleted(tmp_path: Path) -> None:
     folder, capacity = tmp_path / "kept", 30 * 8192
     process = writer([sys.executable], folder, capacity, 0, 10**6)

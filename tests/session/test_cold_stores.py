@@ -223,7 +223,7 @@ def test_attributes_that_name_missing_arrays_give_no_listing(tmp_path: Path, ser
     assert all("/i.zarr/" in request.path for request in server.requests())
 
 
-def test_each_request_for_a_cold_store_is_logged(
+def test_each_path_requested_from_a_cold_store_is_logged(
     tmp_path: Path, server: RangeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "s.zarr", "v2")

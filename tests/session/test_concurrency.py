@@ -112,7 +112,7 @@ def test_pickled_filesystem_reads_the_same(source: Any) -> None:
     assert RefShardFileSystem.from_json(fs.to_json()).cat_file("k/7") == want["k/7"]
 
 
-def test_spawned_processes_read_the_same(source: Any) -> None:
+def test_spawned_processes_read_the_same_values(source: Any) -> None:
     refs, want = source
     fs = RefShardFileSystem(fo=refs)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -493,7 +493,7 @@ def test_error_of_an_old_icechunk_has_both_versions(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("url", "option"), [("s3://b/a.icechunk", "profile"), ("gs://b/a.icechunk", "token"), ("az://b/a", "sas_token")]
 )
-def test_credentials_that_icechunk_lacks_are_refused(url: str, option: str) -> None:
+def test_credentials_that_icechunk_cannot_take_are_refused(url: str, option: str) -> None:
     """Otherwise it would write with the credentials of the environment."""
     with pytest.raises(ValueError, match=f"cannot write to {url} with {option}=.*expected"):
         RefShardFileSystem(ONE_ARRAY).save(url, "icechunk", account_name="me", **{option: "mine"})

@@ -138,7 +138,7 @@ class TileChunks(Chunks):
             raise ManifestError(f"{where}: {found}: expected {math.prod(counts)}, one for each tile of its image")
         pixels = math.prod(tile) * image.stored.itemsize
         if pixels > LARGEST:
-            raise ManifestError(f"{where}: its tiles have {pixels} bytes each: expected at most {LARGEST}")
+            raise ManifestError(f"{where}: its tiles take {pixels} bytes each when decoded: expected at most {LARGEST}")
         heap = header.get_integer("THEAP", row_size * rows, least=row_size * rows)
         if heap > header.data_size or header.stop + header.data_size > size:
             raise ManifestError(

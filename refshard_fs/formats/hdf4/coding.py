@@ -56,7 +56,7 @@ def check_decoded_size(size: int, name: str) -> None:
     """Raise ManifestError if a recipe would decode too many bytes, where ``name`` is the compression."""
     if size > MOST_DECODED:
         raise ManifestError(
-            f"its chunks are compressed with {name} and have {size} bytes: expected at most {MOST_DECODED}"
+            f"its chunks, compressed with {name}, take {size} bytes when decoded: expected at most {MOST_DECODED}"
         )
 
 

@@ -64,8 +64,8 @@ def check_decodable_as_one_chunk(header: Header, level: int, most: int) -> None:
         raise ValueError(f"its samples are {size.sampling} units of the reference grid apart: expected (1, 1)")
     if size.sampling is None and not size.has_subsampled_colours:
         raise ValueError(
-            f"its components are not YCbCr ({size.components[:12].hex(' ', 3)}, as in SIZ): expected Cb and Cr with "
-            "half as many columns as Y, or half as many columns and rows"
+            f"its components differ in sampling ({size.components[:12].hex(' ', 3)}, as in SIZ): expected equal "
+            "sampling, or YCbCr whose Cb and Cr have half as many columns as Y, or half as many columns and rows"
         )
     if len(set(size.depths)) > 1:
         raise ValueError(f"its components differ in depth ({size.depths[:4].hex()}, as in SIZ): expected equal depths")

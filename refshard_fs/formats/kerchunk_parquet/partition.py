@@ -89,7 +89,7 @@ def _find_columns(schema: Any) -> dict[str, tuple[int, str]]:
 
 
 def _join_pieces(column: Any) -> Any:
-    """Join the pieces of a column to one array; None if all rows are null or NaN."""
+    """Join the chunks of pyarrow's column to one array; None if all rows are null or NaN."""
     if column.null_count == len(column):
         return None
     column.validate(full=True)  # indices of a damaged column may lie outside its dictionary

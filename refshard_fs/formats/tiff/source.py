@@ -462,7 +462,7 @@ def _parse_image(name: str, pixels: Element, file_uuid: str | None, pages: int, 
     axes = [axis for axis in reversed(order[2:]) if sizes[axis] > 1]
     extents = tuple(sizes[axis] for axis in axes)
     return OmeImage(
-        name, tuple(map(str.lower, axes)), extents, tuple(planes), _parse_sizes(pixels), _parse_channels(pixels)
+        name, tuple(map(str.lower, axes)), extents, tuple(planes), _parse_sizes(pixels), _parse_channel_names(pixels)
     )
 
 
@@ -477,7 +477,7 @@ def _parse_sizes(pixels: Element) -> dict[str, tuple[float, str]]:
     return sizes
 
 
-def _parse_channels(pixels: Element) -> list[str]:
+def _parse_channel_names(pixels: Element) -> list[str]:
     """Return the names of channels, "" for a channel without one; an empty list if no channel has a name."""
     names = [channel.get("Name", "") for channel in pixels.iterfind("{*}Channel")]
     return names if any(names) else []
