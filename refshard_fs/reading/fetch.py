@@ -42,7 +42,7 @@ LARGE = 1 << 30  # bytes: for larger ranges, memory is allocated before the requ
 TURN = 32  # ranges that are read from the disk at a time, before their readers get them
 # If so many parts of an index are read together, they are merged over gaps of up to REQUEST bytes: receiving these
 # takes as much CPU time as another request. Chunks lie in the gaps, and are kept for a while.
-MANY_APART: Final = 16
+MANY_APART: Final = 32
 REQUEST: Final = 64 * plan.KIB
 FILES = 4096  # files whose next bytes are predicted
 NEAREST = 4  # so many blocks before a range are searched for one that contains its start

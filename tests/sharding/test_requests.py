@@ -31,10 +31,10 @@ MIB = 1 << 20
 class Counter:
     """Read an array over HTTP by zarr, through a new filesystem, and count the requests since `clear`."""
 
-    def __init__(self, server: RangeServer, data: np.ndarray[Any, Any], concurrency: int | None = None) -> None:
+    def __init__(self, server: RangeServer, data: np.ndarray[Any, Any], **options: Any) -> None:
         self.server = server
         self.data = data
-        self.fs = open_source(f"{server.url}/a", asynchronous=True)
+        self.fs = open_source(f"{server.url}/a", asynchronous=True, **options)
         self.array = zarr.open_array(zarr.storage.FsspecStore(self.fs, path=""), mode="r")
         server.clear()
 
@@ -149,6 +149,15 @@ def test_random_chunks_read_each_index_once(counter: Counter) -> None:
     assert sum(map(counter.chunk, numbers)) <= 110
     assert sum(map(counter.chunk, numbers)) <= 100
     assert counter.server.log.bytes_sent <= 200 * CHUNK + 10 * 1604 + SPARE  # which windows may fetch in vain
+
+
+def test_random_chunks_are_fetched_exactly_without_readahead(folder: Path, data: np.ndarray[Any, Any]) -> None:
+    with RangeServer(directory=folder) as server:
+        counter = Counter(server, data, readahead=0)
+        numbers = random.Random(1).sample(range(1000), 100)
+        assert sum(map(counter.chunk, numbers)) <= 110
+        assert sum(map(counter.chunk, numbers)) <= 100
+        assert server.log.bytes_sent <= 200 * CHUNK + 10 * 1604
 
 
 def test_many_keys_at_once_take_one_round_of_indexes(counter: Counter) -> None:

@@ -126,7 +126,7 @@ def test_nodes_of_the_index_are_read_once(served: str, http_server: RangeServer)
 
 def test_whole_index_is_read_in_few_rounds(served: str, http_server: RangeServer, steps: Path, tmp_path: Path) -> None:
     RefShardFileSystem(served).save(str(tmp_path / "refs.json"))
-    assert count_sent_bytes(http_server) < steps.stat().st_size / 25
+    assert count_sent_bytes(http_server) < steps.stat().st_size / 30
     files = Files.of(steps)
     files.run(collect_steps(files.open()))
     assert files.rounds <= 8
