@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "pages" / "api.md"
 HEAD = "| name | purpose |\n|---|---|\n"
-# A block of names of which mkdocstrings shows the docstrings, after the table of these names, if the page has one yet.
+# The table of a block, if the page has it yet, and the block: lines for which mkdocstrings shows docstrings.
 _ENTRY = r"::: refshard_fs\.[\w.]+\n(?:    .*\n)*\n*"
 _BLOCK = re.compile(rf"(?:{re.escape(HEAD)}(?:\|.*\n)*\n)?((?:{_ENTRY})+)")
 SAME = {"cube": "Another name of `refshard_fs.open`."}  # names that are not defined by `def` or `class`

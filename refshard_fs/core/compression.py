@@ -199,13 +199,18 @@ def decode_by_imagecodecs(function: str, data: bytes | memoryview, extra: str, *
         raise ValueError(f"its bytes cannot be decoded: imagecodecs.{function}: {e}") from e
 
 
+COLUMNS: Final = 16  # the most bytes of elements that are copied byte by byte
+
+
 def unshuffle(data: Any, size: int) -> npt.NDArray[np.uint8]:
     """Undo shuffle, which stores the first bytes of all elements, then their second bytes, and so on.
 
-    A copy for each byte of an element is faster than the loop over all bytes in numcodecs.
+    A copy for each byte of an element is faster than the loop over all bytes in numcodecs, if elements are small.
     ValueError if ``data`` are not whole elements of ``size`` bytes.
     """
     shuffled = np.frombuffer(data, np.uint8).reshape(size, -1)
+    if size > COLUMNS:  # a file may claim any size
+        return shuffled.T.copy().reshape(-1)
     elements = np.empty(shuffled.shape[::-1], np.uint8)
     for place, column in enumerate(shuffled):
         elements[:, place] = column

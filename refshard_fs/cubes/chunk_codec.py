@@ -10,7 +10,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import check_blosc, check_chunk, decompress_unsized, find_chunk_limits, unshuffle
+from refshard_fs.core.compression import (
+    COLUMNS,
+    check_blosc,
+    check_chunk,
+    decompress_unsized,
+    find_chunk_limits,
+    unshuffle,
+)
 from refshard_fs.core.dtypes import find_decoded_type, find_text_codec
 from refshard_fs.core.libdeflate import try_gzip, try_zlib
 from refshard_fs.core.version_3 import ON_BYTES
@@ -160,7 +167,7 @@ class _Shuffle:
     @classmethod
     def can_replace(cls, codec: Any) -> bool:
         """Return whether this class decodes as ``codec`` does."""
-        return codec.codec_id == cls.codec_id and codec.elementsize in range(2, 17)
+        return codec.codec_id == cls.codec_id and 2 <= codec.elementsize <= COLUMNS
 
     def decode(self, data: Any) -> npt.NDArray[np.uint8]:
         return unshuffle(data, self._codec.elementsize)

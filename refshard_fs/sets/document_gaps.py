@@ -65,7 +65,7 @@ def fill_gap(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument
 def find_place(document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any]) -> int | None:
     """Return the number of the piece before which ``new_values`` keep the ``values`` of the coordinate sorted.
 
-    None if there is no such piece: ``new_values`` follow all values, lie within a piece, or around one.
+    Return None if ``new_values`` follow all values, lie within a piece, or surround one.
     """
     is_descending = len(values) > 1 and values[0] > values[-1]
     start = int((values > new_values[0] if is_descending else values < new_values[0]).sum())
