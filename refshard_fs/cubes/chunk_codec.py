@@ -167,7 +167,7 @@ class _Shuffle:
     @classmethod
     def can_replace(cls, codec: Any) -> bool:
         """Return whether this class decodes as ``codec`` does."""
-        return codec.codec_id == cls.codec_id and 2 <= codec.elementsize <= COLUMNS
+        return bool(codec.codec_id == cls.codec_id and 2 <= codec.elementsize <= COLUMNS)
 
     def decode(self, data: Any) -> npt.NDArray[np.uint8]:
         return unshuffle(data, self._codec.elementsize)
