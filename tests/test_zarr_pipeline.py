@@ -639,7 +639,7 @@ def test_five_event_loops_in_turn_read_the_array(http_server: RangeServer) -> No
     gc.collect()
 
 
-def test_trial_of_zarr_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_trial_before_its_start_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread must not join a trial that another thread has not started yet."""
     start, told = zarr_pipeline._Trial.start, list[object]()
 

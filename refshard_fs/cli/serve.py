@@ -66,7 +66,10 @@ def _serve(arguments: Namespace) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Its protocol is TCP, not 0: otherwise asyncio delays small packets."""
+    """Return a socket that is bound to ``host`` and ``port``, for a server to listen on.
+
+    Its protocol is TCP, not 0: otherwise asyncio delays small packets.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as e:

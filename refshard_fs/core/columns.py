@@ -273,7 +273,10 @@ def is_ascending(numbers: npt.NDArray[np.unsignedinteger[Any]]) -> bool:
 
 
 def find_distinct_codes(codes: UInt32s, count: int) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Return the distinct ``codes``, all below ``count``, ascending, and for each code its position among them."""
+    """Return the distinct ``codes`` in ascending order, and for each code its position among them.
+
+    All codes are below ``count``.
+    """
     if len(codes) <= 1:  # look-ups of one chunk
         return codes.tolist(), np.zeros(len(codes), np.int64)
     if count > 4 * len(codes):

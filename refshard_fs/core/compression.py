@@ -62,7 +62,8 @@ def decompress(stream: Any, data: bytes | memoryview, most: int, *, has_end: boo
         raise ValueError(f"its compressed bytes decode to too many bytes: expected at most {most}")
     if has_end and not stream.eof:
         raise ValueError(
-            f"its compressed bytes are cut short: expected an end of the stream after {out.tell()} decoded bytes"
+            f"its compressed bytes are cut short: expected the end of the stream, found none after decoding "
+            f"{out.tell()} bytes"
         )
     return out.getvalue()
 

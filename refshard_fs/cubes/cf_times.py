@@ -37,8 +37,8 @@ _NAMES: Final = {
     10**3: "microseconds",
     1: "nanoseconds",
 }  # the longest first
-# Most sources mean whole seconds: 1/24 day is an hour. For each of these grains (nanoseconds), the closest multiple is
-# tried: a number means the first multiple that is within its precision.
+# Most sources mean whole seconds: 1/24 day is an hour. A number is rounded to a multiple of the first of these grains
+# (nanoseconds) for which rounding changes it by no more than its precision.
 _GRAINS: Final = (SECOND, 10**6, 10**3)
 _SLACK: Final = 10**6  # the most nanoseconds by which a number, of any type, may differ from the instant that it means
 GREGORIAN: Final = ("standard", "proleptic_gregorian")

@@ -123,8 +123,8 @@ def describe_codecs(meta: ArrayMeta) -> str:
 class _SignChange:
     """Decode as numcodecs' FixedScaleOffset does where it only makes signed integers unsigned, or the reverse.
 
-    FITS stores unsigned integers in this way. Flipping the first bit takes a quarter of the time of the floats with
-    which numcodecs computes.
+    FITS stores unsigned integers in this way. Flipping the sign bit takes a quarter of the time of numcodecs,
+    which computes with floating-point numbers.
     """
 
     codec_id = "fixedscaleoffset"

@@ -206,7 +206,8 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         if strange:
             known = ", ".join(map(repr, sorted(given.unions))) or "none"
             raise ManifestError(
-                f"{where}: a set has places along {min(strange)!r}: expected one of its unions, {known}"
+                f"{where}: a set has places along {min(strange)!r}: expected a dimension in unions of the document, "
+                f"{known}"
             )
         head = {name: getattr(given, name) for name in _Head.__struct_fields__}
         beside = tuple(cls.of(each, where, depth + 1) for each in given.beside)

@@ -261,9 +261,6 @@ def may_keep(span: Span, most: int | None) -> bool:
     return span.exact if span.stop is not None else most is None or span.start < 0
 
 
-# The names of files, and their ends.
-
-
 def _make_name(span: Span) -> str:
     text = repr((span.url, span.origin, span.start, span.stop))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()

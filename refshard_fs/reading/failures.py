@@ -31,9 +31,6 @@ from refshard_fs.targets.failures import (
     is_transient,
 )
 
-# Explain errors to users who do not know this package: what happened, and what to do. No I/O here.
-
-
 READING: Final = "on reading "  # the beginning of a note on an error that names what could not be read
 OPENING: Final = "on opening "  # the beginning of a note that names a source, for example a piece of the opened cube
 

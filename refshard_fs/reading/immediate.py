@@ -103,7 +103,10 @@ class Immediate:
         return data
 
     def take_unmade(self, request: Request, entry: Entry) -> UnmadeBytes | None:
-        """Read the ranges of ``request``, whose key has the entry ``entry``, without assembling them."""
+        """Read the ranges of ``request``, whose key has the entry ``entry``, without assembling them.
+
+        Return None if the read needs an event loop.
+        """
         try:
             plan = plan_read(request, entry, self._answers.longest)
             if plan is None and isinstance(entry, Span):

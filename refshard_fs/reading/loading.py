@@ -288,9 +288,9 @@ class Answers:
     def get(self, need: Need, pool: Pool) -> Any:
         """Return the cached answer to ``need``; None if there is none, or its object is known to have changed.
 
-        If only a request could show whether the object has changed, it counts as unchanged: if it has changed after
-        all, the next read of it raises `TargetChanged`. Whole documents and facts are exceptions, because no read of
-        their objects need follow: see `find_doubtful`.
+        If only a request could show whether the object has changed, the answer is returned as if it had not: if it
+        has changed, the next read of the object raises `TargetChanged`. Whole documents, and answers to `Stat`, are
+        not returned in this case, because perhaps nothing else of the object is read afterwards: see `find_doubtful`.
         """
         if isinstance(need, Head):
             return self._get_read(need, pool)

@@ -222,9 +222,6 @@ class References(Mapping[str, Any]):
         return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"
 
 
-# Apply edits to a reference set. The new set shares the columns of unchanged arrays with the old one.
-
-
 def apply_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
     """Return ``refs`` with ``edits``; ManifestError, which names the set ``where``, for malformed metadata."""
     editing = _Editing(refs, where)

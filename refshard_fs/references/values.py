@@ -118,9 +118,6 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-# Make the URLs of a manifest absolute.
-
-
 def make_resolver(options: OpenOptions, directory: str | None) -> Callable[[str | None], str]:
     """Return a function that makes the URLs of a manifest in ``directory`` absolute."""
     base = options.base_url if options.base_url is not None else directory

@@ -39,7 +39,7 @@ from refshard_fs.source.options import prepare_keywords
 from refshard_fs.tools.progress import show_progress
 
 logger = logging.getLogger(__package__)
-# The most sources whose first bytes (8 KiB each) are kept for readers of the cube: `REMEMBERED` holds no more.
+# The most sources of a cube whose first bytes are kept for its readers: `REMEMBERED` leaves 8 KiB for each of so many.
 KEPT: Final = 4096
 
 # "exact": all sources have the same variables along the joined dimension, and equal coordinates of other dimensions

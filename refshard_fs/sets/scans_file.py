@@ -67,7 +67,7 @@ class ScansFile:
             self._conditions += f" rule={sha256(zarrmeta.dumps(rule)).hexdigest()}"
         self._kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # such a scan is incomplete
         self._function = f" by {function}" if function else ""
-        self._places: dict[str, tuple[Facts, int, int]] = {}  # version, offset and length of the record, by URL
+        self._places: dict[str, tuple[Facts, int, int]] = {}  # version, offset and length of a record, by its place
         self._whole: tuple[tuple[int, int], ReferenceSet] | None = (
             None  # the last record with references: place, references
         )

@@ -60,7 +60,9 @@ class Steps(msgspec.Struct, frozen=True):
         dtype = np.dtype(first.dtype)
         where = f"freq={freq!r} and the units {variable.attributes.get('units')!r} of {variable.path!r} of {name}"
         if dtype.kind not in "iuf":
-            raise ManifestError(f"{where}: expected a numeric type, found {dtype}")
+            raise ManifestError(
+                f"freq={freq!r}: expected a coordinate of numbers, found {variable.path!r} of {name} with type {dtype}"
+            )
         try:
             if not isinstance(freq, str):
                 steps = cls(first, dtype, Fraction(freq))

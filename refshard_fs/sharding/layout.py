@@ -97,7 +97,8 @@ class ShardLayout:
     """The places of the inner chunks of one array. Keys of shards have the form of keys of chunks.
 
     ``grid`` is the grid of inner chunks. It has ``shards`` only if all shards have one size; ``cuts`` divide each
-    dimension into shards. ``nests`` are the levels of shards, outermost first; the innermost ``part`` is one chunk.
+    dimension into shards. ``nests`` are the levels of shards, outermost first. In the innermost level, each slot
+    holds one chunk.
     """
 
     def __init__(self, grid: ChunkGrid, cuts: tuple[Cut, ...], nests: Sequence[Nest]) -> None:

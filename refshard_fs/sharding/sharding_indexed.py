@@ -157,7 +157,7 @@ def _permute_axes(before: Sequence[Any], axes: Coords) -> Coords:
 
 
 def _find_trailer(after: Sequence[Any]) -> int:
-    """Return the number of bytes that the codecs ``after`` sharding append to a shard."""
+    """Return the number of bytes that the codecs ``after`` sharding append; _OpaqueShard if one is not crc32c."""
     for codec in map(_parse_codec, after):
         if codec.name != "crc32c":
             raise _OpaqueShard(f"expected only the codec 'crc32c' after sharding, found {codec.name!r}")
@@ -170,7 +170,8 @@ def _make_index(configuration: _Configuration, trailer: int) -> OffsetsLevel:
     names = [codec.name for codec in chain]
     if names not in (["bytes"], ["bytes", "crc32c"], ["endian"], ["endian", "crc32c"]):
         raise _OpaqueShard(
-            f"its index is encoded by {', '.join(names) or 'nothing'}: expected bytes, or bytes and crc32c"
+            f"its index is encoded by {', '.join(map(repr, names)) or 'no codec'}: "
+            "expected 'bytes', or 'bytes' and 'crc32c'"
         )
     is_big = _convert(chain[0].configuration, _Endian).endian == "big"
     at_end = configuration.index_location == "end"

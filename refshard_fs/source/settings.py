@@ -107,9 +107,6 @@ class WriteSettings(msgspec.Struct, frozen=True):
         )
 
 
-# The options for each URL: by protocol, by prefix, and for the source itself.
-
-
 _SYNONYMS = (("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss"))  # protocols with one filesystem in fsspec
 _NOT_FORWARDED = ("compression", "protocol")  # options of the source that its filesystem does not take
 

@@ -281,8 +281,6 @@ def _after_fork() -> None:
 call_in_child(_after_fork)
 
 
-# A `Source`: its key space, reads, and uncommitted writes.
-
 STREAM_PART = 8 * MIB  # bytes of a large key that `Source.stream` reads by one request
 STREAM_PARTS = 4  # the most parts in memory at a time
 _named: weakref.WeakValueDictionary[str, Source] = weakref.WeakValueDictionary()

@@ -170,7 +170,7 @@ class Transaction:
         self.base: Base | None = None
         self.spool = Spool()  # values that wait for the commit
         self.whole: frozenset[str] = frozenset()  # arrays that were written with shards
-        self.begun = False  # whether mode "w" has emptied the source
+        self.begun = False  # whether mode "w" has added the removal of all keys to the edits
         self.openings = 0  # times that the source had to be opened again
         self.mirror: MutableMapping[str, Any] | None = (
             None  # the fsspec mapping that is the source; edits change it, too

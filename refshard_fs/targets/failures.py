@@ -33,7 +33,7 @@ class ConnectionLost(ConnectionError):
 
 
 class Unreadable(OSError):
-    """An object cannot be read for another reason; it never means that a key is missing.
+    """An object cannot be read, for a reason that no other class here names; it never means that a key is missing.
 
     If a filesystem raised an error, that is the ``__cause__``.
     """

@@ -37,7 +37,8 @@ _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _MOST_REDIRECTS = 10
 _REMEMBERED = 60.0  # seconds that a location is remembered; signed URLs in redirects are valid for longer
 _LOCATIONS = 4096  # the most locations that are remembered
-# Options for all servers, even for servers that the user did not name. Other options may hold credentials.
+# Options for all servers, also for servers that the user did not name: they hold no credentials of a server (those in
+# `proxy_auth` and `proxy_headers` are for the proxy).
 _HARMLESS = frozenset(
     ["connector", "proxy", "proxy_auth", "proxy_headers", "ssl", "timeout", "trust_env", "verify_ssl"]
 )

@@ -330,7 +330,7 @@ class _SurveyBuilder:
             keys = [join(path, grid.tail(number)) for number in make_column(numbers).tolist()]
             known = [None] * len(keys) if sizes is None else sizes.tolist()
             names = {key: None if size == WHOLE else size for key, size in zip(keys, known, strict=True)}
-            self._look_up(names, listed=sizes is not None)  # one by one, to find the chunks with errors
+            self._look_up(names, listed=sizes is not None)  # by key: then each chunk has its own entry or error
             return
         if sizes is not None and self._faults is not None:
             existing = {*found.list_present(), *found.packed, *found.checks}

@@ -202,7 +202,10 @@ class HierarchyCommit:
         self._overlay.written.put(self._objects.url_of(name), version, 1)
 
     def _find_condition(self, name: str) -> Condition:
-        """Return the version that an object must have to be replaced; None for any version."""
+        """Return the version that an object must have to be replaced; None for any version.
+
+        ConflictError if another writer has replaced it.
+        """
         url = self._objects.url_of(name)
         seen, own = self._overlay.find_expected_version(url), self._overlay.written.get(url)
         if seen is None or own is None or is_same_version(seen, own):

@@ -320,7 +320,7 @@ def test_files_of_several_formats_are_joined_with_lazy(refshard: Callable[..., s
     assert read_first_values(str(tmp_path / "cube.refshard"), 3) == [0, 1, 2]
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_killed_concat_resumes(refshard: Callable[..., str], tmp_path: Path, http_server: RangeServer) -> None:
     urls = [http_server.put(f"{n}.nc", make_plain_file(n), modified=1e9) for n in range(40)]
     arguments = ["concat", *urls, "-o", "cube.refshard", "--dim", "time", "--lazy", "--resume", "scans"]

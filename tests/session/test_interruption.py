@@ -116,7 +116,7 @@ def run_interrupted(
     return {key: bytes.fromhex(text) for key, text in json.loads(out).items()}, errors
 
 
-@pytest.mark.skipif(os.name != "posix", reason="SIGINT is sent as POSIX does")
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGINT of POSIX")
 @pytest.mark.parametrize("how", ["cat_file", "cat", "cat_ranges", "mapper", "open"])
 def test_interrupted_filesystem_reads_right_bytes_again(
     how: str, refs: dict[str, Any], http_server: RangeServer
@@ -129,7 +129,7 @@ def test_interrupted_filesystem_reads_right_bytes_again(
     assert "Traceback" not in errors
 
 
-@pytest.mark.skipif(os.name != "posix", reason="SIGINT is sent as POSIX does")
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGINT of POSIX")
 def test_interrupted_opening_can_be_repeated(refs: dict[str, Any], http_server: RangeServer) -> None:
     pad = {"pad": "x" * 10_000}  # more than is read to recognise the source
     url = http_server.put("/refs.json", json.dumps({"version": 1, "refs": {**refs, **pad}}).encode())

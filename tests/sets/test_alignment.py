@@ -175,7 +175,7 @@ def test_append_is_refused_if_coordinates_need_a_union(tmp_path: Path) -> None:
         ({"places": "everywhere"}, "Expected `array`"),
         ({"unions": {"x": {"v": 0}}}, "its dimension 'x' is axis 0: expected 0 to"),
         ({"unions": {"x": {"v": 7}}}, "its dimension 'x' is axis 7: expected 0 to"),
-        ({"unions": {}}, "has places along 'x': expected one of its unions"),
+        ({"unions": {}}, "has places along 'x': expected a dimension in unions"),
         ({"held": {"x": "base64:AAAA"}}, "expected .* bytes of 'x' for its chunk of .*, got 3"),
         ({"held": {"y": "base64:AAAA"}}, "holds the bytes of 'y': expected metadata of an array of one chunk"),
     ],

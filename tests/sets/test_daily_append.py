@@ -25,7 +25,7 @@ from tests.support.set_files import make_plain_file, read_days
 
 SCRIPT = Path(__file__).parents[1] / "support/appended_daily.py"
 pytestmark = [
-    pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does"),
+    pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL"),
     pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
 ]
 Append = Callable[[str, str, int], tuple[int | None, int]]

@@ -165,7 +165,7 @@ def test_replaced_partitions_are_removed_later(open_fs: Open, monkeypatch: pytes
     assert set(files) == {".zmetadata", *(f"{a}/refs.{number}.parq" for a in ARRAYS for number in range(3))}
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_readers_beside_killed_writers_see_whole_states(open_fs: Open, request: pytest.FixtureRequest) -> None:
     """At any step of the writer, new readers find one state."""
     if "memory" in request.node.name:

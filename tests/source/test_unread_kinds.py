@@ -50,7 +50,7 @@ def test_unsupported_kind_in_a_compressed_file_is_named(codec: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_error_of_a_damaged_compressed_file_says_that(kind: str) -> None:
+def test_error_of_a_cut_compressed_file_says_it_is_damaged(kind: str) -> None:
     packed = gzip.compress(FILES[kind] + NOISE[: 1 << 14])
     with pytest.raises(ManifestError, match="compressed as a whole, and is damaged: expected the end of its last"):
         RefShardFileSystem(packed[:-9]).ls("")

@@ -27,7 +27,7 @@ def lock_at_once(path: Path) -> None:
         os.close(descriptor)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks as POSIX does")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("kind", ["objects", "document", "memory"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_child_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -> None:
@@ -71,7 +71,7 @@ def test_child_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -
         os.close(say)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks as POSIX does")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_child_does_not_hold_the_lock_of_its_killed_parent(tmp_path: Path) -> None:
     said, say = os.pipe()
@@ -94,7 +94,7 @@ def test_child_does_not_hold_the_lock_of_its_killed_parent(tmp_path: Path) -> No
         os.close(say)
 
 
-def test_lock_admits_one_commit_at_a_time(tmp_path: Path) -> None:
+def test_lock_admits_one_thread_at_a_time(tmp_path: Path) -> None:
     inside: list[str] = []
     entered, leave = threading.Event(), threading.Event()
 
@@ -120,7 +120,7 @@ def test_lock_admits_one_commit_at_a_time(tmp_path: Path) -> None:
     assert inside == ["first", "second"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="locks as POSIX does")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_lock_is_taken_again_if_its_directory_was_removed(tmp_path: Path) -> None:
     """A commit may remove the last object, and the directory with its lock. Two later commits must still not run at
     the same time.

@@ -49,7 +49,7 @@ def drafts(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.tmp"))
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 @NAMES
 def test_drafts_stay_until_their_writer_is_killed(tmp_path: Path, name: str) -> None:
     if name.endswith("parq"):

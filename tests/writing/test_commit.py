@@ -184,7 +184,7 @@ def test_conflict_keeps_the_other_writers_objects(place: Place, monkeypatch: pyt
     assert fs.cat_file(name) == b"somebody's"
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="interrupts as POSIX does")
+@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="needs SIGINT")
 @pytest.mark.parametrize("at", [0, 12])
 def test_ctrl_c_stops_a_commit_and_the_next_one_finishes(
     place: Place, changes: Changes, monkeypatch: pytest.MonkeyPatch, at: int

@@ -179,7 +179,7 @@ def parse_prefixes(members: Mapping[str, JsonPrefix], ndim: int, where: str) -> 
     return tuple(sorted(prefixes, key=lambda prefix: -len(prefix.leading)))
 
 
-# Encoding references as chunk manifests of a zarr version 3 hierarchy, piece by piece.
+# Encode references as chunk manifests of a zarr version 3 hierarchy, in parts.
 
 
 MANIFEST = "manifest.json"  # in the directory of the array

@@ -159,8 +159,9 @@ class TileChunks(Chunks):
         self._columns = _parse_columns(header, row_size)
         if kind == _PLIO and (row_size != 8 or [column.itemsize for column in self._columns] != [2]):
             raise ManifestError(
-                f"{where}: its tiles of PLIO_1 have {len(self._columns)} columns in {row_size} bytes: expected one "
-                "column of 16-bit integers in 8 bytes"
+                f"{where}: its table of PLIO_1 has rows of {row_size} bytes, with columns of "
+                f"{', '.join(str(8 * column.itemsize) for column in self._columns)} bits: expected rows of 8 bytes, "
+                "with one column of 16-bit integers"
             )
         self._heap, self._heap_size = header.stop + heap, header.data_size - heap
         self._cards = {

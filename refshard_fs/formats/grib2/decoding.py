@@ -110,7 +110,7 @@ class Values(_FieldValues, frozen=True):
         """Return the ``stored`` values of a packing whose numbers are scaled."""
         scale, bits = _Scale.parse(packing), parse_integer(packing, 20)
         if not (parse_integer(packing, 32, 4) if template in (2, 3) else bits):
-            values = np.broadcast_to(scale.reference, stored)  # without groups or bits, the reference is not scaled
+            values = np.broadcast_to(scale.reference, stored)  # then eccodes does not scale the reference
         else:
             numbers = _SCALABLE[template](data, packing, bits, stored)
             values = scale.apply(numbers, stored, "f8" if template == _LOGARITHM else "f4")

@@ -290,7 +290,7 @@ def _read_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown
 
 
 def _read_sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
-    """Return the offsets of messages in the first sidecar that exists; None without a sidecar."""
+    """Return the offsets of messages in the first sidecar that lists any; None if none does, or the URL has a query."""
     url = source.url
     if "?" in url:  # a signature in the query is not valid for another name
         return None

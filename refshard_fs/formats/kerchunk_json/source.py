@@ -188,8 +188,6 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     return FlatKeySpace(refs, make_resolver(options, policy.directory_of(probe.url)), probe.url)
 
 
-# Encoding references as a JSON set, piece by piece.
-
 # The text before and after the members of a JSON set, by version.
 FRAMES: Final = {0: (b"{", b"}"), 1: (b'{"version":1,"refs":{', b"}}")}
 

@@ -222,7 +222,7 @@ def _split_texts(name: str, array: Any, rows: int) -> tuple[Sequence[str | bytes
     if array is None:
         return (), np.full(rows, -1, np.int32)
     if not str(array.type).startswith("dictionary"):
-        raise ValueError(f"its column {name!r} is of {array.type}: expected text or bytes")
+        raise ValueError(f"its column {name!r} has the type {array.type}: expected text or bytes")
     return array.dictionary.to_pylist(), _view_numbers(array.indices, np.int32, -1)
 
 

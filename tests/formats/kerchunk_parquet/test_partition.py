@@ -106,11 +106,11 @@ def test_several_row_groups_are_one_partition() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"path": [1, 2]}, "'path' is of int64"),
-        ({"path": [0.5, NAN]}, "'path' is of double"),
+        ({"path": [1, 2]}, "'path' has the type int64"),
+        ({"path": [0.5, NAN]}, "'path' has the type double"),
         ({"path": ["u", "v"], "offset": ["1", "2"]}, "'offset' is of .*string"),
-        ({"path": ["u", "v"], "size": [1.5, 2.0]}, "'size' is of double"),
-        ({"raw": [1, 2]}, "'raw' is of int64"),
+        ({"path": ["u", "v"], "size": [1.5, 2.0]}, "'size' has the type double"),
+        ({"raw": [1, 2]}, "'raw' has the type int64"),
         ({"path": ["u", "v"], "offset": [0, -1], "size": [1, 1]}, "row 1 is not a byte range"),
         ({"path": ["u", "v"], "offset": [0, 2**63 - 1], "size": [1, 1]}, "row 1 is not a byte range"),
         ({"path": ["u", "v"], "offset": pa.array([0, 2**64 - 1], pa.uint64())}, "row 1 is not a byte range"),
