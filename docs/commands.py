@@ -19,10 +19,10 @@ from refshard_fs.cli.program import main, make_parser
 HEAD = """\
 # Command line
 
-`docs/commands.py` makes this page from the parser of `refshard`; `refshard COMMAND --help` prints the same texts. If
-`refshard` is not on the PATH, use `python -m refshard_fs COMMAND`. SOURCE is any value of `fo=`. The exit status is 0;
-1 if `check` finds errors, `diff` a difference, or `rule check` other files than the rule says; 2 after an error, which
-is printed in one line.
+`docs/commands.py` makes this page from the parser of `refshard`; `refshard COMMAND --help` describes the same
+arguments. If `refshard` is not on the PATH, use `python -m refshard_fs COMMAND`. SOURCE is a path or URL, as for `fo=`.
+The exit status is 0 after success. It is 1 if `check` finds errors, `diff` finds a difference, or `rule check` finds
+files that differ from the rule; and 2 after any other error.
 
 All commands that open a SOURCE take these options:
 """
