@@ -289,7 +289,7 @@ def test_arrays_of_other_writers_are_read(shared_data: Path, name: str) -> None:
         ({"codecs": None}, "codecs"),
         ({"index_location": "middle"}, "'middle'"),
         ({"index_codecs": [{"name": "bytes", "configuration": {"endian": "pdp"}}]}, "'pdp'"),
-        ({"index_codecs": [{"name": "bytes"}, {"name": "gzip"}]}, "bytes, gzip"),
+        ({"index_codecs": [{"name": "bytes"}, {"name": "gzip"}]}, "'bytes', 'gzip'"),
         ({"index_codecs": [5]}, "is invalid"),
         ({"codecs": [spelled((2, 2), RAW)]}, "shards of whole chunks"),
         (

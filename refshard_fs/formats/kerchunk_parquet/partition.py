@@ -231,7 +231,7 @@ def _read_integers(name: str, array: Any, rows: int) -> npt.NDArray[np.int64]:
     if array is None:
         return np.zeros(rows, np.int64)
     if not str(array.type).startswith(("int", "uint")):
-        raise ValueError(f"its column {name!r} is of {array.type}: expected integers")
+        raise ValueError(f"its column {name!r} has the type {array.type}: expected integers")
     return _view_numbers(array, np.int64, 0)
 
 
