@@ -108,7 +108,7 @@ def test_several_row_groups_are_one_partition() -> None:
     [
         ({"path": [1, 2]}, "'path' has the type int64"),
         ({"path": [0.5, NAN]}, "'path' has the type double"),
-        ({"path": ["u", "v"], "offset": ["1", "2"]}, "'offset' is of .*string"),
+        ({"path": ["u", "v"], "offset": ["1", "2"]}, "'offset' has the type .*string"),
         ({"path": ["u", "v"], "size": [1.5, 2.0]}, "'size' has the type double"),
         ({"raw": [1, 2]}, "'raw' has the type int64"),
         ({"path": ["u", "v"], "offset": [0, -1], "size": [1, 1]}, "row 1 is not a byte range"),

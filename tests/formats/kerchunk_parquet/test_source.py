@@ -339,7 +339,7 @@ def make_set(tmp_path: Path, data: bytes) -> RefShardFileSystem:
         (make_partition([b"y"] * 3), "3 rows: expected at least 4"),
         (make_partition([b"y"] * 5), "5 rows: expected at most 4"),
         (write_table(path=[1, 2, 3, 4]), "'path' has the type int64"),
-        (write_table(path=["u"] * 4, offset=["0"] * 4), "'offset' is of .*string"),
+        (write_table(path=["u"] * 4, offset=["0"] * 4), "'offset' has the type .*string"),
         (write_table(path=["u"] * 4, size=[0.5] * 4), "'size' has the type double"),
         (write_table(path=["u"] * 4, size=[[1]] * 4), "'size' is nested"),
         (write_table(raw=[1, 2, 3, 4]), "'raw' has the type int64"),
