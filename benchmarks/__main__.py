@@ -30,11 +30,13 @@ def main() -> int:
     own = {
         "__main__",
         "bars",
-        "peers",
+        "links",
         "server",
         *(module.__name__.rpartition(".")[2] for module in (measure, preloaded, record, report)),
     }
-    known = sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - own)
+    found = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - own
+    modules = {name: f"benchmarks.{name}" for name in found} | {"simulation": "benchmarks.engine.simulation"}
+    known = sorted(modules)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure everything.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; default: all")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements")
@@ -56,7 +58,7 @@ def main() -> int:
             if peer is not None and find_spec(peer) is None:
                 print(f"left out: {peer} is not installed")
                 continue
-            command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if arguments.quick else []), *further]
+            command = [sys.executable, "-m", modules[name], *(["--quick"] if arguments.quick else []), *further]
             environment = {**os.environ, record.FILE: str(kept)}
             began = time.monotonic()
             failed += subprocess.run(command, check=False, env=environment).returncode != 0  # noqa: S603  # its own

@@ -43,7 +43,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore, MemoryStore
 
-from benchmarks.engine import MB, Link, Server
+from benchmarks.links import MB, Link, Server
 from benchmarks.measure import measure_usage
 from benchmarks.record import Case, record_case
 from refshard_fs.fs import RefShardFileSystem

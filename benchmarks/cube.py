@@ -29,7 +29,7 @@ import numpy as np
 import xarray as xr
 
 import refshard_fs
-from benchmarks.engine import Link, Server
+from benchmarks.links import Link, Server
 from benchmarks.measure import Goal, Row, print_table, run_in_turns
 from refshard_fs.xarray_backend import RefShardBackend
 from tests.support.set_files import WRITERS

@@ -28,7 +28,7 @@ import h5py
 import numpy as np
 import xarray as xr
 
-from benchmarks.engine import Link, Server
+from benchmarks.links import Link, Server
 from benchmarks.measure import Goal, format_figure, run_in_turns
 from benchmarks.record import Case, record_case
 

@@ -33,7 +33,7 @@ import zarr
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import FsspecStore, MemoryStore
 
-from benchmarks.engine import Link, Server
+from benchmarks.links import Link, Server
 from benchmarks.record import Case, record_case
 from refshard_fs.fs import RefShardFileSystem
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.engine import Link, Server
 from benchmarks.jobs import cubes, files, notebook, stores  # noqa: F401  # importing them registers their jobs
 from benchmarks.jobs.job import JOBS, Data, Job, Site
+from benchmarks.links import Link, Server
 from benchmarks.record import Case
 from tests.servers.s3 import SeaweedServer
 

@@ -1,6 +1,6 @@
 """Simulate a thousand workers that read a hundred million references: requests, bytes, money and wall time.
 
-    python -m benchmarks.simulation [--quick] [--seed 0]
+    python -m benchmarks.engine.simulation [--quick] [--seed 0]
 
 This is a simulation, not a measurement. The costs of a client are measured first, on this machine: CPU time, requests
 and bytes for each of 512 chunks that zarr reads from a loopback server, and seconds and memory of opening for each
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks import engine
+from benchmarks.engine import contenders
 from benchmarks.manifests import MODULE as MANIFESTS
 from benchmarks.manifests import write_set
 from benchmarks.measure import run_in_turns
@@ -120,10 +120,10 @@ IN_FLIGHT = {
     ("refshard", "scattered"): 128,
 }
 
-Contender = Callable[[engine.Pattern, engine.Scene], tuple[float, int]]
+Contender = Callable[[contenders.Pattern, contenders.Scene], tuple[float, int]]
 
 
-def measure_cost(contender: Contender, on: engine.Scene, pattern: engine.Pattern) -> tuple[float, float, float]:
+def measure_cost(contender: Contender, on: contenders.Scene, pattern: contenders.Pattern) -> tuple[float, float, float]:
     """Return seconds of CPU, requests and bytes (as a multiple of the chunk) for a chunk, the median of three reads."""
     figures = []
     for _ in range(3):
@@ -133,7 +133,7 @@ def measure_cost(contender: Contender, on: engine.Scene, pattern: engine.Pattern
         spent = time.process_time() - began
         requests, sent = on.server.read_counts()
         chunks = len(pattern.numbers)
-        figures.append((spent / chunks, requests / chunks, sent / chunks / engine.CHUNK))
+        figures.append((spent / chunks, requests / chunks, sent / chunks / contenders.CHUNK))
     return sorted(figures)[1]
 
 
@@ -154,24 +154,24 @@ def measure_opening(references: int) -> dict[str, tuple[float, float]]:
 def measure_clients(references: int) -> dict[str, dict[str, Client]]:
     """Measure the costs of clients on this machine; return them by the way to read and by name."""
     opened = measure_opening(references)
-    known = engine.make_patterns()
+    known = contenders.make_patterns()
     found: dict[str, dict[str, Client]] = {}
-    with engine.serve_scene() as on:
-        on.server.set_pace(engine.LINKS["10ms"])
-        contenders: dict[str, Contender] = {"fsspec": engine.read_reference, "refshard": engine.read_refshard}
+    with contenders.serve_scene() as on:
+        on.server.set_pace(contenders.LINKS["10ms"])
+        clients: dict[str, Contender] = {"fsspec": contenders.read_reference, "refshard": contenders.read_refshard}
         for reads, name in (("slabs", "whole"), ("scattered", "strided")):
-            for contender in contenders.values():
+            for contender in clients.values():
                 contender(known[name], on)  # imports, and other work of the first read
             found[reads] = {
                 who: Client(IN_FLIGHT[who, reads], *measure_cost(contender, on, known[name]), *opened[who])
-                for who, contender in contenders.items()
+                for who, contender in clients.items()
             }
     return found
 
 
 def main() -> None:
     """Measure the costs, simulate the work, and print and record the results."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description="A thousand workers.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine.simulation", description="A thousand workers.")
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

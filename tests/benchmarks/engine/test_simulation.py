@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("zarr.storage", reason="zarr")
-simulation = pytest.importorskip("benchmarks.simulation", reason="zarr 3", exc_type=ImportError)
+simulation = pytest.importorskip("benchmarks.engine.simulation", reason="zarr 3", exc_type=ImportError)
 
 SMALL = simulation.SETTING._replace(references=200_000, workers=10, requests_a_second=1e9)
 CHEAP = simulation.Client(in_flight=10, cpu=1e-6, requests=1.0, amplification=1.0, open_seconds=0.0, open_bytes=5.0)

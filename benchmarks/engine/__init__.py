@@ -1,0 +1,1 @@
+"""Clients that read the same chunks over HTTP: `engine` measures their costs, and `simulation` extrapolates them."""
