@@ -411,6 +411,9 @@ class ArrayView(View, Generic[K]):
                 found[place] = entry
         return found
 
+    def can_list(self) -> Steps[bool]:
+        return (yield from self.base.can_list())
+
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         at = yield from self._parse_chunk_directory(prefix)
         if at is not None:

@@ -7,8 +7,7 @@ error, and never returns an empty list. Reads need no listing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -33,11 +32,10 @@ from refshard_fs.core.model import (
     Tree,
     run_together,
 )
+from refshard_fs.core.ome_zarr import DEEPEST, list_members
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import make_locator
-
-DEEPEST: Final = 8  # the most names in a path; OME-Zarr has 7: row, column, field, "labels", label, level, document
 
 
 class Hierarchy(KeySpace):
@@ -60,7 +58,7 @@ class Hierarchy(KeySpace):
         self.root_documents = documents or {}
         self.consolidates = any(map(_has_members, self.root_documents.items()))
         # Whether consolidated metadata are known to be absent.
-        self._is_bare = bool(documents) and not self.consolidates
+        self._is_bare = not self.consolidates and self.root_documents.keys() >= {ROOT, CONSOLIDATED}
         self._named_arrays: set[str] = set()
         self._is_v3 = self.root_documents.get(ROOT) is not None  # then all nodes below have version 3, too
         self.url_of = make_locator(url)
@@ -254,29 +252,8 @@ def _parse_node(data: bytes, key: str) -> Node:
     if not isinstance(doc, dict):
         return Node(False)
     attributes = doc.get("attributes") if name == ROOT else doc if name == ".zattrs" else None
-    found = attributes.get("ome", attributes) if isinstance(attributes, dict) else None
-    return Node(name == ".zarray" or doc.get("node_type") == "array", tuple(_list_named_members(found)))
-
-
-def _list_named_members(attributes: Any) -> Iterator[str]:
-    """Yield the paths that the attributes of OME-Zarr name: resolutions, labels, wells, images, series."""
-    match attributes:
-        case {"multiscales": [*scales]}:
-            yield from (path for scale in scales for path in _iterate_paths(scale, "datasets"))
-            yield "labels"
-    match attributes:
-        case {"labels": [*names]} | {"series": [*names]}:
-            yield from (name for name in names if isinstance(name, str))
-    for holder, member in (("plate", "wells"), ("well", "images")):
-        if isinstance(attributes, dict):
-            yield from _iterate_paths(attributes.get(holder), member)
-
-
-def _iterate_paths(holder: Any, member: str) -> Iterator[str]:
-    members = holder.get(member) if isinstance(holder, dict) else None
-    for item in members if isinstance(members, list) else ():
-        if isinstance(item, dict) and isinstance(item.get("path"), str):
-            yield item["path"]
+    members = tuple(member.path for member in list_members(attributes))
+    return Node(name == ".zarray" or doc.get("node_type") == "array", members)
 
 
 def _list_nodes(known: KnownNodes, prefix: str, url: str) -> list[Listed] | None:

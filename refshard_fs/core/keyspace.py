@@ -36,7 +36,7 @@ from refshard_fs.core.model import (
     iterate_batches,
     run_together,
 )
-from refshard_fs.core.node_documents import read_node_documents
+from refshard_fs.core.node_documents import LeavesOut, read_node_documents
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import RefShardError
 from refshard_fs.security.origins import NOTHING, Origins
@@ -277,10 +277,18 @@ class KeySpace(ABC):
         """Make a URL of `chunks` absolute; ManifestError for None if there is no default target."""
         return url or ""
 
-    def documents(self, prefix: str = "") -> Steps[dict[str, bytes]]:
-        """Return the metadata documents of every array and group below ``prefix``, by key; no chunks are listed."""
+    def can_list(self) -> Steps[bool]:
+        """Return whether `children` needs no request for each node that may exist."""
+        yield from ()
+        return True
+
+    def documents(self, prefix: str = "", leaves_out: LeavesOut | None = None) -> Steps[dict[str, bytes]]:
+        """Return the metadata documents of every array and group below ``prefix``, by key; no chunks are listed.
+
+        Resolutions, labels and images of OME-Zarr for which ``leaves_out(path, is_group)`` is true may be missing.
+        """
         if not (self.holds_all_metadata or self.is_reference_set):
-            return (yield from read_node_documents(self, prefix))
+            return (yield from read_node_documents(self, prefix, leaves_out))
         members = (yield from self.contents(prefix)).members
         found: dict[str, bytes] = {}
         for key, value in members.items():

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import is_within, join
+from refshard_fs.core import ome_zarr, zarrmeta
+from refshard_fs.core.consolidated import parse_json
+from refshard_fs.core.keys import is_key, is_within, iterate_splits, join
 from refshard_fs.core.model import Listed, Steps, run_together
+from refshard_fs.core.ome_zarr import Kind
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError
 
 DEEPEST: Final = 32  # levels of groups: links between directories could lead in circles
+
+# leaves_out(path, is_group): whether the array ``path``, or the group and all nodes in it, need not be read.
+LeavesOut = Callable[[str, bool], bool]
+
+_Node = dict[str, bytes]  # the documents of an array or a group, by name
+_NODE_DOCUMENTS: Final = frozenset(NODE_DOCUMENTS)
+
+# The documents of version 2 that are read first of a node, by its kind; None is a directory in a listing.
+_FIRST: Final[Mapping[Kind | None, Sequence[str]]] = {
+    "resolution": (".zarray", ".zattrs"),
+    "group": (".zgroup", ".zattrs"),
+    "labels": (".zgroup",),
+    None: (".zarray", ".zgroup", ".zattrs"),
+}
 
 
 class Readable(Protocol):
@@ -19,24 +35,33 @@ class Readable(Protocol):
 
     def read(self, key: str) -> Steps[bytes | None]: ...
 
+    def can_list(self) -> Steps[bool]: ...
+
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]: ...
 
 
-def read_node_documents(base: Readable, prefix: str = "") -> Steps[dict[str, bytes]]:
-    """Return the metadata documents below ``prefix``, by key: from consolidated metadata, or else by listing groups.
+def read_node_documents(
+    base: Readable, prefix: str = "", leaves_out: LeavesOut | None = None
+) -> Steps[dict[str, bytes]]:
+    """Return the metadata documents below ``prefix``, by key: from consolidated metadata, or else group by group.
 
-    ManifestError for a damaged document, or for more than `DEEPEST` levels of groups.
+    Nodes that attributes of OME-Zarr name may be missing if ``leaves_out`` is true for them. ManifestError for a
+    damaged document, or for more than `DEEPEST` levels of groups.
     """
-    found = yield from _read_consolidated(base)
+    root = yield from _read_documents(base, "", (CONSOLIDATED, "zarr.json"))
+    found = _parse_consolidated(root)
     if found:
         return {key: data for key, data in found.items() if is_within(key, prefix)}
-    return (yield from _walk_groups(base, prefix))
+    if prefix:
+        root = yield from _read_documents(base, prefix, ("zarr.json",))
+    root.pop(CONSOLIDATED, None)
+    return (yield from _walk_groups(base, prefix, root, leaves_out))
 
 
-def _read_consolidated(base: Readable) -> Steps[dict[str, bytes]]:
+def _parse_consolidated(root: _Node) -> dict[str, bytes]:
     """Return the root's consolidated metadata, and the documents in them; empty if there are none."""
     found: dict[str, bytes] = {}
-    for name, data in (yield from _read_documents(base, "", (CONSOLIDATED, "zarr.json"))).items():
+    for name, data in root.items():
         document = zarrmeta.object_in(data, repr(name))
         for path, member, content, _ in zarrmeta.iterate_consolidated_nodes(document, repr(name)):
             found[name] = data
@@ -50,35 +75,92 @@ def _encode_member(content: Any, key: str) -> bytes:
     return zarrmeta.dumps({name: value for name, value in document.items() if name != "consolidated_metadata"})
 
 
-def _walk_groups(base: Readable, prefix: str) -> Steps[dict[str, bytes]]:
-    """Return the documents of all arrays and groups, found by listing groups; directories of chunks are not listed."""
-    found: dict[str, bytes] = {}
-    every = (*NODE_DOCUMENTS, ".zattrs")
-    root = (yield from _read_documents(base, prefix, every[:1])) or (
-        yield from _read_documents(base, prefix, every[1:])
-    )
-    # All nodes have the version of the root.
-    names = ("zarr.json",) if "zarr.json" in root else every[1:] if root else every
-    level = [prefix]
+def _walk_groups(base: Readable, prefix: str, root: _Node, leaves_out: LeavesOut | None) -> Steps[dict[str, bytes]]:
+    """Return the documents of all arrays and groups, level by level; directories of chunks are not listed.
+
+    ``root`` has the document of version 3 of the group ``prefix``, if it exists. If the base cannot list, the
+    attributes of groups name the nodes below, and only existing nodes are returned.
+    """
+    can_list = yield from base.can_list()
+    versions = [3] if root else [2]  # all nodes have the version of the root
+    if not root:
+        root = yield from _read_version_2(base, prefix, "group")
+        versions = versions if root else [3, 2]
+    found = {join(prefix, name): data for name, data in root.items()}
+    seen = {prefix}
+    level: dict[str, _Node] = {prefix: root}
     for _ in range(DEEPEST):
-        nodes = yield from run_together([_read_documents(base, path, names) for path in level])
-        found |= {
-            join(path, name): data for path, node in zip(level, nodes, strict=True) for name, data in node.items()
+        groups = {path: node for path, node in level.items() if not _is_array(path, node)}
+        below = yield from run_together(
+            [_list_below(base, path, node, seen, can_list=can_list) for path, node in groups.items()]
+        )
+        kinds = {path: kind for part in below for path, kind in part.items() if path not in seen}
+        seen.update(kinds)
+        wanted = {
+            path: kind
+            for path, kind in kinds.items()
+            if kind is None or leaves_out is None or not leaves_out(path, kind != "resolution")
         }
-        groups = [path for path, node in zip(level, nodes, strict=True) if not _is_array(path, node)]
-        listings = yield from run_together([base.children(path) for path in groups])
-        level = [
-            join(path, listed.name)
-            for path, names_below in zip(groups, listings, strict=True)
-            for listed in names_below or ()
-            if listed.is_directory
-        ]
-        if not level:
+        if not wanted:
             return found
-    raise ManifestError(f"{level[0]!r}: expected a path of at most {DEEPEST} groups: open a group deeper down")
+        nodes = yield from run_together([_read_node(base, path, kind, versions) for path, kind in wanted.items()])
+        level = {
+            path: node
+            for path, node in zip(wanted, nodes, strict=True)
+            if can_list or not _NODE_DOCUMENTS.isdisjoint(node)
+        }
+        found |= {join(path, name): data for path, node in level.items() for name, data in node.items()}
+        if not can_list and prefix in groups and not level:
+            yield from base.children(prefix)  # an error says why nothing is known below the group
+    raise ManifestError(f"{next(iter(level))!r}: expected a path of at most {DEEPEST} groups: open a group deeper down")
 
 
-def _is_array(path: str, documents: dict[str, bytes]) -> bool:
+def _list_below(
+    base: Readable, path: str, node: _Node, seen: Collection[str], *, can_list: bool
+) -> Steps[dict[str, Kind | None]]:
+    """Return the paths of the nodes below the group ``path``, or of some, with the kind of each if attributes name it.
+
+    ``seen`` are the paths that are known so far.
+    """
+    named: dict[str, Kind | None] = {}
+    for member in ome_zarr.list_members(_get_attributes(node)):
+        below = join(path, member.path)
+        if is_key(below) and below.count("/") < ome_zarr.DEEPEST:
+            between = [above for above, _ in iterate_splits(below) if len(above) > len(path) and above != below]
+            named = {**dict.fromkeys(between, "group"), **named, below: member.kind}
+    if not can_list and (named or any(is_within(other, path) for other in seen if other != path)):
+        return named
+    listed = (yield from base.children(path)) or ()
+    kinds = {**named, join(path, "labels"): None}  # listed labels exist
+    paths = [join(path, each.name) for each in listed if each.is_directory]
+    return {below: kinds.get(below) for below in paths}
+
+
+def _get_attributes(node: _Node) -> Any:
+    """Return the attributes of a group; None if it has none."""
+    if "zarr.json" not in node:
+        return parse_json(node.get(".zattrs"))
+    document = parse_json(node["zarr.json"])
+    return document.get("attributes") if isinstance(document, dict) else None
+
+
+def _read_node(base: Readable, path: str, kind: Kind | None, versions: Sequence[int]) -> Steps[_Node]:
+    """Return the documents of a node that has one of ``versions``."""
+    found = (yield from _read_documents(base, path, ("zarr.json",))) if 3 in versions else {}
+    return found if found or 2 not in versions else (yield from _read_version_2(base, path, kind))
+
+
+def _read_version_2(base: Readable, path: str, kind: Kind | None) -> Steps[_Node]:
+    """Return the documents of a node of version 2: an array has no `.zgroup`, and a group no `.zarray`."""
+    found = yield from _read_documents(base, path, _FIRST[kind])
+    if kind == "labels":  # an image may lack labels
+        left: Sequence[str] = (".zattrs",) if found else ()
+    else:
+        left = () if _NODE_DOCUMENTS & found.keys() or kind is None else (".zarray", ".zgroup")
+    return found | (yield from _read_documents(base, path, [name for name in left if name not in _FIRST[kind]]))
+
+
+def _is_array(path: str, documents: _Node) -> bool:
     if ".zarray" in documents:
         return True
     document = documents.get("zarr.json")

@@ -14,7 +14,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, SingleChunk
-from refshard_fs.core.keys import parent
+from refshard_fs.core.keys import is_within, parent
 from refshard_fs.errors import ManifestError
 
 Attributes = dict[str, Any]
@@ -181,6 +181,16 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """Whether the choice changes neither the arrays that are shown, nor their paths."""
         return self == Choice(self.drop, self.keep, lenient=self.lenient)
 
+    def leaves_out(self, path: str, is_group: bool) -> bool:
+        """Return whether the array ``path``, or the group and all nodes in it, are not shown.
+
+        A coordinate of other arrays may be shown all the same.
+        """
+        is_kept = self.keep is None or any(
+            _names(name, path) or (is_group and _may_name_below(name, path)) for name in self.keep
+        )
+        return not is_kept or any(_names(name, path) for name in self.drop)
+
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values; TypeError for attributes that JSON cannot express."""
         found: dict[str, Any] = zarrmeta.loads(zarrmeta.dumps(msgspec.to_builtins(self)))
@@ -191,6 +201,16 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         arrays = {path.strip("/"): array.describe(path) for path, array in self.assign.items()}
         chunks = {path.strip("/"): SingleChunk(array.decode_data(path)) for path, array in self.assign.items()}
         return ArrayGroup(arrays, chunks, zarr_format, {})
+
+
+def _names(name: str, path: str) -> bool:
+    """Return whether ``name`` means the node ``path``, or a group above it; a name with a slash is a path."""
+    return is_within(path, name.strip("/")) if "/" in name else name in path.split("/")
+
+
+def _may_name_below(name: str, group: str) -> bool:
+    """Return whether ``name`` may mean a node in ``group``."""
+    return "/" not in name or is_within(name.strip("/"), group)
 
 
 def _convert_attributes(where: str, attributes: Mapping[str, Any]) -> Attributes:

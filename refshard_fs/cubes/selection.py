@@ -15,6 +15,7 @@ from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, make
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, find_nearest, is_within, join, make_relative, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, make_lookups_of, merge_listings
 from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, run_together
+from refshard_fs.core.node_documents import LeavesOut
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.choose import choose
@@ -135,7 +136,12 @@ class Selection(View):
 
         ManifestError, with the names that exist, for a name that the source does not have.
         """
-        return cls(base, choose(group_by_node(parse_documents((yield from base.documents()))), choice))
+        documents = yield from base.documents(leaves_out=choice.leaves_out)
+        try:
+            nodes = choose(group_by_node(parse_documents(documents)), choice)
+        except ManifestError:  # the unknown name may be one of a node that was left out; errors list all names
+            nodes = choose(group_by_node(parse_documents((yield from base.documents()))), choice)
+        return cls(base, nodes)
 
     @property
     def source(self) -> KeySpace:
@@ -338,7 +344,10 @@ class Selection(View):
                 shown.append(msgspec.structs.replace(listed, name=name, is_directory=is_directory))
         return sorted(shown, key=by_name)
 
-    def documents(self, prefix: str = "") -> Steps[dict[str, bytes]]:
+    def can_list(self) -> Steps[bool]:
+        return all((yield from run_together([space.can_list() for space in self._spaces])))
+
+    def documents(self, prefix: str = "", leaves_out: LeavesOut | None = None) -> Steps[dict[str, bytes]]:
         yield from ()
         return {key: data for key, data in self._documents.items() if is_within(key, prefix)}
 

@@ -133,13 +133,14 @@ def _list_contents_to_compare(keyspace: KeySpace, unread: UnreadArrays) -> Steps
 
 
 def _find_chunks(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Steps[ArrayChunks]:
-    """List the chunks of an array. If listing fails, and there are few chunks, check each for its existence."""
-    try:
-        found = (yield from keyspace.contents(path)).arrays
-        return found.get(path, ArrayChunks(grid))
-    except NotListable:
-        if grid.size > MAX_STATS:
-            raise
+    """List the chunks of an array. If listing is not possible, and there are few chunks, check each for existence."""
+    if grid.size > MAX_STATS or (yield from keyspace.can_list()):
+        try:
+            found = (yield from keyspace.contents(path)).arrays
+            return found.get(path, ArrayChunks(grid))
+        except NotListable:
+            if grid.size > MAX_STATS:
+                raise
     entries = yield from keyspace.find_entries([join(path, grid.tail(number)) for number in range(grid.size)])
     spans = {number: entry for number, entry in enumerate(entries) if isinstance(entry, Span)}
     facts = (yield tuple(Stat(span.url, origin=span.origin) for span in spans.values())) if spans else ()

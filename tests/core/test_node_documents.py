@@ -76,3 +76,78 @@ def test_groups_nested_too_deeply_are_an_error(tmp_path: Path) -> None:
     source = RefShardFileSystem(str(tmp_path)).source
     with pytest.raises(RefShardError, match=f"at most {DEEPEST} groups"):
         source.run("", source.open().documents)
+
+
+# Images of OME-Zarr, whose attributes name the nodes below groups.
+
+
+def write_plate(root: Path, zarr_format: Any) -> None:
+    """Write a plate with two wells, whose images have two resolutions; the second image has a label."""
+
+    def describe(group: Any, **attributes: Any) -> None:
+        group.attrs.update(attributes if zarr_format == 2 else {"ome": attributes})
+
+    scales = [{"datasets": [{"path": "0"}, {"path": "1"}]}]
+    plate = zarr.open_group(str(root), mode="w", zarr_format=zarr_format)
+    describe(plate, plate={"wells": [{"path": "A/1"}, {"path": "A/2"}]})
+    for column in "12":
+        well = plate.create_group(f"A/{column}")
+        describe(well, well={"images": [{"path": "0"}]})
+        groups = [well.create_group("0")]
+        if column == "2":
+            labels = groups[0].create_group("labels")
+            describe(labels, labels=["cells"])
+            groups.append(labels.create_group("cells"))
+        for group in groups:
+            describe(group, multiscales=scales)
+            for level in "01":
+                group.create_array(level, shape=(4,), chunks=(2,), dtype="i4")[:] = 1
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_named_nodes_equal_listed_nodes(tmp_path: Path, zarr_format: int) -> None:
+    write_plate(tmp_path / "plate.zarr", zarr_format)
+    with RangeServer(directory=tmp_path) as server:
+        for path in ("", "/A/1", "/A/2/0", "/A/2/0/labels"):
+            found = []
+            for place in (str(tmp_path), server.url):
+                source = RefShardFileSystem(f"{place}/plate.zarr{path}", skip_instance_cache=True).source
+                found.append(source.run("", source.open().documents))
+            assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("path", ["/A/1/0", "/A/2/0"])
+@pytest.mark.parametrize(
+    "choice",
+    [{"keep": ["0"]}, {"keep": ["/0"]}, {"keep": ["labels"]}, {"keep": ["/labels/cells/1"]}, {"drop": ["0"]}, {}],
+)
+def test_selection_of_resolutions_is_that_of_consolidated_metadata(
+    tmp_path: Path, zarr_format: int, path: str, choice: dict[str, Any]
+) -> None:
+    write_plate(tmp_path / "plate.zarr", zarr_format)
+    if "labels" in str(choice) and path == "/A/1/0":
+        pytest.skip("the image has no labels")
+    with RangeServer(directory=tmp_path) as server:
+        places = [f"{place}/plate.zarr{path}" for place in (server.url, tmp_path)]
+        found = [sorted(RefShardFileSystem(place).select(**choice).source.open().grids) for place in places]
+        with warnings.catch_warnings(action="ignore"):
+            zarr.consolidate_metadata(str(tmp_path / f"plate.zarr{path}"))
+        source = RefShardFileSystem(places[1], skip_instance_cache=True)
+        assert found[0] == found[1] == sorted(source.select(**choice).source.open().grids)
+
+
+def test_unknown_name_is_an_error_with_all_resolutions(tmp_path: Path) -> None:
+    write_plate(tmp_path / "plate.zarr", 3)
+    with RangeServer(directory=tmp_path) as server, pytest.raises(RefShardError, match="its names are 0, 1$"):
+        RefShardFileSystem(f"{server.url}/plate.zarr/A/1/0").select(keep=["2"])
+
+
+@pytest.mark.parametrize(("zarr_format", "documents"), [(2, 2), (3, 1)])
+def test_resolutions_left_out_take_no_request(tmp_path: Path, zarr_format: int, documents: int) -> None:
+    write_plate(tmp_path / "plate.zarr", zarr_format)
+    with RangeServer(directory=tmp_path) as server:
+        RefShardFileSystem(f"{server.url}/plate.zarr/A/1/0", select=[{"keep": ["/0"]}]).source.open()
+        below = [request.path for request in server.requests() if "/0/0/" in request.path or "/0/1/" in request.path]
+        assert len(below) == documents
+        assert not [path for path in below if "/0/1/" in path]

@@ -1,0 +1,44 @@
+"""The nodes that attributes of OME-Zarr name, by which a hierarchy can be read without listings. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
+
+DEEPEST: Final = 8  # the most names in a path; OME-Zarr has 7: row, column, field, "labels", label, level, document
+
+# What a name stands for: a resolution of an image is an array; "labels" is a group, which an image may lack.
+Kind = Literal["resolution", "group", "labels"]
+
+
+class Member(NamedTuple):
+    """A node that the attributes of a group name: its path, relative to the group, and its kind."""
+
+    path: str
+    kind: Kind
+
+
+def list_members(attributes: Any) -> Iterator[Member]:
+    """Yield the members that the attributes of a group, of version 0.4 or 0.5, name; nothing for other attributes.
+
+    >>> list(list_members({"ome": {"multiscales": [{"datasets": [{"path": "0"}]}]}}))
+    [Member(path='0', kind='resolution'), Member(path='labels', kind='labels')]
+    """
+    found = attributes.get("ome", attributes) if isinstance(attributes, dict) else None
+    match found:
+        case {"multiscales": [*scales]}:
+            yield from (Member(path, "resolution") for scale in scales for path in _iterate_paths(scale, "datasets"))
+            yield Member("labels", "labels")
+    match found:
+        case {"labels": [*names]} | {"series": [*names]}:
+            yield from (Member(name, "group") for name in names if isinstance(name, str))
+    for holder, member in (("plate", "wells"), ("well", "images")):
+        if isinstance(found, dict):
+            yield from (Member(path, "group") for path in _iterate_paths(found.get(holder), member))
+
+
+def _iterate_paths(holder: Any, member: str) -> Iterator[str]:
+    members = holder.get(member) if isinstance(holder, dict) else None
+    for item in members if isinstance(members, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("path"), str):
+            yield item["path"]
