@@ -778,7 +778,8 @@ def _open_document(
         choices = (*document.select, *piece.select)
         if number != document.first and all(choice.only_leaves_out for choice in choices):
             choices = ()  # only the arrays in `axes` are read, and these choices do not change the arrays
-        steps = open_selected(open_other(url, theirs), choices)
+        roots = theirs.root_documents if choices else theirs.root_documents[:1]  # one shows that it is a hierarchy
+        steps = open_selected(open_other(url, msgspec.structs.replace(theirs, root_documents=roots)), choices)
         if is_trusted(url):
             return (yield from steps)
         origin = server_of(url)
@@ -789,6 +790,8 @@ def _open_document(
     yield from space.register_arrays()
     # All other pieces have the first one's version, and are probably zarr hierarchies if it is one.
     theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)
+    while first.cube is not None:
+        first = first.cube.first
     if first.format == "zarr-hierarchy":
         roots = ("zarr.json",) if space.zarr_format == 3 else (".zgroup", ".zattrs", zarrmeta.CONSOLIDATED)
         theirs = msgspec.structs.replace(theirs, root_documents=roots)

@@ -246,8 +246,8 @@ def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
 def _probe_zarr(url: str, max_bytes: int, names: Sequence[str]) -> Steps[Probe | None]:
     """Request the documents ``names`` of a zarr hierarchy at ``url`` together; return None if it has none of them.
 
-    Other documents of the root count as absent until they are looked up again. Also return None if the server answers
-    every URL with a web page.
+    Documents of the other version of zarr count as absent until they are looked up again. Also return None if the
+    server answers every URL with a web page.
     """
     below = make_locator(url)
     try:
@@ -259,7 +259,8 @@ def _probe_zarr(url: str, max_bytes: int, names: Sequence[str]) -> Steps[Probe |
     present = {name: document for name, document in zip(names, found, strict=True) if document is not None}
     if not present.keys() & NODE_DOCUMENTS or any(document.data.lstrip()[:1] == b"<" for document in present.values()):
         return None
-    return Probe(url, None, b"", frozenset(present), present, frozenset(ROOT_DOCUMENTS) - present.keys())
+    other_version = ROOT_DOCUMENTS[1:] if "zarr.json" in present else ROOT_DOCUMENTS[:1]
+    return Probe(url, None, b"", frozenset(present), present, frozenset((*names, *other_version)) - present.keys())
 
 
 def _read_head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
