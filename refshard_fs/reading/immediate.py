@@ -321,9 +321,9 @@ class Immediate:
 
     def _answer(self, need: Need, may_load: bool) -> Outcome | None:
         """Return the answer to ``need``; None if this needs an event loop."""
-        known = self._answers.get(need, self._pool)
+        known = self._answers.find(need, self._pool)
         if known is not None:
-            return Outcome(known)
+            return known
         if not may_load:
             return None
         return self._load(need) if isinstance(need, Load) else self._read_head(need) if isinstance(need, Head) else None

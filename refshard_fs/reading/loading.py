@@ -35,6 +35,7 @@ from refshard_fs.core.model import (
     Stat,
     Steps,
 )
+from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.failures import describe, make_too_large_text
 from refshard_fs.reading.index_cache import IndexCache
@@ -254,6 +255,12 @@ def _write_in_thread(cache: IndexCache, name: str, index: Any, value: Any) -> No
 # file, and read their bytes from the new one.
 
 
+class Outcome(NamedTuple):
+    """A result, which may be None."""
+
+    value: Any
+
+
 class _BoundValue(NamedTuple):
     """A value, and the facts of the object at ``url`` from which it was made."""
 
@@ -307,6 +314,26 @@ class Answers:
             version = pool.versions.of(found.url)
             return found.value if version.seen is not None and version.is_like(found.seen) else None
         return found.value if place[0].is_still(place[1], found.seen) else None
+
+    def find(self, need: Need, pool: Pool) -> Outcome | None:
+        """Return the outcome of ``need`` if it is known: the result of `get`, or that a document did not exist."""
+        value = self.get(need, pool)
+        return Outcome(value) if value is not None or self._is_absent(need, pool) else None
+
+    def _is_absent(self, need: Need, pool: Pool) -> bool:
+        """Return whether ``need`` is for the first bytes of a document that did not exist when the set was made."""
+        if self.ranges is None or not isinstance(need, Head) or not self.ranges.is_absent(need.url, need.origin):
+            return False
+        is_admitted = pool.place(need.url, need.origin) is not None
+        return is_admitted and not isinstance(pool.versions.find_latest(need.url), Facts)
+
+    def keep_absence(self, url: str, origin: Origin) -> None:
+        """Keep in ``ranges`` that there is no object at ``url``, if its name is that of a metadata document.
+
+        Metadata of a replaced source are read again before its chunks are.
+        """
+        if self.ranges is not None and is_metadata(url):
+            self.ranges.put_absence(url, origin)
 
     def _get_read(self, need: Head | Load, pool: Pool) -> tuple[Facts, bytes] | None:
         """Return facts and bytes of ``need`` if they are in ``ranges``."""
@@ -394,12 +421,6 @@ def _find_source(need: Need) -> tuple[str | None, Origin]:
             return url, origin
         case _:
             return None, ()
-
-
-class Outcome(NamedTuple):
-    """A result, which may be None."""
-
-    value: Any
 
 
 def advance(steps: Steps[Any], answer: Any, known: Callable[[Need], Outcome | None]) -> Need | tuple[Need, ...]:

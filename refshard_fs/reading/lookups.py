@@ -122,11 +122,10 @@ class Lookups:
         return out
 
     def _find_outcome(self, need: Need) -> Outcome | None:
-        value = self._answers.get(need, self.pool)
-        if value is None:
-            return None
-        self.stats.add(cache_hits=1)
-        return Outcome(value)
+        known = self._answers.find(need, self.pool)
+        if known is not None:
+            self.stats.add(cache_hits=1)
+        return known
 
     async def need(self, need: Need) -> Any:
         """Return the answer to one need; concurrent callers share one read."""
@@ -188,7 +187,9 @@ class Lookups:
                 value, weight = await self._ask(url, origin, VersionedObject.get_facts), 256
             case Head(url, length, origin):
                 head = await self._ask(url, origin, lambda found, path: found.head(path, length))
-                if head is not None:
+                if head is None:
+                    self._answers.keep_absence(url, origin)
+                else:
                     self.stats.add(requests=1, bytes_fetched=len(head[1]))
                     self._answers.keep_range(url, origin, 0, head[1], self.pool)
                 return head

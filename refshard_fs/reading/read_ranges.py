@@ -17,9 +17,12 @@ MOST: Final = 1 << 20  # bytes: longer ranges are not kept
 
 
 class _Object:
-    """The ranges of one version of an object, in order and without overlaps: their starts and their bytes."""
+    """The ranges of one version of an object, in order and without overlaps: their starts and their bytes.
 
-    def __init__(self, facts: Facts) -> None:
+    ``facts`` are None if there was no object.
+    """
+
+    def __init__(self, facts: Facts | None) -> None:
         self.facts = facts
         self.starts: list[int] = []
         self.parts: list[bytes] = []
@@ -55,6 +58,8 @@ class _Object:
 class ReadRanges:
     """Ranges of objects, at most ``capacity`` bytes in all; the least recently used objects are dropped first.
 
+    Documents that did not exist are kept, too.
+
     >>> ranges = ReadRanges(100)
     >>> ranges.put("https://host/a", (), Facts(9, "v1"), 0, b"abcd")
     >>> ranges.put("https://host/a", (), Facts(9, "v1"), 4, b"ef")
@@ -76,6 +81,17 @@ class ReadRanges:
             kept.add(start, data)
             self._objects.put((url, origin), kept, kept.size)
 
+    def put_absence(self, url: str, origin: Origin) -> None:
+        """Keep that there is no object at ``url``; forget its ranges."""
+        with self._lock:
+            self._objects.put((url, origin), _Object(None), len(url))
+
+    def is_absent(self, url: str, origin: Origin) -> bool:
+        """Return whether it is kept that there is no object at ``url``."""
+        with self._lock:
+            known = self._objects.get((url, origin))
+            return known is not None and known.facts is None
+
     def find(self, url: str, origin: Origin, start: int, stop: int) -> tuple[Facts, bytes] | None:
         """Return the version of an object, and its bytes from ``start`` to ``stop``; None if not all are kept.
 
@@ -83,7 +99,7 @@ class ReadRanges:
         """
         with self._lock:
             known = self._objects.get((url, origin))
-            if known is None:
+            if known is None or known.facts is None:
                 return None
             size = known.facts.size
             stop = stop if size is None else min(stop, size)

@@ -73,3 +73,18 @@ def test_random_ranges_have_the_bytes_of_their_object() -> None:
             first, last = sorted(rng.integers(0, 101, 2).tolist())
             is_kept = first < last and bool(known[first:last].all())
             assert ranges.find(URL, (), first, last) == ((FACTS, DATA[first:last]) if is_kept else None)
+
+
+def test_absence_is_kept_until_the_object_has_ranges() -> None:
+    ranges = ReadRanges(1000)
+    put(ranges, (0, 10))
+    ranges.put_absence(URL, ())
+    assert ranges.is_absent(URL, ())
+    assert not ranges.is_absent(URL, ("host",))
+    assert ranges.find(URL, (), 0, 10) is None
+    put(ranges, (0, 10))
+    assert not ranges.is_absent(URL, ())
+    assert ranges.find(URL, (), 0, 10) == (FACTS, DATA[:10])
+    ranges.put_absence(URL, ())
+    ranges.clear()
+    assert not ranges.is_absent(URL, ())
