@@ -82,8 +82,8 @@ class Probe(msgspec.Struct, frozen=True):
 
     A file has ``facts`` and its first bytes, ``head``. A directory has ``names`` (all names in it or, if the target
     cannot list, the existing ``markers`` of all formats) and, by name, the existing ``documents`` of all formats. If
-    the source is probably a zarr hierarchy, only the documents of its root were requested: ``documents`` are the
-    existing ones, ``absent`` the names of the others.
+    the source is probably a zarr hierarchy, only some documents of its root, and of a node below, were requested:
+    ``documents`` are the existing ones by key, ``names`` their keys, and ``absent`` the keys of others that are absent.
     """
 
     url: str
@@ -222,6 +222,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     verify: bool = False  # verify checksums of chunks or HDUs, if the source has them
     max_manifest_bytes: int = MANIFEST_BYTES
     root_documents: tuple[str, ...] = ()  # requested first, because the source is probably a hierarchy with these
+    awaited: tuple[str, ...] = ()  # the metadata documents of a node that are read as soon as the source is open
     recalls: bool = True  # documents that were read to recognise a source also answer its first look-ups
     head: int = HEAD  # bytes of the first request for a source
     version: Version = Version()

@@ -60,7 +60,7 @@ def _open_other(url: str, options: OpenOptions) -> Steps[KeySpace]:
     the outer source.
     """
     try:
-        return (yield from open_source(url, msgspec.structs.replace(options, group="")))
+        return (yield from open_source(url, msgspec.structs.replace(options, group="", awaited=())))
     except NoSuchSource as e:
         raise SourceNotReachable(str(e)) from e
     except OSError as e:
@@ -220,7 +220,12 @@ def _is_remote(url: str) -> bool:
 
 def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
     max_bytes, is_root = options.max_manifest_bytes, may_be_root(url)
-    for names in (options.root_documents if _is_remote(url) else (), ROOT_DOCUMENTS if is_root else ()):
+    tries = [options.root_documents] if _is_remote(url) else []
+    if is_root and any("/" in key for key in options.awaited):  # a node below shows that the source is a hierarchy
+        tries += [(*ROOT_DOCUMENTS[:1], *options.awaited), ROOT_DOCUMENTS]
+    elif is_root:
+        tries += [tuple(dict.fromkeys((*ROOT_DOCUMENTS, *options.awaited)))]
+    for names in tries:
         if names and (found := (yield from _probe_zarr(url, max_bytes, names))) is not None:
             return found
     try:
@@ -244,7 +249,7 @@ def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
 
 
 def _probe_zarr(url: str, max_bytes: int, names: Sequence[str]) -> Steps[Probe | None]:
-    """Request the documents ``names`` of a zarr hierarchy at ``url`` together; return None if it has none of them.
+    """Request documents of a zarr hierarchy at ``url``, by their keys, together; return None if no node has one.
 
     Documents of the other version of zarr count as absent until they are looked up again. Also return None if the
     server answers every URL with a web page.
@@ -257,7 +262,8 @@ def _probe_zarr(url: str, max_bytes: int, names: Sequence[str]) -> Steps[Probe |
             raise
         return None
     present = {name: document for name, document in zip(names, found, strict=True) if document is not None}
-    if not present.keys() & NODE_DOCUMENTS or any(document.data.lstrip()[:1] == b"<" for document in present.values()):
+    are_nodes = any(name.rpartition("/")[2] in NODE_DOCUMENTS for name in present)
+    if not are_nodes or any(document.data.lstrip()[:1] == b"<" for document in present.values()):
         return None
     other_version = ROOT_DOCUMENTS[1:] if "zarr.json" in present else ROOT_DOCUMENTS[:1]
     return Probe(url, None, b"", frozenset(present), present, frozenset((*names, *other_version)) - present.keys())

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import EditedKeySpace, Edits
 from refshard_fs.core.forks import call_in_child, fork_safe
 from refshard_fs.core.format import OpenOptions, start_finding_plugins
-from refshard_fs.core.keys import join
+from refshard_fs.core.keys import is_key, join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import (
@@ -307,6 +307,7 @@ class Source(Engines):
         self._arguments: object = None  # the arguments of the filesystems that share this
         self._opening: weakref.WeakKeyDictionary[Loop, asyncio.Task[KeySpace]] = weakref.WeakKeyDictionary()
         self._keyspace: KeySpace | None = None
+        self._awaited: list[str] = []  # keys that are read as soon as the source is open
         self._opening_now = fork_safe(threading.Lock())
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         # Metadata of arrays, by path, each with the number of the last edit when they were read.
@@ -337,10 +338,11 @@ class Source(Engines):
         is_same = known._arguments == arguments and known.transaction is transaction
         return known if is_same else cls(Settings.of(options), transaction)
 
-    async def keyspace(self) -> KeySpace:
-        """Return the opened source; concurrent callers open it once."""
+    async def keyspace(self, keys: Iterable[str] = ()) -> KeySpace:
+        """Return the opened source; concurrent callers open it once. ``keys`` are read next."""
         if self._keyspace is not None:
             return self._keyspace
+        self._awaited.extend(keys)
         loop = asyncio.get_running_loop()
         task = self._opening.get(loop)
         if task is None or task.done():
@@ -450,9 +452,13 @@ class Source(Engines):
     def _open_options(self) -> OpenOptions:
         """Return the options for opening the source; arrays that the transaction wrote with shards show the shards."""
         transaction, options = self.transaction, self.options.open
-        return (
-            options if transaction is None else msgspec.structs.replace(options, whole=transaction.whole, recalls=False)
-        )
+        if transaction is not None:
+            return msgspec.structs.replace(options, whole=transaction.whole, recalls=False)
+        awaited, self._awaited = tuple(dict.fromkeys(self._awaited)), []
+        are_documents = all(is_key(key) and zarrmeta.is_metadata(key) and "::" not in key for key in awaited)
+        if self.options.select or not are_documents or len({parent(key)[0] for key in awaited}) != 1:
+            return options
+        return msgspec.structs.replace(options, awaited=awaited)
 
     @property
     def _openings(self) -> int:
@@ -603,7 +609,7 @@ class Source(Engines):
         """Return the bytes of ``request``; FileNotFoundError means that the key does not exist."""
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)  # even if the data is inline: chunks will be read on the same loop
-        keyspace = self._keyspace or self.open_now() or await self.keyspace()
+        keyspace = self._keyspace or self.open_now() or await self.keyspace([request.key])
         if self._is_part_of_metadata(request):
             await self.read(Request(request.key))
         at_once = self._immediate or self._get_immediate()
@@ -627,9 +633,9 @@ class Source(Engines):
         return out
 
     async def _read_all(self, requests: list[Request], on_progress: Callable[[int], object] | None) -> list[Any]:
-        keyspace = await self.keyspace()
-        reader = self._get_immediate()
         keys = [request.key for request in requests]
+        keyspace = await self.keyspace(keys[:FIRST_KEYS])
+        reader = self._get_immediate()
         # If the first few keys are not found, an index has to be read, probably for all keys. A key that is found is
         # not looked up again: a hierarchy gives the documents that it read at its opening only once.
         found = reader.find_all(keyspace, keys[:FIRST_KEYS])

@@ -93,6 +93,40 @@ def test_cold_store_costs_at_most_one_request_more_than_zarr(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_array_below_a_cold_root_costs_one_request_more_than_zarr(
+    kind: str, tmp_path: Path, server: RangeServer
+) -> None:
+    """The root's document may hold commits; it is requested beside the three documents that zarr requests."""
+    write(tmp_path / "s.zarr", kind)
+    found = zarr.open_array(f"refshard::{server.url}/s.zarr", path="v", mode="r")
+    assert sorted(request.path for request in server.requests()) == [
+        "/s.zarr/v/.zarray", "/s.zarr/v/.zattrs", "/s.zarr/v/zarr.json", "/s.zarr/zarr.json"
+    ]  # fmt: skip
+    read(found, kind)
+    assert zarr.open_group(f"refshard::{server.url}/s.zarr", mode="r")["t"][0] == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_array_at_a_cold_root_costs_two_requests_more_than_zarr(kind: str, tmp_path: Path, server: RangeServer) -> None:
+    write(tmp_path / "s.zarr", kind)
+    found = zarr.open_array(f"refshard::{server.url}/s.zarr/v", mode="r")
+    assert len(server.requests()) == 3 + 2
+    read(found, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_array_of_a_cold_store_is_missing(kind: str, tmp_path: Path, server: RangeServer) -> None:
+    write(tmp_path / "s.zarr", kind)
+    with pytest.raises(FileNotFoundError):
+        zarr.open_array(f"refshard::{server.url}/s.zarr", path="none", mode="r")
+    fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
+    assert not fs.exists("none/.zarray")
+    with pytest.raises((FileNotFoundError, ValueError)):
+        fs.cat_file("../s.zarr/.zgroup")
+    assert all(request.path.startswith("/s.zarr/") for request in server.requests())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("open_", [open_by_engine, open_by_mapper])
 def test_cold_store_on_s3_costs_no_listing(
     open_: Callable[..., Any], kind: str, tmp_path: Path, s3_server: Any, s3_proxy: CountingProxy

@@ -7,7 +7,7 @@ from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 
 
 def _recognises(probe: Probe) -> bool:
-    if not probe.names.isdisjoint(NODE_DOCUMENTS):
+    if any(name.rpartition("/")[2] in NODE_DOCUMENTS for name in probe.names):
         return True
     consolidated = probe.documents.get(CONSOLIDATED)
     return consolidated is not None and b'"record_size"' not in consolidated.data  # a parquet set has this member
