@@ -122,7 +122,7 @@ def test_named_nodes_equal_listed_nodes(tmp_path: Path, zarr_format: int) -> Non
     "choice",
     [{"keep": ["0"]}, {"keep": ["/0"]}, {"keep": ["labels"]}, {"keep": ["/labels/cells/1"]}, {"drop": ["0"]}, {}],
 )
-def test_selection_of_resolutions_is_that_of_consolidated_metadata(
+def test_selected_resolutions_equal_those_of_consolidated_stores(
     tmp_path: Path, zarr_format: int, path: str, choice: dict[str, Any]
 ) -> None:
     write_plate(tmp_path / "plate.zarr", zarr_format)

@@ -93,9 +93,7 @@ def test_cold_store_costs_at_most_one_request_more_than_zarr(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_array_below_a_cold_root_costs_one_request_more_than_zarr(
-    kind: str, tmp_path: Path, server: RangeServer
-) -> None:
+def test_array_below_a_cold_root_costs_one_more_than_zarr(kind: str, tmp_path: Path, server: RangeServer) -> None:
     """The root's document may hold commits; it is requested beside the three documents that zarr requests."""
     write(tmp_path / "s.zarr", kind)
     found = zarr.open_array(f"refshard::{server.url}/s.zarr", path="v", mode="r")
@@ -107,7 +105,7 @@ def test_array_below_a_cold_root_costs_one_request_more_than_zarr(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_array_at_a_cold_root_costs_two_requests_more_than_zarr(kind: str, tmp_path: Path, server: RangeServer) -> None:
+def test_array_at_a_cold_root_costs_two_more_than_zarr(kind: str, tmp_path: Path, server: RangeServer) -> None:
     write(tmp_path / "s.zarr", kind)
     found = zarr.open_array(f"refshard::{server.url}/s.zarr/v", mode="r")
     assert len(server.requests()) == 3 + 2
