@@ -88,27 +88,40 @@ def shared_data() -> Path:
     return shared / "data"
 
 
-# Idle, a cluster takes a tenth of a core, so it ends with the module; its profiler takes a fourth of this.
+# Its profiler takes a fourth of what an idle cluster takes.
 CLUSTER = {
     "distributed.worker.daemon": True,
     "distributed.comm.timeouts.connect": "60s",
     "distributed.worker.profile.enabled": False,
     "distributed.admin.system-monitor.interval": "10s",
 }
+OPEN_CLUSTER = pytest.StashKey[tuple[Any, ExitStack]]()
 
 
 @pytest.fixture(scope="module")
-def dask_cluster() -> Iterator[Any]:
-    """A dask cluster of two worker processes for the tests of a module, which connect their own clients."""
+def dask_cluster(pytestconfig: pytest.Config) -> Any:
+    """A dask cluster of two worker processes; tests of several modules share it, and connect their own clients."""
     dask = pytest.importorskip("dask")
     distributed = pytest.importorskip("distributed")
-    with (
-        dask.config.set(CLUSTER),
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as cluster,
-    ):
-        yield cluster
+    if OPEN_CLUSTER not in pytestconfig.stash:
+        with ExitStack() as stack:
+            stack.enter_context(dask.config.set(CLUSTER))
+            cluster = distributed.LocalCluster(
+                n_workers=2, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+            )
+            stack.enter_context(cluster)
+            pytestconfig.stash[OPEN_CLUSTER] = cluster, stack.pop_all()
+    return pytestconfig.stash[OPEN_CLUSTER][0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Close the dask cluster after the last module that uses it, because idle, it takes a tenth of a core."""
+    yield
+    is_needed = nextitem and (nextitem.path == item.path or "dask_cluster" in getattr(nextitem, "fixturenames", ()))
+    if OPEN_CLUSTER in item.config.stash and not is_needed:
+        item.config.stash[OPEN_CLUSTER][1].close()
+        del item.config.stash[OPEN_CLUSTER]
 
 
 @pytest.fixture(scope="session")
@@ -159,7 +172,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that use a dask cluster, so that those of a module follow each other, and it ends soon."""
+    """Begin with the tests that use a dask cluster, so that they follow each other, and it ends soon."""
     items.sort(key=lambda item: "dask_cluster" not in getattr(item, "fixturenames", ()))
 
 
