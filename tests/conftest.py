@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -169,6 +170,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """With ``-n``, let each worker first import test modules of its own.
+
+    pytest rewrites the assertions of a module that it imports for the first time, and keeps the compiled module. If all
+    workers imported in one order, each of them would rewrite nearly every module.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    paths = [Path(argument.split("::")[0]) for argument in session.config.args]
+    modules = [module for path in paths for module in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
+    for module in modules[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # reported when the module is collected
+            path = module.resolve().relative_to(session.config.rootpath)
+            importlib.import_module(".".join(path.with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
