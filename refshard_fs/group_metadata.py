@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
 from refshard_fs.core.zarrmeta import CONSOLIDATED, iterate_consolidated_nodes, object_in, shorten
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, NotListable, sanitize
 from refshard_fs.reading.plan import Request
 from refshard_fs.source.source import Source
 
@@ -209,12 +210,29 @@ def _get_attributes(documents: Documents) -> dict[str, Any]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
+async def _make_rootless_error(source: Source) -> Exception:
+    """Return the error of a source without a group at its root, with the names of its members if they can be listed."""
+    keyspace, url = await source.keyspace(), source.options.source
+    where = f"{url} (format {keyspace.source.format})" if isinstance(url, str) else "the source in memory"
+    found, remedy = "", "A group or an array below the root is opened by its path (group= in xarray, path= in zarr)"
+    with suppress(NotListable):
+        members = (await source.look_up("", keyspace.children(""))) or ()
+        found = ", found " + (", ".join(repr(each.name) for each in members[:8]) or "no key at all")
+        file = next((each.name for each in members if not each.is_directory), None)
+        if not members:
+            remedy = "Was it written to the end?"
+        elif keyspace.source.format == "zip" and file is not None:
+            remedy = f"To read a file in the archive, open 'zip://{file}::{url}'"
+    text = f"{where} has no group at its root: expected a key 'zarr.json' or '.zgroup'{found}. {remedy}"
+    return FileNotFoundError(sanitize(text))
+
+
 async def _make_missing_error(source: Source, path: str, documents: Documents, *, consolidated: bool) -> Exception:
     """Return the error of a group that does not exist, with the names of the groups in the next group above it."""
     if documents:
         return ValueError(f"expected a group at {path or 'the root'!r}, found an array: open its group")
     if not path:
-        return FileNotFoundError("the source has no group at its root: expected a document 'zarr.json' or '.zgroup'")
+        return await _make_rootless_error(source)
     above = ""
     names = sorted((await read_groups(source, above, consolidated=consolidated))[above].groups)
     for step in path.split("/"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,3 +138,39 @@ def test_document_of_another_version_is_an_error(key: str, consolidated: bool) -
     refs = make_references(consolidate(documents) if consolidated else documents)
     with pytest.raises(ManifestError, match=f"'{key}': expected zarr_format 2, got 9"):
         read(refs, consolidated=consolidated)
+
+
+@pytest.mark.parametrize(
+    ("members", "found"),
+    [
+        ([], "found no key at all. Was it written to the end?"),
+        (["b.nc"], "found 'b.nc'. To read a file in the archive, open 'zip://b.nc::{url}'"),
+        (["g/.zgroup"], "found 'g'. A group or an array below the root is opened by its path"),
+    ],
+)
+def test_zip_without_a_root_group_is_an_error_with_its_names(tmp_path: Path, members: list[str], found: str) -> None:
+    url = str(tmp_path / "a.zip")
+    with zipfile.ZipFile(url, "w") as file:
+        for name in members:
+            file.writestr(name, '{"zarr_format": 2}')
+    with pytest.raises(FileNotFoundError) as caught:
+        read(url, consolidated=False)
+    expected = f"{url} (format zip) has no group at its root: expected a key 'zarr.json' or '.zgroup', "
+    assert str(caught.value).startswith(expected + found.format(url=url))
+
+
+@pytest.mark.parametrize("document", ["{}", '{"version": 1, "refs": {}}'])
+def test_empty_set_of_references_is_an_error_that_says_so(tmp_path: Path, document: str) -> None:
+    (tmp_path / "refs.json").write_text(document)
+    expected = "has no group at its root: expected a key 'zarr.json' or '.zgroup', found no key at all"
+    for source, name in ((str(tmp_path / "refs.json"), "kerchunk-json"), (json.loads(document), "in memory")):
+        with pytest.raises(FileNotFoundError, match=f"{name}.*{expected}"):
+            read(source, consolidated=False)
+
+
+def test_source_that_cannot_be_listed_has_an_error_without_names(http_server: RangeServer) -> None:
+    url = http_server.put("s.zarr/a/.zarray", json.dumps(ARRAY_2).encode()).removesuffix("/a/.zarray")
+    fs = RefShardFileSystem(url, skip_instance_cache=True)
+    assert fs.cat_file("a/.zarray")
+    with pytest.raises(FileNotFoundError, match=r"or '\.zgroup'\. A group or an array below the root"):
+        fs.source.wait(lambda: read_groups(fs.source, "", consolidated=False))

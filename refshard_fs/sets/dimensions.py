@@ -265,6 +265,8 @@ def _choose_dimension(part: NamedSet, known: Iterable[str], find_unlimited: Find
     unlimited = [dim for dim in find_unlimited(part) if dim in dims]
     records = [dim for dim in dims if dim in RECORDS]
     fitting: list[str] = [*(unlimited if len(unlimited) == 1 else ()), *records, *names, *dims]
+    if not part.variables:
+        raise ManifestError(f"{part.name} has no variables: expected one to join. Was the source written to the end?")
     if not fitting:
         raise ManifestError(f"{part.name} has no dimension along which it could be joined with others: {ADVICE}")
     return fitting[0]

@@ -55,6 +55,8 @@ def read_parquet_table(data: bytes, where: str, dims: Sequence[str] | None) -> l
         raise ImportError(f'{where} is a Parquet file: pip install "refshard_fs[parquet]"') from e
     table = pyarrow.parquet.read_table(pyarrow.BufferReader(data))
     names = table.column_names
+    if names and not table.num_rows:
+        raise ValueError(f"{where} is a table without rows: expected the URL of a source in each row")
     if "assets" in names:
         times = [name for name in ("datetime", "start_datetime") if name in names]
         return [
@@ -104,7 +106,8 @@ def move_credentials(urls: Sequence[str], table: str, options: Mapping[str, Any]
 def _find_url_column(names: Sequence[str], where: str) -> str:
     column = next((name for name in URLS if name in names), None)
     if column is None:
-        raise ValueError(f"{where} has the columns {', '.join(names)}: expected one of {', '.join(URLS)}")
+        found = f"the columns {', '.join(names)}" if names else "no columns"
+        raise ValueError(f"{where} has {found}: expected one of {', '.join(URLS)}")
     return column
 
 

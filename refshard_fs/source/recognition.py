@@ -129,6 +129,9 @@ def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
         return (yield from _decompress(probe, options))
     if kind is not None:
         raise UnknownSource(f"{probe.url} is {kind[0]}{how}, which is not supported: {kind[1]}")
+    is_whole = probe.facts is not None and probe.facts.size == len(probe.head)
+    if codec is not None and not inner.head and is_whole and not decompress_file(probe.head, probe.url):
+        raise UnknownSource(f"{probe.url} is an empty document{how}. Was it written to the end?")
     if codec is not None and inner.head and not any(_find_fitting(inner)):
         raise UnknownSource(
             f"{probe.url} is a document that starts with {inner.head[:16]!r}{how}: it fits no known format"
@@ -177,10 +180,14 @@ def _choose_format(probe: Probe, name: str | None) -> Format:
             remedy = f"To join its files, open '{probe.url.rstrip('/')}/*.{kinds.most_common(1)[0][0]}'"
     elif not probe.head:
         what, remedy = "an empty document", "Was it written to the end?"
+    elif not probe.head.strip(b"\0"):
+        what, remedy = f"a file whose first {len(probe.head):,} bytes are zero", "Was it written to the end?"
     else:
         what = f"a document that starts with {probe.head[:16]!r}"
         if not fitting and probe.head.lstrip()[:1] == b"<":
             remedy = f"Is this the URL of the file itself? It looks like {PAGE}"
+        elif not fitting and probe.head.lstrip()[:1] == b"[":
+            remedy = "A set of references is a JSON object. To join the sources in a JSON list, pass the loaded list"
     names = ", ".join(f.name for f in fitting or known.values())
     if fitting:
         raise UnknownSource(f"{probe.url} is {what}: it fits several formats ({names}). {remedy}")

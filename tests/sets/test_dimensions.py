@@ -100,3 +100,10 @@ def test_single_set_grows_along_its_only_unlimited_dimension(unlimited: list[str
 def test_single_set_is_joined_along_record_or_time(dim: str, tmp_path: Path) -> None:
     write(xr.Dataset({"a": ((dim, "x"), make_values(2))}, {"x": X}), tmp_path / "0.nc")
     assert f"joined along {dim}" in repr(refshard_fs.cube([str(tmp_path / "0.nc")]))
+
+
+def test_source_without_variables_is_an_error_that_says_so(tmp_path: Path) -> None:
+    write(xr.Dataset(), tmp_path / "a.nc")
+    for path in ("a.nc", "*.nc"):
+        with pytest.raises(ManifestError, match="a.nc.* has no variables: expected one to join"):
+            refshard_fs.open(f"{tmp_path}/{path}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
 
-from refshard_fs.sets.tables import parse_placed_sources
+from refshard_fs.sets.tables import parse_placed_sources, read_parquet_table
 
 DAY = datetime(2024, 1, 2, tzinfo=UTC)
 
@@ -75,3 +76,15 @@ def test_incomplete_stac_items_are_refused() -> None:
 
 def test_assets_argument_may_be_one_name() -> None:
     assert parse_placed_sources([make_item(b1="x.tif", b="y.tif")], "b1") == [("x.tif", {"time": DAY})]
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"), [(["url", "time"], "t.parquet is a table without rows"), ([], "t.parquet has no columns")]
+)
+def test_empty_parquet_table_is_an_error_that_says_so(columns: list[str], error: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = BytesIO()
+    parquet.write_table(pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in columns}), file)
+    with pytest.raises(ValueError, match=error):
+        read_parquet_table(file.getvalue(), "t.parquet", None)

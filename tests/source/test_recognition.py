@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 from pathlib import Path
@@ -120,3 +121,19 @@ def test_directory_that_fits_several_formats_needs_format(tmp_path: Path) -> Non
     with pytest.raises(UnknownSource, match=r"several formats \(zarr-hierarchy, n5\)\. Pass the format with format="):
         RefShardFileSystem(str(tmp_path)).ls("")
     assert RefShardFileSystem(str(tmp_path), format="zarr-hierarchy").exists("zarr.json")
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", "is an empty document: .* Was it written to the end"),
+        (bytes(10240), "is a file whose first 10,240 bytes are zero: .* Was it written to the end"),  # an empty tar
+        (gzip.compress(b""), "is an empty document, compressed as a whole with gzip. Was it written to the end"),
+        (b"[]", "A set of references is a JSON object. To join the sources in a JSON list, pass the loaded list"),
+    ],
+    ids=["nothing", "zeros", "gzip", "list"],
+)
+def test_empty_document_is_an_error_that_says_so(tmp_path: Path, data: bytes, error: str) -> None:
+    (tmp_path / "source").write_bytes(data)
+    with pytest.raises(UnknownSource, match=error):
+        RefShardFileSystem(str(tmp_path / "source")).source.open()
