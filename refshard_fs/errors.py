@@ -104,7 +104,7 @@ class RefShardError(Exception):
 
 
 class ManifestError(RefShardError, ValueError):
-    """A source does not follow its format, lacks what an argument names, or does not fit the format of a new set.
+    """A source does not follow its format, lacks an array or version that was asked for, or does not fit a new set.
 
     The text names the source or the argument, and says what was expected.
     """

@@ -399,7 +399,7 @@ def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
         key, empty = CONSOLIDATED, {"zarr_consolidated_format": 1, "metadata": {}}
     else:
         return {}
-    return {key: zarrmeta.dumps(zarrmeta.replace_nan(reconsolidate(key, empty, documents, lambda _: False)))}
+    return {key: zarrmeta.dumps(zarrmeta.replace_non_finite(reconsolidate(key, empty, documents, lambda _: False)))}
 
 
 def _is_array(document: bytes, name: str) -> bool:

@@ -58,7 +58,7 @@ class GroupStore(AbstractDataStore):
         self._task_size, self._not_loaded, self._load_together = task_size, not_loaded, load_together
 
     def get_variables(self) -> dict[str, xr.Variable]:
-        """Return the arrays of the group as variables that read values when they are used."""
+        """Return the arrays of the group as lazy variables; load those of dimension coordinates at once, together."""
         variables = {name: self._make_variable(name, node) for name, node in self._group.arrays.items()}
         # xarray would read one coordinate after the other: first value, last value, all values.
         self._load_together([v for name, v in variables.items() if v.dims == (name,) and name not in self._not_loaded])

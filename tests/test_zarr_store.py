@@ -200,8 +200,12 @@ def test_store_of_a_url_takes_no_writes(tmp_path: Path) -> None:
     assert (store.read_only, store.supports_writes, store.supports_deletes) == (True, False, False)
     with pytest.raises(ValueError, match="read_only=False needs a source that is open for writing"):
         store.with_read_only(False)
+
+
+@needs_zarr_3
+def test_store_of_a_filesystem_takes_no_options() -> None:
     with pytest.raises(TypeError, match="no options beside a filesystem, got shards"):
-        refshard_fs.Store(store.fs, shards="whole")
+        refshard_fs.Store(refshard_fs.Store(REFS).fs, shards="whole")
 
 
 @needs_zarr_3

@@ -22,7 +22,7 @@ from refshard_fs.cli.command import Command, argument, command, name_options
 from refshard_fs.errors import RefShardError, redact, sanitize
 
 
-@command("bash", argument("shell", "bash, zsh or fish", "SHELL", "bash zsh fish"), sources=())
+@command("bash", argument("shell", "the shell", "SHELL", "bash zsh fish"), sources=())
 def _completion(arguments: argparse.Namespace) -> None:
     """Print a script that lets your shell complete this command."""
     try:

@@ -464,7 +464,7 @@ class ArrayView(View, Generic[K]):
         return ("", None) if path is None else (path, self.find_own_grid(path))
 
     def _parse_chunk_directory(self, prefix: str) -> Steps[tuple[str, tuple[int, ...]] | None]:
-        """Return array and leading coordinates if ``prefix`` is a directory of chunks that this view finds."""
+        """Return array and leading coordinates if this view looks up the chunks in ``prefix`` itself; else None."""
         path, grid = yield from self._find_grid_above(prefix)
         leading = None if grid is None else grid.parse_leading(make_relative(prefix, path))
         return None if leading is None else (path, leading)

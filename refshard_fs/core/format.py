@@ -195,7 +195,7 @@ class Version(msgspec.Struct, frozen=True):
         return ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
 
     @property
-    def reference(self) -> tuple[str, str]:
+    def branch_or_tag(self) -> tuple[str, str]:
         """The kind ("branch" or "tag") and the name of the reference to follow; not used if ``snapshot`` is given."""
         return ("branch", self.branch or "main") if self.tag is None else ("tag", self.tag)
 

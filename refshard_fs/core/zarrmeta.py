@@ -75,14 +75,14 @@ def dumps(obj: Any) -> bytes:
 
 
 def make_strict(document: bytes) -> bytes:
-    """Return metadata as JSON that every reader accepts: see `replace_nan`."""
+    """Return metadata as JSON that every reader accepts: see `replace_non_finite`."""
     if b"NaN" not in document and b"Infinity" not in document:
         return document
-    return dumps(replace_nan(loads(document)))
+    return dumps(replace_non_finite(loads(document)))
 
 
-def replace_nan(value: Any) -> Any:
-    """Replace NaN and infinities in a JSON value, which JSON lacks, by texts, as in zarr's fill values.
+def replace_non_finite(value: Any) -> Any:
+    """Replace NaN and infinities in a JSON value by texts, as in zarr's fill values: JSON has no such numbers.
 
     Attributes with which xarray compares numbers keep their numbers: NaN is left out there, since xarray treats it as
     missing without an attribute, and infinities stay.
@@ -93,9 +93,9 @@ def replace_nan(value: Any) -> Any:
         case dict():
             fills = {name: _drop_nan(value[name]) for name in _FILLS if name in value}
             kept = {name: of for name, of in value.items() if fills.get(name) != []}
-            return {name: fills[name] if name in fills else replace_nan(of) for name, of in kept.items()}
+            return {name: fills[name] if name in fills else replace_non_finite(of) for name, of in kept.items()}
         case list():
-            return [replace_nan(element) for element in value]
+            return [replace_non_finite(element) for element in value]
     return value
 
 

@@ -78,7 +78,9 @@ class TimeUnits(NamedTuple):
         NaN.
         """
         if self.calendar != to.calendar:
-            raise ValueError(f"its calendar is {self.calendar!r}: expected {to.calendar!r}")
+            raise ValueError(
+                f"its calendar counts days as {self.calendar!r}: expected {to.calendar!r}, or one with the same days"
+            )
         if values.dtype.kind not in "iuf":
             raise ValueError(f"expected numbers, got values of type {values.dtype}")
         distinct, where = np.unique(values, return_inverse=True)
@@ -151,7 +153,7 @@ def list_finer_units(length: int, like: object) -> list[str]:
 
 
 def is_time(attributes: Mapping[str, Any]) -> bool:
-    """Return whether an array has units of time."""
+    """Return whether the units of an array count time since an instant, as in ``days since 2000-01-01``."""
     units = attributes.get("units")
     return isinstance(units, str) and _UNITS.fullmatch(units) is not None
 

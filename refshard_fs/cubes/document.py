@@ -274,25 +274,27 @@ def _parse_piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
         raise ValueError(f"expected a gap as [null, length] or [null, length, coordinate], found {found}")
     document = ConcatDocument.of(line.of, where, depth + 1) if isinstance(line.of, dict) else None
     url = line.of if isinstance(line.of, str) else ""
+    name = repr(url) if url else "that is a document"
     length = given.length if line.length is None else line.length
     if length is None or length < 1:
-        found = f"the set {url!r} has the length {length} along {given.dim!r}"
+        found = f"the set {name} has the length {length} along {given.dim!r}"
         raise ValueError(f"{found}: expected at least 1, as [url, length] or as a length for all sets")
     if line.take is not None and given.stacked:
         raise ValueError(
-            f"the set {url!r} begins at element {line.take[0]}: expected the whole set, since its arrays are stacked"
+            f"the set {name} begins at element {line.take[0]} of {line.take[1]}: expected the whole set, since "
+            "its arrays are stacked"
         )
     if line.take is not None and line.take[0] + length > line.take[1]:
         raise ValueError(
-            f"the set {url!r} has {line.take[1]} elements: expected a part of these, got {length} elements from "
+            f"the set {name} has {line.take[1]} elements: expected a part of these, got {length} elements from "
             f"{line.take[0]} on"
         )
     if given.coordinate is not None and line.values is None:
-        raise ValueError(f"the set {url!r}: expected values of the coordinate {given.coordinate!r}, found none")
+        raise ValueError(f"the set {name}: expected values of the coordinate {given.coordinate!r}, found none")
     try:
         values = None if line.values is None else decode_base64(line.values)
     except ValueError as e:
-        raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
+        raise ValueError(f"the coordinate of the set {name}: {e}") from e
     if document is None and not (line.places or line.take or line.select):
         return Piece(url, length, values)
     places = {dim: Placement(runs) for dim, runs in line.places.items()}

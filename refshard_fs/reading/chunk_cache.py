@@ -113,7 +113,7 @@ class ChunkCache:
             if not is_own_file(found):
                 return None
             length = found.st_size - _END.size
-            data = _read(descriptor, length) if _may_have_length(span, facts, length) else b""
+            data = _read_fully(descriptor, length) if _may_have_length(span, facts, length) else b""
             end = os.read(descriptor, _END.size)
             if not data or end != _make_end(name, end[16:32], data):
                 os.unlink(path)
@@ -297,7 +297,8 @@ def _may_have_length(span: Span, facts: Facts | None, length: int) -> bool:
     return length > 0 and (most is None or length <= most)
 
 
-def _read(descriptor: int, length: int) -> bytes:
+def _read_fully(descriptor: int, length: int) -> bytes:
+    """Read ``length`` bytes; fewer only at the end of the file."""
     data = os.read(descriptor, length)
     while len(data) < length and (more := os.read(descriptor, length - len(data))):
         data += more

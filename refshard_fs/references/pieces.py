@@ -90,7 +90,7 @@ _OVER_9: Final = np.uint64(0x7676767676767676)  # added to a byte of more than 9
 _PAIRS: Final = np.uint64(0x000000FF000000FF)
 _HUNDREDS: Final = np.uint64(100 + (1000000 << 32))
 _UNITS: Final = np.uint64(1 + (10000 << 32))
-_BIAS: Final = np.uint64(1023 + 63)  # the bias of a float's exponent, plus the highest bit of a word
+_BIAS: Final = np.uint64(1023 + 63)  # the bias of a float's exponent, plus the number of a word's highest bit
 _3, _8, _TEN, _16, _32, _52, _64 = (np.uint64(n) for n in (3, 8, 10, 16, 32, 52, 64))
 # The least number with n digits; for 0 digits, and for 16 and more, a value that no number reaches.
 _LEAST: Final = np.array([2**64 - 1, 0, *(10**n for n in range(1, 15)), 2**64 - 1], np.uint64)

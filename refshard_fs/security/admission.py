@@ -130,7 +130,7 @@ def _spell_server(protocol: str, authority: str) -> str:
     except (ValueError, UnicodeError) as e:
         raise ValueError(f"its host is invalid ({e})") from e
     if not host or "%" in host or " " in host:
-        raise ValueError("its host is empty, or has a blank or a percent sign")
+        raise ValueError(f"its host is {host!r}: expected a name or an address, without blanks and percent signs")
     spelled = f"[{host}]" if ":" in host else host
     return spelled if port is None or port == _PORTS[protocol] else f"{spelled}:{port}"
 

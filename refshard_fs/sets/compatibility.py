@@ -168,9 +168,9 @@ TYPES: Final = frozenset({"dtype", "data_type", "fill_value", "attribute _FillVa
 
 
 def _list_ignored_fields(path: str, one: NamedSet, other: NamedSet) -> frozenset[str]:
-    """Return the fields of metadata that may differ between two arrays whose numbers are known.
+    """Return the fields of metadata that may differ between two arrays of numbers whose values are known.
 
-    Empty if the numbers are not known, or if a number of one array means "missing" in the other one.
+    Empty if the values are not known or not numbers, or if a value of one array means "missing" in the other one.
     """
     for part, of in ((one, other), (other, one)):
         values, variable = part.decode_values(path), of.variables[path]

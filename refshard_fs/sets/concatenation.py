@@ -201,7 +201,7 @@ class _Concatenation:
             self.side[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": metadata}
 
     def _copy_array(self, path: str, number: int) -> None:
-        """Add an array as one set has it."""
+        """Add the array ``path`` of the set ``number``, unchanged."""
         part = self.sets[number]
         refs = part.refs
         self._copy_metadata(path, part)

@@ -215,7 +215,7 @@ class _Scanner(Engines):
 
     def _scan_source(self, url: str) -> Steps[ScanResult | SameVersion]:
         origin = None if is_trusted(url) else server_of(url)
-        steps = read_once(self._read(url))
+        steps = read_once(self._scan_once(url))
         found = yield from steps if origin is None else with_origin_of_piece(steps, (origin,))
         if not isinstance(found, ScanResult) or origin is None or self.options.open.rule_of is None:
             return found
@@ -223,7 +223,8 @@ class _Scanner(Engines):
         rule = self.options.open.rule_of(url) if allowed.admits_all else msgspec.structs.replace(allowed, source=url)
         return found._replace(refs=adopt(found.refs, rule))
 
-    def _read(self, url: str) -> Steps[ScanResult | SameVersion]:
+    def _scan_once(self, url: str) -> Steps[ScanResult | SameVersion]:
+        """Return the references of the source ``url``, or SameVersion if its known version is unchanged."""
         most = self.options.open.max_manifest_bytes
         first = FirstBytes(url, min(self.options.open.head, most))
         likeness: Likeness | None = None

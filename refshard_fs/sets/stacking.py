@@ -171,8 +171,9 @@ def _is_different(path: str, one: NamedSet, other: NamedSet) -> bool:
         return not are_same_values(mine, theirs)
     if path in one.digests and path in other.digests:
         return one.digests[path] != other.digests[path]
+    # For values that `decode_values` does not decode, such as texts, compare the bytes.
     tables = one.refs.tables.get(path), other.refs.tables.get(path)
-    are_inline = all(table is not None and not len(table) for table in tables)  # text
+    are_inline = all(table is not None and not len(table) for table in tables)
     return are_inline and one.find_inline_chunks(path) != other.find_inline_chunks(path)
 
 

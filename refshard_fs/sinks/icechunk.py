@@ -435,7 +435,7 @@ def encode_document(document: Mapping[str, Any], key: str) -> bytes:
     if document.get("node_type") == "array":
         encoding = {"name": "default", "configuration": {"separator": "/"}}
         document = {**document, "chunk_key_encoding": encoding}
-    return zarrmeta.dumps(zarrmeta.replace_nan(document))
+    return zarrmeta.dumps(zarrmeta.replace_non_finite(document))
 
 
 async def put_document(store: Any, key: str, document: bytes) -> None:

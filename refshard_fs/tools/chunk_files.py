@@ -82,7 +82,10 @@ def find_files(chunks: PlacedChunks, urls: Sequence[str], requests: Sequence[Pla
 
 
 def _make_strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requests: _Ranges) -> list[Strip]:
-    """Return strips of at most `SHOWN` files, of requested files first; and a strip of all files if there are more."""
+    """Return a strip for each of at most `SHOWN` files, in the order of files.
+
+    Requested files are chosen before others. If there are more files, a strip of all files comes first.
+    """
     is_known = chunks.stops != WHOLE
     stops = np.where(is_known, chunks.stops.astype(float), math.inf)
     places = np.flatnonzero(file_of != INLINE)

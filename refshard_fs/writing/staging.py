@@ -124,7 +124,7 @@ def merge(
 
 
 def _load(overlay: Transaction, edit: Edit, store: Objects) -> Edit:
-    """Return ``edit`` with the bytes of the staged object that it refers to."""
+    """Return ``edit``; if it refers to a staged object, the bytes of the object are copied into the spool first."""
     data = _read_staged_bytes(edit, store) if isinstance(edit, Span) else None
     return edit if data is None else overlay.spool.keep(data)
 

@@ -90,7 +90,7 @@ def test_units_are_converted_in_a_calendar_of_360_days() -> None:
         (np.array([5]), "hours since 2000-01-01", {}, "expected whole numbers in the other units.* for 5"),
         (np.array([0.1]), "days since 2000-01-02", {}, "0.1 cannot be stored exactly in the other units"),
         (np.array([1]), "months since 2000-01-01", {}, "expected a unit from nanoseconds to days"),
-        (np.array([1]), "days since 2000-01-02", {"calendar": "noleap"}, "calendar is 'noleap': expected 'standard'"),
+        (np.array([1]), "days since 2000-01-02", {"calendar": "noleap"}, "as 'noleap': expected 'standard'"),
         (np.array([1]), "days since 2000-01-02", {"calendar": "mayan"}, "unknown calendar 'mayan'"),
         (np.array([1]), "days since 1582-10-09", {}, "which skips 5 to 14 October 1582"),
         (np.array([1]), "days since 2000-01-02 00:00 +02:00", {}, "expected a date and time in UTC"),

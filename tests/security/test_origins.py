@@ -420,7 +420,7 @@ def test_recorded_origins_admit_members_of_archives() -> None:
             assert Admission.of(origin, None, (), ()).admit(url)[1] is Access.OWN
 
 
-def test_origin_records_of_parts_are_joined() -> None:
+def test_origin_records_are_joined_and_extended() -> None:
     theirs, home = ("https://b.org",), ("https://a.org",)
     named = [
         ("https://a.org/x", ()),

@@ -48,8 +48,8 @@ def test_manifest_and_targets_on_s3_are_read(who: str, s3_server: Any, bucket: s
 
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_changes_by_other_writers_are_seen_by_new_readers(mode: str, s3_server: Any, bucket: str) -> None:
-    """Once, `info` and `exists` of a new filesystem, or after `discard()`, returned sizes from before another process
-    replaced or removed the objects; reads then raised `TargetChanged`.
+    """A new filesystem, and one after `discard()`, must not use what was known before another process replaced or
+    removed the objects: reads raised `TargetChanged`.
     """
     for name in ("h/zarr.json", "h/x", "h/y"):
         s3_server.put(f"{bucket}/{name}", b'{"zarr_format": 3, "node_type": "group"}')

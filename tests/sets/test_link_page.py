@@ -39,7 +39,7 @@ def test_page_of_apache_lists_files_and_folders() -> None:
         ),
     ],
 )
-def test_links_out_of_the_folder_are_left_out(link: str) -> None:
+def test_links_that_name_no_member_are_left_out(link: str) -> None:
     assert list_names(f'<a href="{link}">a</a>'.encode()) == []
 
 

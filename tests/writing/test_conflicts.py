@@ -187,6 +187,7 @@ def test_failed_transaction_keeps_the_base_state(opened: Open) -> None:
 
 
 def test_shard_is_merged_after_reopening(opened: Open) -> None:
+    """The first commit may find the old version and raise; the second one reads the shard anew, and merges."""
     second = replaced_since(opened)
     second.pipe_file("a/0", chunk(2))
     second.invalidate_cache()

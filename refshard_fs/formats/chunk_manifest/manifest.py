@@ -186,7 +186,10 @@ MANIFEST = "manifest.json"  # in the directory of the array
 
 
 def declare_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIFEST) -> dict[str, Any]:
-    """Declare in an array's metadata the manifest ``name`` in its directory, with the ``origins`` of its URLs."""
+    """Return an array's metadata, with a declaration of the manifest ``name`` and of the ``origins`` of its URLs.
+
+    The manifest lies in the directory of the array. Other storage transformers are replaced.
+    """
     configuration: dict[str, Any] = {"manifest": f"./{name}"}
     if origins:
         configuration[MEMBER] = origins.to_json()

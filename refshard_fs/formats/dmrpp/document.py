@@ -299,7 +299,7 @@ def _decode_text(element: Element) -> str:
     size = _parse_integer(element.get("s"), "s")
     data = decompress(zlib.decompressobj(), b64decode("".join(text.split()), validate=True), min(size, MOST_REPEATED))
     if len(data) != size:
-        raise ValueError(f"a text decompresses to {len(data)} bytes: expected {size} (s)")
+        raise ValueError(f"a text decompresses to {len(data)} bytes: expected {size}, its attribute s")
     return data.decode("utf-8", "replace")
 
 

@@ -105,11 +105,11 @@ class ColumnRecipe(msgspec.Struct, frozen=True):
     def make(self, raw: bytes) -> bytes:
         rows = np.frombuffer(raw, np.uint8).reshape(-1, self.row_size)
         cells = np.ascontiguousarray(rows[:, self.at : self.at + self.width])
-        values = self._convert(cells) if self.null is None else self._parse(cells)
+        values = self._decode_cells(cells) if self.null is None else self._parse(cells)
         return values.tobytes().ljust(self.size, b"\0")
 
-    def _convert(self, cells: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        """Convert the cells of a binary table, an array of (rows, bytes)."""
+    def _decode_cells(self, cells: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        """Decode the cells of a binary table, an array of (rows, bytes)."""
         dtype = np.dtype(self.dtype)
         match self.kind:
             case "L":

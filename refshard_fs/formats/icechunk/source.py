@@ -71,7 +71,10 @@ class IcechunkKeySpace(PartedKeySpace):
                 if meta is not None and meta.grid is not None:
                     self.arrays[node.path] = self._make_array(node, meta, meta.grid, options)
                 elif node.manifests:
-                    raise ManifestError(f"{key} has a chunk grid that is not supported: expected a regular grid")
+                    raise ManifestError(
+                        f"{key} has a chunk grid or chunk keys that are not supported: expected a regular or inline "
+                        "rectilinear grid, and chunk keys 'default' or 'v2'"
+                    )
             except ValueError as e:  # other arrays can be read
                 reports[node.path] = str(e)
             else:
@@ -276,7 +279,7 @@ def _choose_snapshot(repository: Repository, version: Version, url: str) -> str:
         if version.snapshot not in repository.snapshots:
             raise SourceNotReachable(f"{url} has no snapshot {version.snapshot!r}: has it expired?")
         return version.snapshot
-    kind, name = version.reference
+    kind, name = version.branch_or_tag
     references = repository.tags if kind == "tag" else repository.branches
     if name not in references:
         raise SourceNotReachable(f"{url} has no {kind} {name!r}: expected one of {sorted(references)}")
@@ -291,7 +294,7 @@ def _read_reference(locate: Callable[[str], str], version: Version, most: int) -
 
     ``locate`` returns the URL of an object of the repository.
     """
-    kind, name = version.reference
+    kind, name = version.branch_or_tag
     is_quoted = protocol_of(locate("")) in (None, *_QUOTING)
     quoted = quote(name, safe=" !$&'()+,:;=@").replace("~", "%7E") if is_quoted else name
     where = f"refs/{kind}.{quoted}/ref.json"

@@ -54,12 +54,13 @@ _KEPT = re.compile(r"refs\.[0-9]+(\.[0-9]+)?\.parq", re.ASCII)  # a partition th
 _NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)  # a partition until a commit gives it its usual name
 
 
-def make_partition_name(array: str, number: int, replaced: int | None = None) -> str:
+def make_partition_name(array: str, number: int, generation: int | None = None) -> str:
     """Return the usual path of a partition, relative to the set.
 
-    With ``replaced``, the number of a commit, return the path of the copy of the version that this commit wrote.
+    With ``generation``, return the path of the copy of an old partition; this is the number of the commit that wrote
+    the old partition.
     """
-    return join(array, f"refs.{number}.parq" if replaced is None else f"refs.{number}.{replaced}.parq")
+    return join(array, f"refs.{number}.parq" if generation is None else f"refs.{number}.{generation}.parq")
 
 
 def is_partition(path: str) -> bool:

@@ -67,7 +67,7 @@ def test_image_has_name_attributes_colours_and_fill_value(tmp_path: Any) -> None
     }
 
 
-def test_unsupported_images_are_reported() -> None:
+def test_unsupported_and_damaged_images_are_reported() -> None:
     elements = {
         (106, 1): bytes([1, 21, 8, 0]),
         (1965, 1): make_group("jpeg", [(300, 2), (303, 2)]),
