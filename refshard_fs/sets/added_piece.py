@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,12 +21,13 @@ from refshard_fs.sets.common_units import convert_to_common_units, make_comparab
 from refshard_fs.sets.coordinates import check_order, get_coordinate_values
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.document_gaps import (
+    Run,
     cut_off,
     fill_gap,
     find_gap,
-    find_place,
+    find_runs,
+    insert_last_piece,
     list_values_in_gaps,
-    move_last_piece,
     replace_piece,
 )
 from refshard_fs.sets.gap_set import make_extent, make_gap
@@ -76,7 +78,7 @@ def add_piece(
     first, new = times.parts
     values, new_values = _read_coordinate(document, shown), get_coordinate_values([new], dim)
     extent, place = None, None  # a set with the coordinate of the document; the gap that the new set fills
-    before: int | None = None  # the number of the piece before which the new set is inserted
+    runs: list[Run] | None = None  # the places where the new set is inserted
     replaced_length = 0  # of the piece that the new set replaces
     if values is not None and document.coordinate is not None:
         extent = make_extent(shown.variables[document.coordinate], values, shown, name)
@@ -101,8 +103,8 @@ def add_piece(
                 )
             if not rules.any_order:
                 added = new_values[0][elements.start : elements.stop]
-                before = find_place(document, known, added) if elements.old == len(known) else None
-                if before is None:
+                runs = find_runs(known, added) if elements.old == len(known) else None
+                if runs is None:
                     check_order(known[: elements.old], added, extent, new.name, dim)
             document = cut_off(document, elements.old)
             new = trim(new, dim, elements.start, elements.stop, lazy=True)
@@ -112,9 +114,11 @@ def add_piece(
     # and the encoding of the first piece. Metadata documents then give this length, not the length of the first piece.
     metadata = {**document.metadata, **times.metadata}
     recut = dict(document.chunks)
-    if place is not None or before is not None:
-        recut |= _find_shapes_of_cut_chunks(document, first, new, 0 if place is None else place[1])
-    if before is not None and before <= document.first:  # keep the metadata of the set that was the first one
+    if place is not None:
+        recut |= _find_shapes_of_cut_chunks(document, first, [place[1], new.find_length(dim)])
+    if runs is not None:
+        recut |= _find_shapes_of_cut_chunks(document, first, _list_lengths_of_parts(document, runs))
+    if runs is not None and runs[0].at <= document.starts[document.first]:  # keep the metadata of the first set
         metadata = {**_find_documents(stored, document), **metadata}
     old = make_gap(replace_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
     metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
@@ -150,23 +154,27 @@ def add_piece(
     )
     if place is not None:
         document = fill_gap(document, place)
-    if before is not None:
-        document = move_last_piece(document, before)
+    if runs is not None:
+        document = insert_last_piece(document, runs)
     return LongerDocument(document, whole, line.length - cut_length - replaced_length)
 
 
-def _find_shapes_of_cut_chunks(
-    document: ConcatDocument, first: NamedSet, new: NamedSet, start: int
-) -> dict[str, tuple[int, ...]]:
-    """Return the chunk shapes of the arrays that must be recut, because the ``new`` set begins or ends within a chunk.
+def _list_lengths_of_parts(document: ConcatDocument, runs: Sequence[Run]) -> list[int]:
+    """Return the lengths of the parts into which ``runs`` divide pieces, and of runs before other elements."""
+    numbers = [min(bisect_right(document.starts, run.at), len(document.pieces)) - 1 for run in runs]
+    parts = [run.at - document.starts[number] for number, run in zip(numbers, runs, strict=True)]
+    return parts + [run.length for run in runs if run.at < document.starts[-1]]
 
-    It begins at the element ``start`` of a gap, or of the space between two pieces.
-    """
-    length, shapes = new.find_length(document.dim), {}
+
+def _find_shapes_of_cut_chunks(
+    document: ConcatDocument, first: NamedSet, lengths: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the chunk shapes of the arrays that must be recut: a part with one of ``lengths`` ends within a chunk."""
+    shapes = {}
     for path, axis in document.axes.items():
         chunks = first.variables[path].meta.chunks
         is_cut = path in (document.coordinate, *document.chunks)
-        if chunks and not is_cut and (start % chunks[axis] or length % chunks[axis]):
+        if chunks and not is_cut and any(length % chunks[axis] for length in lengths):
             shapes[path] = chunks
     return shapes
 

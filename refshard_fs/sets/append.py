@@ -86,9 +86,9 @@ def append(
         ``"skip"`` leaves out sets that cannot be opened or read, or are out of order, with a warning for each; a later
         call appends them if it can. A document that gets longer records them.
     any_order:
-        Append values that are out of order, too. Without it, a document gets a late set in its place, if all values of
-        the set lie between two pieces, or before the first one; elsewhere, a late set is an error. A set with the
-        values of a gap in a document (``freq=`` of `concat`) is put into the gap in any case.
+        Append values that are out of order, too. Without it, a document gets a late set in its place, which may divide
+        the set or pieces; a set whose own values are not sorted in the order of the document is an error. A set with
+        the values of a gap in a document (``freq=`` of `concat`) is put into the gap in any case.
     create:
         Make a document by `open` if ``target`` does not exist.
     message:

@@ -87,5 +87,5 @@ def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], part: NamedSet, na
         raise OutOfOrder(
             f"{name} begins at {dim} = {first}, and the set ends at {last}: the set would no longer be sorted. "
             "on_error='skip' leaves it out, any_order=True appends it in any case; the document of a cube gets it in "
-            "its place, if all of its values lie between two sets"
+            "its place, if its own values are sorted in the order of the set"
         )

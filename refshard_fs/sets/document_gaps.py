@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,6 +13,13 @@ import numpy.typing as npt
 
 from refshard_fs.cubes.document import ConcatDocument, Piece
 from refshard_fs.sets.coordinates import is_ordered
+
+
+class Run(NamedTuple):
+    """Elements of a new set that lie together: the number of a document's elements before them, and their number."""
+
+    at: int
+    length: int
 
 
 def replace_piece(
@@ -62,24 +71,40 @@ def fill_gap(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument
     return msgspec.structs.replace(document, pieces=tuple(pieces))
 
 
-def find_place(document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any]) -> int | None:
-    """Return the number of the piece before which ``new_values`` keep the ``values`` of the coordinate sorted.
+def find_runs(values: npt.NDArray[Any], new_values: npt.NDArray[Any]) -> list[Run] | None:
+    """Divide ``new_values`` into runs that lie between two of the sorted ``values`` of the coordinate, or at an end.
 
-    Return None if ``new_values`` follow all values, lie within a piece, or surround one.
+    Return None if all ``new_values`` follow all ``values``, or if both cannot be sorted together in their order.
     """
     is_descending = len(values) > 1 and values[0] > values[-1]
-    start = int((values > new_values[0] if is_descending else values < new_values[0]).sum())
-    number = bisect_right(document.starts, start) - 1
-    if number == len(document.pieces) or document.starts[number] != start:
+    if is_descending:
+        places = len(values) - np.searchsorted(values[::-1], new_values)
+    else:
+        places = np.searchsorted(values, new_values)
+    if (places == len(values)).all() or (np.diff(places) < 0).any():
         return None
-    every = np.concatenate([values[:start], new_values, values[start:]])
-    return number if is_ordered(every) and (every[0] > every[-1]) == is_descending else None
+    every = np.insert(values, places, new_values)
+    if not is_ordered(every) or (every[0] > every[-1]) != is_descending:
+        return None
+    starts = np.flatnonzero(np.diff(places, prepend=-1))
+    lengths = np.diff(starts, append=len(places))
+    return [Run(int(places[start]), int(length)) for start, length in zip(starts, lengths, strict=True)]
 
 
-def move_last_piece(document: ConcatDocument, number: int) -> ConcatDocument:
-    """Move the last piece of a document before the piece ``number``."""
+def insert_last_piece(document: ConcatDocument, runs: Sequence[Run]) -> ConcatDocument:
+    """Move the ``runs`` of the last piece of a document between elements of the other pieces, which are divided."""
     *pieces, new = document.pieces
-    return msgspec.structs.replace(document, pieces=(*pieces[:number], new, *pieces[number:]))
+    left, inserted = deque(runs), 0
+    found: list[Piece] = []
+    for piece, start in zip(pieces, document.starts, strict=False):
+        done = 0
+        while left and left[0].at < start + piece.length:
+            at, length = left.popleft()
+            found += [piece.cut(done, at - start), new.cut(inserted, inserted + length)]
+            done, inserted = at - start, inserted + length
+        found.append(piece.cut(done, piece.length) if done else piece)
+    found += [new.cut(inserted, new.length)] if left else []
+    return msgspec.structs.replace(document, pieces=tuple(piece for piece in found if piece.length))
 
 
 def cut_off(document: ConcatDocument, stop: int) -> ConcatDocument:

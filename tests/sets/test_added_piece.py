@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -103,14 +104,53 @@ def test_late_first_file_keeps_the_encoding_of_the_set(tmp_path: Path) -> None:
         assert ds["x"].values.tolist() == [1, 2]
 
 
-def test_set_around_times_of_a_file_is_left_out_by_choice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("days", "late"),
+    [
+        ([[0, 1, 2], [6, 7, 8]], [3, 4, 5]),  # between two sets
+        ([[0, 1, 5], [6, 7, 8]], [2, 3, 4]),  # within the first set
+        ([[0, 1, 2], [3, 7, 8]], [4, 5, 6]),  # within another one
+        ([[1, 2], [3, 4]], [0, 5]),  # around all sets
+        ([[0, 1], [3, 4], [6, 7]], [2, 5]),  # around a set
+        ([[0, 2, 4], [6, 8]], [1, 3, 5, 7, 9]),  # between all elements
+        ([[9, 7], [5, 3]], [8, 6, 1]),  # descending
+        ([[3]], [1, 5]),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_late_set_is_divided_and_divides_others(
+    tmp_path: Path, days: list[list[int]], late: list[int], chunk: int
+) -> None:
+    def write_days(number: int, days: list[int]) -> str:
+        values = np.array(days)[:, None] * 10.0 + np.arange(3)
+        ds = xr.Dataset({"t": (("time", "x"), values)}, {"time": ("time", days, {"units": "days since 2024-01-01"})})
+        ds.to_netcdf(
+            tmp_path / f"{number}.nc", engine="h5netcdf", encoding={"t": {"chunksizes": (min(chunk, len(days)), 3)}}
+        )
+        return str(tmp_path / f"{number}.nc")
+
+    target = str(tmp_path / "cube.refshard")
+    refshard_fs.concat([write_days(*each) for each in enumerate(days)], "time", lazy=True).save(target)
+    path = write_days(9, late)
+    assert refshard_fs.append(target, path) == len(late)
+    with xr.open_dataset(target, engine="refshard", decode_times=False) as ds:
+        expected = sorted([*chain(*days), *late], reverse=days[0] > days[-1])
+        assert ds["time"].values.tolist() == expected
+        np.testing.assert_array_equal(ds["t"].values, np.array(expected)[:, None] * 10.0 + np.arange(3))
+    assert refshard_fs.append(target, path, on_duplicate="skip") == 0
+    assert refshard_fs.append(target, f"{tmp_path}/*.nc") == 0
+    last = write_days(10, [-1 if days[0] > days[-1] else 20])
+    assert refshard_fs.append(target, last) == 1
+
+
+def test_set_with_unsorted_times_is_left_out_by_choice(tmp_path: Path) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(*days)) for i, days in enumerate([(0, 1), (4, 3)])]
     url = str(tmp_path / "all.refshard")
     refshard_fs.concat(names, "time", lazy=True).save(url)
     late = make_days(0, 2)
-    late["time/0"] = np.array([2, 8], "<i4").tobytes().decode()
+    late["time/0"] = np.array([8, 2], "<i4").tobytes().decode()
     new = [write_refs(tmp_path, "late.json", late), write_refs(tmp_path, "new.json", make_days(9, 1))]
-    with pytest.raises(ManifestError, match=r"late\.json.* 2024-01-03.*on_error='skip'"):
+    with pytest.raises(ManifestError, match=r"late\.json.* 2024-01-09.*on_error='skip'"):
         refshard_fs.append(url, new)
     with pytest.warns(UserWarning, match=r"left out: .*late\.json"):
         assert refshard_fs.append(url, new, on_error="skip") == 1
