@@ -229,17 +229,20 @@ class ShardView(ArrayView[ArrayInfo]):
         try:
             if not isinstance(entry, Span) or entry != Span(entry.url, optional=True):
                 yield from self._documents.confirm(path)
-            elif reads and len(wanted) >= _FULL * math.prod(lengths) and self._is_small(path, entry.url):
-                _, whole = yield from run_together([self._documents.confirm(path), _answer(Head(entry.url, _WHOLE))])
-                now = self._get_layout(path)
-                is_same = now.grid.shards == layout.grid.shards and now.get_levels(lengths) == levels
-                if is_same and whole is not None and whole[0].size == len(whole[1]):
-                    self._begun.add(path)
-                    return (yield from self._find_in_level(Inline(whole[1]), levels, 0, wanted, name, path))
-            elif is_unconfirmed:
-                yield from run_together(
-                    [self._documents.confirm(path), _answer(self._make_load(entry, levels[0], name, path))]
-                )
+            else:
+                is_whole = reads and len(wanted) >= _FULL * math.prod(lengths) and self._is_small(path, entry.url)
+                need = Head(entry.url, _WHOLE) if is_whole else self._make_load(entry, levels[0], name, path)
+                if is_whole or is_unconfirmed:
+                    _, answer = yield from run_together([self._documents.confirm(path), _answer(need)])
+                    now = self._get_layout(path)
+                    if now.grid.shards == layout.grid.shards and now.get_levels(lengths) == levels:
+                        if answer is None:  # a further look-up would request the missing shard again
+                            self._begun.add(path)
+                            return [None] * len(wanted)
+                        if is_whole and answer[0].size == len(answer[1]):
+                            self._begun.add(path)
+                            whole = Inline(answer[1])
+                            return (yield from self._find_in_level(whole, levels, 0, wanted, name, path))
         except (OSError, RefShardError):  # the look-up below raises the error, for this shard only
             pass
         self._begun.add(path)

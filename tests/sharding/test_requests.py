@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import warnings
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -219,3 +220,24 @@ def test_cancelled_prefetch_of_whole_shards_frees_requests(counter: Counter) -> 
         assert fs.source.engine().fetcher.requests.used == 0
 
     asyncio.run(announce())
+
+
+@pytest.mark.parametrize("consolidates", [True, False])
+@pytest.mark.parametrize("rows", [slice(None), slice(5, 6), slice(4, 8)])
+def test_missing_shards_are_requested_once(tmp_path: Path, consolidates: bool, rows: slice) -> None:
+    group = zarr.open_group(str(tmp_path / "g"), mode="w", zarr_format=3)
+    array = group.create_array("a", shape=(12, 4), shards=(4, 4), chunks=(2, 2), dtype="i4", fill_value=7)
+    array[:4] = 1
+    if consolidates:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the specification of zarr 3 has no consolidated metadata
+            zarr.consolidate_metadata(str(tmp_path / "g"))
+    with RangeServer(directory=tmp_path) as server:
+        fs = open_source(f"{server.url}/g", asynchronous=True)
+        shown = zarr.open_group(zarr.storage.FsspecStore(fs, path=""), mode="r")["a"]
+        server.clear()
+        for _ in range(2):
+            assert np.array_equal(shown[rows], array[rows])
+            missing = [request.path for request in server.requests() if request.status == 404]
+            assert sorted(missing) == sorted(set(missing))
+            server.clear()
