@@ -15,6 +15,8 @@ from fsspec.asyn import AsyncFileSystem
 import refshard_fs
 from refshard_fs.known_formats import BUILT_IN
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(refshard_fs.__path__[0])
 TESTS = ROOT.parent / "tests"
 

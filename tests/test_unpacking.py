@@ -45,20 +45,18 @@ def write_packed(path: Path, stored: np.ndarray[Any, Any], dtype: str, packing: 
 
 
 @pytest.mark.filterwarnings("ignore::xarray.SerializationWarning")  # of several fill values
-@pytest.mark.parametrize("chunks", [None, {}, {"t": 2}])
 @pytest.mark.parametrize(("dtype", "packing"), PACKINGS)
 def test_unpacked_values_equal_those_of_xarray(
-    dtype: str, packing: dict[str, Any], chunks: Any, stored: np.ndarray[Any, Any], tmp_path: Path
+    dtype: str, packing: dict[str, Any], stored: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
     path = write_packed(tmp_path / "v.nc", stored, dtype, packing)
-    with (
-        xr.open_dataset(path, engine="h5netcdf") as expected,
-        xr.open_dataset(path, engine=RefShardBackend, chunks=chunks) as ds,
-    ):
-        for key in (slice(None), np.s_[1], np.s_[:, ::2], np.s_[::-1]):
-            values, theirs = ds["v"][key].values, expected["v"][key].values
-            assert values.dtype == theirs.dtype
-            assert values.tobytes() == theirs.tobytes()
+    with xr.open_dataset(path, engine="h5netcdf") as expected:
+        for chunks in (None, {}, {"t": 2}):
+            with xr.open_dataset(path, engine=RefShardBackend, chunks=chunks) as ds:
+                for key in (slice(None), np.s_[1], np.s_[:, ::2], np.s_[::-1]):
+                    values, theirs = ds["v"][key].values, expected["v"][key].values
+                    assert values.dtype == theirs.dtype
+                    assert values.tobytes() == theirs.tobytes()
 
 
 def test_opening_unpacks_variables_blockwise_in_this_xarray(stored: np.ndarray[Any, Any], tmp_path: Path) -> None:
