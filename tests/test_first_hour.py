@@ -131,7 +131,11 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "something else": ("notes.txt", {}, ("notes.txt", "kerchunk-json", "hdf5", "format=")),
     "an empty file": ("empty.json", {}, ("empty.json", "empty", "written to the end?")),
     "a file that is cut": ("cut.json", {}, ("cut.json", "not JSON", "ends too early, after", "written to the end?")),
-    "a compressed file that is damaged": ("damaged.json.gz", {}, ("damaged.json.gz", "compressed and damaged")),
+    "a compressed file that is damaged": (
+        "damaged.json.gz",
+        {},
+        ("damaged.json.gz", "compressed as a whole, and is damaged"),
+    ),
     "an unknown format": (
         "refs.json",
         {"storage_options": {"format": "netcdf"}},
