@@ -28,7 +28,8 @@ PEERS = f"fsspec|{OTHERS}"
 VERSIONS = f".venv-test/bin/pip list 2>/dev/null | grep -iE '^({PEERS}) '"
 COMPUTING = (  # run with the oldest and the newest Python only
     *("benchmarks", "cli", "core", "cubes", "formats", "references", "sets", "sharding", "sinks", "source", "tools"),
-    "writing",
+    *("writing", "test_corpus.py", "test_differential.py", "test_direct_array.py", "test_examples.py"),
+    *("test_unpacking.py", "test_virtualizarr.py", "test_xarray_reading.py", "test_xarray_store.py"),
 )
 CONNECTING = ("security", "servers", "stores", "targets")  # tests without zarr, which run with old peers, too
 READING = ("jinja", "parquet", "xarray", "zarr")  # extras whose packages run in their oldest versions, too
@@ -96,9 +97,9 @@ def stages(pythons: dict[str, str], is_quick: bool) -> list[Stage]:
     ]
 
 
-def ignore(folders: tuple[str, ...]) -> str:
-    """Return options of pytest that leave folders of tests out."""
-    return "".join(f" --ignore=tests/{folder}" for folder in folders)
+def ignore(names: tuple[str, ...]) -> str:
+    """Return options of pytest that leave folders and modules of tests out."""
+    return "".join(f" --ignore=tests/{name}" for name in names)
 
 
 def name_files(paths: list[Path]) -> str:
