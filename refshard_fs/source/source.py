@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from fsspec.asyn import get_loop, sync
@@ -76,6 +76,7 @@ T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
 Chunks = Sequence[bytes | UnmadeBytes | None]
 
+ATTEMPTS: Final = 3  # how often a source is opened that writers replace meanwhile
 FIRST_KEYS = 8  # the number of keys that are looked up to see whether looking up all of them needs reads
 DECODED = 32 * MIB  # the most bytes of decoded chunks that a source holds in memory
 INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes of the process, at most 1 GiB
@@ -393,12 +394,22 @@ class Source(Engines):
         return self._keyspace
 
     async def _open(self) -> KeySpace:
+        left = ATTEMPTS
         while True:
             opening = self._openings
             keyspace = self.open_now()
             if keyspace is not None:
                 return keyspace
-            self._adopt(await self._open_source(), opening)
+            try:
+                base = await self._open_source()
+            except TargetChanged:  # a writer has replaced the source while it was opened
+                left -= 1
+                if left == 0 and self.transaction is None:
+                    raise
+                self._forget_indexes()  # they describe an earlier version of the source
+                self.forget()
+            else:
+                self._adopt(base, opening)
 
     async def _open_source(self) -> Base:
         options = self.options
@@ -422,12 +433,6 @@ class Source(Engines):
             # Options without a protocol are for the first protocol in the references.
             urls = await self.engine().run(keyspace.find_some_urls()) if options.fallback else ()
             return Base(keyspace, urls, *await self._stat_document(keyspace))
-        except TargetChanged:
-            if self.transaction is None:
-                raise
-            self._forget_indexes()  # they describe an earlier version of the source
-            self.forget()
-            return await self._open_source()
         except NoSuchSource:
             if self.transaction is None or not isinstance(options.source, str):
                 raise

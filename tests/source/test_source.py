@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from refshard_fs import RefShardFileSystem, TargetNotAllowed
+from refshard_fs import RefShardFileSystem, TargetChanged, TargetNotAllowed
 from refshard_fs.core.model import Span
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.source.settings import Settings
@@ -206,3 +206,25 @@ def test_head_is_the_length_of_the_first_request(http_server: RangeServer) -> No
     assert RefShardFileSystem(url, head=5000, skip_instance_cache=True).cat_file("a/0") == b"x"
     first = next(request for request in http_server.requests("/refs.json") if request.method == "GET")
     assert first.headers["range"] == "bytes=0-4999"
+
+
+def make_large_set(name: str) -> bytes:
+    """Return a set of references that takes two requests to open."""
+    return json.dumps({"version": 1, "refs": {f"{name}/{i}": "x" * 40 for i in range(5000)}}).encode()
+
+
+def test_source_that_is_replaced_while_it_is_opened(http_server: RangeServer) -> None:
+    url = http_server.put("refs.json", make_large_set("old"))
+    http_server.fault("replaced", data=make_large_set("new"), after=1, times=1)
+    fs = RefShardFileSystem(url, skip_instance_cache=True)
+    assert fs.cat_file("new/0") == b"x" * 40
+    assert len(http_server.requests()) == 4
+
+
+def test_source_that_is_replaced_all_the_time(http_server: RangeServer) -> None:
+    url = http_server.put("refs.json", make_large_set("a"))
+    for number in range(20):
+        http_server.fault("replaced", data=make_large_set(f"a{number}"), times=1)
+    with pytest.raises(TargetChanged):
+        RefShardFileSystem(url, skip_instance_cache=True).cat_file("a/0")
+    assert len(http_server.requests()) == 6
