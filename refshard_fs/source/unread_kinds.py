@@ -75,6 +75,9 @@ _XML: Final = (
     (b"<PAMDataset", "a sidecar of GDAL (.aux.xml)", "open the image beside it"),
     (b"/ncml-2.2", "an NcML document", "open the files that it names (refshard concat joins them)"),
     (b"<Error><Code>", "an error of an object store, stored as a file", "download the file again"),
+    (b"<OME", "an OME-XML document", "open the OME-TIFF that it describes, or make one of it (bfconvert)"),
+    (b"<NXroot", "a NeXus file as XML", "convert it to HDF5 (nxconvert)"),
+    (b"<?xml", "an XML document", "open the file of data that it describes"),
 )
 _FEATURES: Final = re.compile(rb'\s*\{\s*"type"\s*:\s*"FeatureCollection"')
 _COMPRESSORS: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -83,6 +86,8 @@ _COMPRESSORS: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", 
 def recognise_unsupported(head: bytes) -> tuple[str, str] | None:
     """Return the kind of an unsupported file by its first bytes, and a remedy; None if no such kind fits."""
     if head.lstrip()[:1] == b"<":
+        if b"<html" in head.lower():
+            return None
         return next(((kind, remedy) for tag, kind, remedy in _XML if tag in head), None)
     if _FEATURES.match(head):
         return "a FeatureCollection as JSON", "json.load it for refshard_fs.open, which joins the assets of STAC items"

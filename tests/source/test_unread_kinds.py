@@ -85,7 +85,11 @@ def test_compressed_reference_set_opens(codec: str) -> None:
         (b"netcdf sst {\ndimensions:\n\tx = 4 ;\n", "as text .CDL.*ncgen"),
         (b'<?xml version="1.0"?>\n<netcdf xmlns="http://www.unidata.ucar.edu/namespaces/netcdf/ncml-2.2">', "NcML"),
         (b'<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>', "an error of an object store"),
+        (b'<?xml version="1.0"?>\n<OME xmlns="http://www.openmicroscopy.org/Schemas">', "OME-XML.*bfconvert"),
+        (b'<?xml version="1.0"?>\n<NXroot NeXus_version="4.3.0">', "a NeXus file as XML.*nxconvert"),
+        (b'<?xml version="1.0"?>\n<metadata><idinfo/></metadata>', "an XML document"),
         (b"<!DOCTYPE html><html><body>404", "It looks like a web page"),
+        (b'<?xml version="1.0"?>\n<html xmlns="http://www.w3.org/1999/xhtml">', "It looks like a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "a pointer of Git LFS.*git lfs pull"),
     ],
 )
