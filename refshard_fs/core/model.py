@@ -67,6 +67,8 @@ class Span(msgspec.Struct, frozen=True):
     - ``apart``: the range is merged only with ranges that touch or overlap it; bytes between ranges are not read.
     - ``mixed``: values of several arrays lie in the range, such as records of a file, or chunks between metadata. Its
       bytes are kept in memory for reads of the other arrays.
+    - ``interleaved``: the range is one of many between which lie short gaps with values of other arrays. Ranges are
+      merged over gaps that cost less than a request, and the gaps are kept for a while.
     - ``origin``: the servers of other people's sets that named the object, if a set of the user contains references
       from these sets. Each of these servers must be allowed to reach the object; this is checked when the target is
       opened.
@@ -82,6 +84,7 @@ class Span(msgspec.Struct, frozen=True):
     apart: bool = False
     origin: Origin = ()
     mixed: bool = False
+    interleaved: bool = False
 
     @property
     def size(self) -> int | None:
@@ -136,7 +139,7 @@ class Span(msgspec.Struct, frozen=True):
         return self._make_range(first, last)
 
     def _make_range(self, start: int, stop: int | None, *, exact: bool = True) -> Span:
-        flags = self.dense, self.apart, self.origin, self.mixed
+        flags = self.dense, self.apart, self.origin, self.mixed, self.interleaved
         return Span(self.url, start, stop, exact, self.optional, self.pin, *flags)
 
 

@@ -357,6 +357,11 @@ SMALL: Final = 4 << 10  # bytes of a variable in a record, up to which several r
 BAND: Final = 256 << 10  # bytes of the file that a chunk of several records spans: reading one value reads all of them
 SPARSE: Final = 16 << 10  # bytes: if records are larger, a request for each record costs less than reading all bytes
 SPARSE_IN_SMALL_FILE: Final = 64 << 10  # the same, if all records together have at most `LONGEST_TIMELINE` bytes
+GAP: Final = 64 << 10  # bytes between the records of a variable that cost less than a request for each record
+# Bytes of a record, and of all records together, up to which reading all bytes costs less than a request for the time
+# of each record, if the variables are read next: they find their records in memory.
+RECORD_WITH_TIME: Final = 128 << 10
+RECORDS_WITH_TIMES: Final = 16 * PIECE
 REMEMBERED: Final = 16  # headers in the cache
 LONGEST: Final = 1 << 16  # bytes of a header in the cache
 MOST_DIMENSIONS: Final = 32  # the limit of numpy before version 2
@@ -405,8 +410,10 @@ class RecordChunks(Chunks):
         is_sparse = _is_sparse(step, self._variable.shape[0])
         if isinstance(self._source, Span) and is_sparse and (count - 1) * step > BAND:
             first = self._variable.begin + first_record * step
-            whole_range = self._source.part(first, (count - 1) * step + slab)
-            slabs = tuple(self._source.part(first + index * step, slab) for index in range(count))
+            is_near = step <= RECORD_WITH_TIME and step * self._variable.shape[0] <= RECORDS_WITH_TIMES
+            parts = msgspec.structs.replace(self._source, interleaved=is_near)
+            whole_range = parts.part(first, (count - 1) * step + slab)
+            slabs = tuple(parts.part(first + index * step, slab) for index in range(count))
             assert isinstance(whole_range, Span)
             return Packed(whole_range, ZeroPaddingRecipe(size), size, parts=slabs)
         offset = self._variable.begin - self._begin
@@ -459,7 +466,10 @@ class _FileChunks(Mapping[str, Chunks]):
             return RecordChunks(self._source, variable, size, records, self._layout.begin, self._file_size)
         stride = size if variable.is_record else None
         label = f"{self._url}, variable {path!r}"
-        return Contiguous(self._source, variable.begin, array.shape, array.chunks, array.dtype.itemsize, label, stride)
+        source = self._source
+        if isinstance(source, Span) and stride is not None and 0 < size - variable.slab_size <= GAP:
+            source = msgspec.structs.replace(source, interleaved=True)
+        return Contiguous(source, variable.begin, array.shape, array.chunks, array.dtype.itemsize, label, stride)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layout.variables)

@@ -228,6 +228,21 @@ def test_loading_all_small_records_reads_the_file_once(http_server: RangeServer,
     assert len(http_server.requests()) <= 5 + (path.stat().st_size >> 20)
 
 
+@pytest.mark.usefixtures("large_files")
+@pytest.mark.parametrize("names", [["v1"], ["v1", "v2", "v0"]])
+def test_large_records_are_fetched_once_in_few_requests(
+    http_server: RangeServer, tmp_path: Path, names: list[str]
+) -> None:
+    """The records of a variable have 20 KB and lie 40 KB apart, which cost less than a request for each record."""
+    path = write_records(tmp_path / "a.nc", (50, 50), 500)
+    url = http_server.put("/a.nc", path.read_bytes())
+    with xr.open_dataset(url, engine="refshard", storage_options={"skip_instance_cache": True}) as ds:
+        for name in names:
+            check_same(ds[[name]].load(), xr.open_dataset(path)[[name]])
+    assert sum(request.sent for request in http_server.requests()) < 1.1 * path.stat().st_size
+    assert len(http_server.requests()) <= 32 * (len(names) + 1)
+
+
 def test_loading_a_local_file_reads_each_range_once(tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.nc", (20,), 20_000)
     fs = RefShardFileSystem(str(path), asynchronous=True, skip_instance_cache=True)
