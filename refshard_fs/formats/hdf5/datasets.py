@@ -234,12 +234,9 @@ class DatasetChunks(FilledChunks):
         if chunk is None:
             return self.make_unwritten_entry()
         dataset = self.dataset
-        mask = chunk.mask
-        if dataset.filters and not self._is_filtered(number):
-            mask = (1 << len(dataset.filters)) - 1
         if not dataset.filters and chunk.entry.size != dataset.raw_size:
             raise ValueError(f"chunk {number} has {chunk.entry.size} bytes: expected {dataset.raw_size}")
-        recipe = dataset.codecs.make_recipe(mask)
+        recipe = dataset.codecs.make_recipe(self.find_mask(number, chunk))
         match chunk.entry:
             case Inline(data) if recipe is not None:
                 return Inline(recipe.make(data))
@@ -248,6 +245,11 @@ class DatasetChunks(FilledChunks):
             case Packed() as packed if recipe is not None:  # its recipe pads the chunk, and so does the new recipe
                 return msgspec.structs.replace(packed, recipe=recipe, made=recipe.result_size)
         return chunk.entry
+
+    def find_mask(self, number: int, chunk: StoredChunk) -> int:
+        """Return the mask of the filters that a stored chunk skips."""
+        is_filtered = not self.dataset.filters or self._is_filtered(number)
+        return chunk.mask if is_filtered else (1 << len(self.dataset.filters)) - 1
 
     def _is_filtered(self, number: int) -> bool:
         """Return whether filters apply to a chunk. A file may leave chunks that reach beyond the array unfiltered."""

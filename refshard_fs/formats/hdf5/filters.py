@@ -132,6 +132,10 @@ class FilterRecipe(msgspec.Struct, frozen=True):
         return None if self.codecs.codec_texts else self.codecs.count * size * math.prod(datatype.shape)
 
     def make(self, raw: bytes) -> bytes:
+        return self.codecs.encode(self.decode_elements(raw))
+
+    def decode_elements(self, raw: bytes) -> bytes:
+        """Return the elements of the chunk, as the file has them before filters."""
         length = self.codecs.count * self.codecs.datatype.size
         for number, filter_ in reversed(list(enumerate(self.codecs.filters))):
             if not self.mask >> number & 1:
@@ -145,7 +149,7 @@ class FilterRecipe(msgspec.Struct, frozen=True):
             raw = raw.ljust(length, b"\0")  # the last chunk of a contiguous dataset may be shorter
         if len(raw) < length:
             raise ValueError(f"its filters decode to {len(raw)} bytes: expected {length}, {self.codecs.count} elements")
-        return self.codecs.encode(raw[:length])
+        return raw[:length]
 
 
 def make_codecs(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tuple[int, ...]) -> Codecs:

@@ -28,7 +28,7 @@ from refshard_fs.formats.hdf5.netcdf4 import describe, split_compounds
 from refshard_fs.formats.hdf5.objects import Tree, read_tree
 from refshard_fs.formats.hdf5.part import is_self_contained
 from refshard_fs.formats.hdf5.structure import Superblock, VirtualLayout, parse_superblock
-from refshard_fs.formats.hdf5.virtual import OWN, VirtualChunks, list_source_files, resolve_mappings
+from refshard_fs.formats.hdf5.virtual import OWN, list_source_files, make_virtual_chunks, resolve_mappings
 from refshard_fs.security.policy import directory_of, relative_to
 
 MOST_PREPARED: Final = 256  # the most small coordinates that are read when a file is opened
@@ -155,7 +155,9 @@ def _make_keyspace(
             array = dataset.describe()
             list(array.make_metadata(zarr_format))  # raises if ``zarr_format`` cannot hold the array
             arguments = file, superblock, dataset, array.grid(zarr_format), url
-            chunks[variable.path] = VirtualChunks(*arguments, sources) if sources else DatasetChunks(*arguments, paths)
+            chunks[variable.path] = (
+                make_virtual_chunks(*arguments, sources) if sources else DatasetChunks(*arguments, paths)
+            )
             arrays[variable.path] = array
         except ValueError as e:
             reports[path] = str(e)

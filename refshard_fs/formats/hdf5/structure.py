@@ -356,16 +356,25 @@ class ExternalFiles(msgspec.Struct, frozen=True):
     parts: tuple[ExternalPart, ...]
 
 
+class Hyperslab(NamedTuple):
+    """``size`` selected elements along an axis: blocks of ``block`` elements begin every ``stride`` elements."""
+
+    start: int
+    size: int
+    block: int
+    stride: int
+
+
 class VirtualMapping(NamedTuple):
     """A mapping: the ``selection`` of a source dataset is shown at ``place`` of the virtual dataset.
 
-    ``selection`` and ``place`` are (start, number of elements) for each axis; None: all elements.
+    ``selection`` and ``place`` have a hyperslab for each axis; None: all elements.
     """
 
     file: str
     dataset: str
-    selection: tuple[tuple[int, int], ...] | None
-    place: tuple[tuple[int, int], ...] | None
+    selection: tuple[Hyperslab, ...] | None
+    place: tuple[Hyperslab, ...] | None
 
 
 class VirtualLayout(msgspec.Struct, frozen=True):
