@@ -28,7 +28,8 @@ from tests.fuzz.mutation import Mutator
 __all__ = ["Failure", "Harness", "Hang", "Most", "list_names", "load_harness", "make_mutator", "run", "search"]
 
 PATIENCE: Final = 1.0  # seconds of processor time that one input may take
-STANDSTILL: Final = 60.0  # seconds of real time that one input may take, in code that no signal interrupts
+# The driver looks about once a second; a process that has not gone to its next input after so many looks has hung.
+STANDSTILL: Final = 60
 MEMORY: Final = 256 << 20  # bytes of memory that a harness may take in addition to those after its seeds
 ADDRESSES: Final = 4 << 30  # bytes of address space that a child process may take in addition: larger allocations fail
 ENOUGH: Final = 20  # failures after which a search ends
@@ -141,8 +142,11 @@ def _run_inputs(name: str, numbers: range, seed: int, at: Any, mosts: Any, tell:
         resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESSES, resource.RLIM_INFINITY))
 
     most = Most(*mosts)
+    parent = multiprocessing.parent_process()
 
     def note(number: int) -> None:
+        if number % 1024 == 0 and parent is not None and not parent.is_alive():
+            raise SystemExit("the process that reports failures has ended")
         at.value = number
         mosts[:] = most.seconds, most.memory
 
@@ -191,7 +195,9 @@ def run(
             raise RuntimeError(
                 f"{name}: the process of the harness ended with {worker.exitcode} before its first input"
             )
-        reason = f"the process hung for {STANDSTILL} s" if stuck else f"the process ended with {worker.exitcode}"
+        reason = (
+            f"the process hung for more than {STANDSTILL} s" if stuck else f"the process ended with {worker.exitcode}"
+        )
         add(Failure(last, make_mutator(load_harness(name), seed).input(last), reason))
         start = last + 1
     say(describe_progress(min(at.value, count)))
@@ -207,7 +213,7 @@ def _watch(
     say: Callable[[], object],
 ) -> bool:
     """Add failures until the process ends; return True if it was killed because it hung."""
-    seen, since, said = -2, time.monotonic(), time.monotonic()
+    seen, looks, said = -2, 0, time.monotonic()
     stuck = False
     while True:
         with contextlib.suppress(EOFError, OSError):
@@ -215,14 +221,13 @@ def _watch(
                 add(tell.recv())
                 if len(found) >= ENOUGH:
                     worker.kill()
-        now = time.monotonic()
-        if at.value != seen:
-            seen, since = at.value, now
-        elif now - since > STANDSTILL:
+        looks = 0 if at.value != seen else looks + 1  # not seconds: both processes may be stopped for a while
+        seen = at.value
+        if looks > STANDSTILL:
             stuck = True
             worker.kill()
-        if now - said > 60:
-            said = now
+        if time.monotonic() - said > 60:
+            said = time.monotonic()
             say()
         worker.join(0.2)
         if worker.exitcode is not None:

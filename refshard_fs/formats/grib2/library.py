@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 import threading
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -58,6 +60,7 @@ class Points(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         points = self._check_rows(raw)
+        kind = parse_integer(raw, 6) if self.edition == 1 else parse_integer(raw, 13, 2)
         library = import_eccodes()
         if self.scanned:
             flags = parse_integer(raw, self.scanned) & ~(BY_COLUMNS | TO_AND_FRO)
@@ -65,9 +68,7 @@ class Points(msgspec.Struct, frozen=True):
         if self.edition == 1 and parse_integer(raw, 5) > len(raw):
             raw = raw[:4] + b"\xff" + raw[5:]  # no list begins after the section; eccodes would end the process
         with _LOCK:
-            handle = library.codes_grib_new_from_samples(f"GRIB{self.edition}")
-            whole = library.codes_get_message(handle)
-            library.codes_release(handle)
+            whole = _read_sample(self.edition)
             begin, octets = (8, 3) if self.edition == 1 else (16, 4)  # offset of section 1, and octets of its length
             first = begin + parse_integer(whole, begin + 1, octets)
             rest = whole[first + parse_integer(whole, first + 1, octets) :]
@@ -75,6 +76,7 @@ class Points(msgspec.Struct, frozen=True):
             start = whole[:4] + size.to_bytes(3) + b"\1" if self.edition == 1 else whole[:8] + size.to_bytes(8)
             handle = library.codes_new_from_message(start + whole[begin:first] + raw + rest)
             try:
+                _check_projection(library, handle, self.edition, kind)
                 if (size := library.codes_get_size(handle, self.key)) != points:  # checked before they take memory
                     raise ValueError(f"expected {points} {self.key} in all, found {size}")
                 values = library.codes_get_array(handle, self.key)[:: self.every][: self.count]
@@ -102,6 +104,11 @@ class Points(msgspec.Struct, frozen=True):
         for octet in _LATITUDES[self.edition].get(kind, ()):
             if abs(latitude := parse_signed(grid, octet, width) * unit) > 90:
                 raise ValueError(f"its latitude at octet {octet} is {latitude}: expected -90 to 90")
+        for octet in _LONGITUDES.get(kind, ()) if self.edition == 2 else ():
+            if abs(longitude := parse_signed(grid, octet, 4) * 1e-6) > _LONGEST_ROW:
+                raise ValueError(
+                    f"its longitude at octet {octet} is {longitude}: expected -{_LONGEST_ROW} to {_LONGEST_ROW}"
+                )
         if self.edition == 1:
             is_gaussian, begin, size = kind in (4, 14), parse_integer(grid, 5) + 4 * parse_integer(grid, 4), 2
             across, rows, parallels = (parse_integer(grid, octet, 2) for octet in (7, 9, 26))
@@ -138,6 +145,97 @@ class Points(msgspec.Struct, frozen=True):
         return total
 
 
+@cache
+def _read_sample(edition: int) -> bytes:
+    library = import_eccodes()
+    handle = library.codes_grib_new_from_samples(f"GRIB{edition}")
+    whole = bytes(library.codes_get_message(handle))
+    library.codes_release(handle)
+    return whole
+
+
+def _check_projection(library: Any, handle: Any, edition: int, kind: int) -> None:
+    """Raise ValueError for a projection for which eccodes would end the process, or never return."""
+    name = _PROJECTIONS.get((edition, kind))
+    if name is None:
+        return
+
+    def get(key: str) -> float:
+        return float(library.codes_get_double(handle, key))
+
+    is_oblate = get("earthIsOblate") == 1
+    major, minor = (
+        (get(f"earth{axis}AxisInMetres") for axis in ("Major", "Minor")) if is_oblate else [get("radius")] * 2
+    )
+    if not (_RADII[0] <= major <= _RADII[1] and _FLATTEST * major <= minor <= major):
+        raise ValueError(
+            f"its earth has radii of {major:g} and {minor:g} m: expected {_RADII[0]:g} to {_RADII[1]:g} m, and the "
+            f"second from {_FLATTEST} to 1 of the first"
+        )
+    if name == "mercator":
+        around = math.cos(math.radians(get("LaDInDegrees"))) * major
+        degrees = abs(math.degrees(get("Ni") * get("DiInMetres") / around)) if around else math.inf
+        if not degrees <= _LONGEST_ROW:
+            raise ValueError(f"a row of its Mercator grid has {degrees:g} degrees: expected at most {_LONGEST_ROW}")
+    elif name == "lambert":
+        parallels = get("Latin1InDegrees"), get("Latin2InDegrees")
+        if abs(sum(parallels)) < _LEAST_SUM:
+            raise ValueError(f"its parallels are {parallels} degrees: expected a sum of {_LEAST_SUM} degrees or more")
+        if is_oblate and (most := max(*parallels, get("LaDInDegrees"))) >= 90:
+            raise ValueError(f"a parallel of its Lambert projection is {most} degrees: expected less than 90")
+    elif is_oblate and (distance := _find_centre(get, minor / major, major)) < _NEAREST:
+        raise ValueError(
+            f"a point of its grid is {distance * major:g} m from the centre of its projection: expected "
+            f"{_NEAREST * major:g} m or more for eccodes"
+        )
+
+
+def _find_centre(get: Callable[[str], float], ratio: float, major: float) -> float:
+    """Return the least distance of a grid's points from the centre of a Lambert azimuthal projection, in radii.
+
+    ``ratio`` is the minor axis of the ellipsoid divided by the major axis. eccodes uses the same formulas, which are
+    from Snyder's "Map Projections".
+    """
+    squared = 1 - ratio * ratio
+    eccentricity = math.sqrt(squared)
+
+    def compute_q(sine: float) -> float:
+        if eccentricity < 1e-7:
+            return 2 * sine
+        part = eccentricity * sine
+        return (1 - squared) * (sine / (1 - part * part) - math.log((1 - part) / (1 + part)) / (2 * eccentricity))
+
+    first, centre, west = (
+        math.radians(get(key))
+        for key in (
+            "latitudeOfFirstGridPointInDegrees",
+            "standardParallelInDegrees",
+            "longitudeOfFirstGridPointInDegrees",
+        )
+    )
+    east = west - math.radians(get("centralLongitudeInDegrees"))
+    whole = compute_q(1)
+    sine, sine_first = (compute_q(math.sin(latitude)) / whole for latitude in (centre, first))
+    cosine, cosine_first = (math.sqrt(max(1 - value * value, 0)) for value in (sine, sine_first))
+    radius = math.sqrt(whole / 2)
+    scale = math.cos(centre) / (math.sqrt(1 - squared * math.sin(centre) ** 2) * radius * cosine) if cosine else 1.0
+    below = 1 + sine * sine_first + cosine * cosine_first * math.cos(east)
+    if below < _NEAREST:  # eccodes returns an error
+        return math.inf
+    stretch = radius * math.sqrt(2 / below)
+    x = stretch * cosine_first * math.sin(east)
+    y = stretch * (cosine * sine_first - sine * cosine_first * math.cos(east))
+    distances = []
+    for place, extent, step, is_forward in (
+        (x * scale, "Nx", "Dx", get("iScansNegatively") == 0),
+        (y / scale, "Ny", "Dy", get("jScansPositively") == 1),
+    ):
+        size = (get(step) if is_forward else -get(step)) / (1000 * major)
+        number = min(max(round(-place / size), 0), int(get(extent)) - 1) if size else 0
+        distances.append(place + number * size)
+    return math.hypot(distances[0] / scale, distances[1] * scale)
+
+
 def _check_first_latitude(latitude: float, parallels: int) -> None:
     """Raise ValueError if a Gaussian grid has no latitudes or too many, or ``latitude`` is north of the first."""
     if not 0 < parallels <= FINEST:
@@ -151,7 +249,7 @@ def _check_first_latitude(latitude: float, parallels: int) -> None:
 
 
 # eccodes matches a latitude with a latitude of the grid that is less than a thousandth of a degree away. If the first
-# latitude is farther north, it reads beyond its arrays, and ends the process.
+# latitude of a message is farther north than that, eccodes reads beyond its arrays, and ends the process.
 _LATITUDE_ERROR: Final = 0.000999
 # The most latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to compute so many.
 FINEST: Final = 1 << 13
@@ -162,9 +260,26 @@ _LATITUDES: Final = {
     },
     2: {
         **dict.fromkeys((*range(4), *range(40, 44)), (47, 56)), **dict.fromkeys((10, 13), (39, 48, 52)),
-        **dict.fromkeys((20, 23, 140), (39, 48)), **dict.fromkeys((30, 33), (39, 48, 66, 70)), 90: (39,),
+        **dict.fromkeys((20, 23), (39, 48)), 140: (39, 47), **dict.fromkeys((30, 33), (39, 48, 66, 70)), 90: (39,),
     },
 }  # fmt: skip
+# By kind of grid in edition 2: the octets of longitudes. 2147.483647 is eccodes' "missing", from which it subtracts 360
+# degrees for ever.
+_LONGITUDES: Final = {
+    **dict.fromkeys((10, 13), (43, 61)), **dict.fromkeys((20, 23, 30, 33), (43, 52)), 90: (43,), 140: (43, 51),
+}  # fmt: skip
+# By edition and kind of grid: projections for which eccodes ends the process, or never returns, if their numbers are
+# extreme. On an ellipsoid, it frees memory twice if it does not find a latitude.
+_PROJECTIONS: Final = {
+    **dict.fromkeys(((1, 1), (2, 10), (2, 13)), "mercator"),
+    **dict.fromkeys(((1, 3), (2, 30), (2, 33)), "lambert"),
+    (2, 140): "azimuthal",
+}
+_RADII: Final = (1e6, 1e8)  # metres
+_FLATTEST: Final = 0.9  # Saturn's ratio; the search for a latitude ends for all ratios from here to 1
+_LONGEST_ROW: Final = 720  # degrees
+_LEAST_SUM: Final = 0.1  # degrees: for a cone that is nearly a cylinder, longitudes may be many times 360 degrees
+_NEAREST: Final = 2e-10  # radii of the earth; eccodes ends the process at half of this distance
 # By edition and by kind of grid: the bytes of a section without lists. eccodes reads so many of a shorter section, and
 # looks for the rest of the message after them: that ended the process.
 _SIZES: Final = {

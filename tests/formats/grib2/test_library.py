@@ -203,6 +203,102 @@ def test_areas_of_reduced_grids_equal_cfgrib(tmp_path: Path, sample: str) -> Non
             np.testing.assert_array_equal(got[name], eccodes.codes_get_array(handle, f"{name}s"))
 
 
+def make_projected_grid(edition: int, template: int, **keys: int) -> bytes:
+    """Return the section of a grid of 4 x 3 points."""
+    key = "dataRepresentationType" if edition == 1 else "gridDefinitionTemplateNumber"
+    message = make_message(np.arange(12.0), f"regular_ll_sfc_grib{edition}", **{key: template}, Nx=4, Ny=3, **keys)
+    begin = 8 + int.from_bytes(message[8:11]) if edition == 1 else 37
+    return message[begin : begin + int.from_bytes(message[begin : begin + 2 + edition])]
+
+
+RADIUS = {"shapeOfTheEarth": 1, "scaleFactorOfRadiusOfSphericalEarth": 3, "scaledValueOfRadiusOfSphericalEarth": 1}
+PROLATE = {
+    "shapeOfTheEarth": 7, "scaleFactorOfEarthMajorAxis": 0, "scaledValueOfEarthMajorAxis": 6_300_000,
+    "scaleFactorOfEarthMinorAxis": 0, "scaledValueOfEarthMinorAxis": 6_400_000,
+}  # fmt: skip
+MISSING = PROLATE | {"scaleFactorOfEarthMajorAxis": 255, "scaledValueOfEarthMajorAxis": 0xFFFFFFFF}
+
+
+@pytest.mark.parametrize(
+    ("edition", "template", "keys", "reason"),
+    [
+        (2, 10, RADIUS, "radii of 0.001 and 0.001 m: expected"),
+        (2, 10, PROLATE, r"radii of 6.3e\+06 and 6.4e\+06 m: expected"),
+        (2, 13, {}, "radii of 0 and 0 m: expected"),
+        (2, 30, PROLATE, r"radii of 6.3e\+06 and 6.4e\+06 m: expected"),
+        (2, 33, {}, "radii of 0 and 0 m: expected"),
+        (2, 140, MISSING, r"radii of -1e\+100 and 6.4e\+06 m: expected"),
+        (2, 10, {"LaD": 90_000_000, "Di": 9000}, r"row of its Mercator grid has \S+e\+\d+ degrees: expected at most"),
+        (1, 1, {"Latin": 90_000, "DiInMetres": 9000}, r"row of its Mercator grid has \S+e\+\d+ degrees: expected"),
+        (2, 30, {"Latin1": 1, "Latin2": 2}, r"parallels are \(1e-06, 2e-06\) degrees: expected a sum of 0.1"),
+        (1, 3, {"Latin1": -9, "Latin2": 2}, r"parallels are \(-0.009, 0.002\) degrees: expected a sum of 0.1"),
+        (2, 30, {"Latin1": 90_000_000, "shapeOfTheEarth": 4}, "parallel of its Lambert projection is 90.0 degrees"),
+        (1, 3, {"Latin1": 90_000, "earthIsOblate": 1}, "parallel of its Lambert projection is 90.0 degrees"),
+        (
+            2,
+            140,
+            {"shapeOfTheEarth": 4, "latitudeOfFirstGridPoint": 0},
+            "point of its grid is 0 m from the centre of its projection: expected",
+        ),
+    ],
+)
+def test_extreme_projections_are_refused(edition: int, template: int, keys: dict[str, int], reason: str) -> None:
+    """eccodes would end the process, by memory that is freed twice or an assertion, or would not return."""
+    if template in (13, 33):  # eccodes has no sample of these; the numbers of 10 and 30 lie at the same octets
+        keys = MISSING | {"scaledValueOfEarthMajorAxis": 0, "scaledValueOfEarthMinorAxis": 0}
+        grid = make_projected_grid(edition, template - 3, **keys)
+        grid = grid[:12] + template.to_bytes(2) + grid[14:] + bytes(16)
+    else:
+        grid = make_projected_grid(edition, template, **keys)
+    for key in ("latitudes", "longitudes"):
+        with pytest.raises(ValueError, match=reason):
+            Points(key, 12, edition=edition).make(grid)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "first", "step", "size"),
+    [
+        (0, {"longitudeOfFirstGridPoint": 7_000_000, "latitudeOfFirstGridPoint": 0}, "Dx", 333_920_325),
+        (
+            52_000_000,
+            {"longitudeOfFirstGridPoint": 10_000_000, "latitudeOfFirstGridPoint": 50_000_000},
+            "Dy",
+            222_489_433,
+        ),
+    ],
+)
+def test_second_point_at_the_centre_of_a_grid_is_refused(
+    parallel: int, first: dict[str, int], step: str, size: int
+) -> None:
+    """The centre is one step from the first point; steps are in millimetres."""
+    place = {"standardParallelInMicrodegrees": parallel, "centralLongitudeInMicrodegrees": 10_000_000, **first}
+    steps = {"shapeOfTheEarth": 4, "jScansPositively": 1, "Dx": 9_000_000, "Dy": 9_000_000}
+    recipe = Points("latitudes", 12)
+    with pytest.raises(
+        ValueError, match=r"point of its grid is \S+ m from the centre of its projection: expected 0.0012"
+    ):
+        recipe.make(make_projected_grid(2, 140, **{**steps, **place, step: size}))
+    found = np.frombuffer(recipe.make(make_projected_grid(2, 140, **{**steps, **place, step: size + 3})))
+    assert np.abs(found - parallel / 1e6).min() < 1e-6
+
+
+@pytest.mark.parametrize("shape", [4, 6])  # an ellipsoid, a sphere
+def test_azimuthal_grid_of_europe_equals_cfgrib(tmp_path: Path, shape: int) -> None:
+    keys = {
+        "standardParallelInMicrodegrees": 52_000_000,
+        "centralLongitudeInMicrodegrees": 10_000_000,
+        "Nx": 4,
+        "Ny": 3,
+    }
+    first = {"latitudeOfFirstGridPoint": 66_982_143, "longitudeOfFirstGridPoint": 325_970_984}
+    steps = {"Dx": 5_000_000, "Dy": 5_000_000, "shapeOfTheEarth": shape}
+    (tmp_path / "a.grib2").write_bytes(
+        make_message(np.arange(12.0), gridDefinitionTemplateNumber=140, **keys, **first, **steps)
+    )
+    found = check_same_as_cfgrib(tmp_path / "a.grib2")
+    assert found["latitude"].values[0, 0] == pytest.approx(66.982143)
+
+
 def test_list_that_begins_after_section_2_is_an_error() -> None:
     """eccodes would end the process if a list begins after section 2."""
     message = make_message(np.arange(12.0), "regular_ll_sfc_grib1", dataRepresentationType=90, Nx=4, Ny=3)

@@ -158,6 +158,17 @@ def test_coordinates_follow_the_scan_directions(sample: str, north: float, south
             np.testing.assert_allclose(coordinates.ravel(), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(("west", "east"), [(185, 530), (270, 450), (350, 365), (345, 360)])
+def test_longitudes_beyond_360_equal_cfgrib(tmp_path: Path, west: int, east: int) -> None:
+    path = tmp_path / "a.grib2"
+    corners = {"longitudeOfFirstGridPointInDegrees": west, "longitudeOfLastGridPointInDegrees": east}
+    path.write_bytes(
+        make_message(sample="regular_ll_sfc_grib2", iDirectionIncrementInDegrees=(east - west) / 15, **corners)
+    )
+    got = check_same_as_cfgrib(path)["longitude"].values
+    np.testing.assert_allclose(got, np.linspace(west, east, 16) - (360 if east > 361 else 0))
+
+
 @pytest.mark.parametrize("sample", ["regular_ll_sfc_grib2", "regular_gg_ml_grib2", "polar_stereographic_pl_grib2"])
 @pytest.mark.parametrize("flags", [0x10, 0x20, 0x30])
 def test_column_and_alternating_scans_become_rows(sample: str, flags: int) -> None:

@@ -35,6 +35,29 @@ _TEMPLATES = {
     1: ("dataRepresentationType", (0, 1, 3, 4, 5, 10, 14, 90)),
     2: ("gridDefinitionTemplateNumber", (0, 1, 2, 3, 10, 12, 13, 20, 23, 30, 31, 33, 40, 41, 42, 43, 90, 101, 140)),
 }
+# For each edition: grids on an ellipsoid. Samples have a sphere.
+_LAMBERT = {"Latin1": 30, "Latin2": 50, "LoV": 10}
+_ELLIPSOIDS: dict[int, tuple[dict[str, int], ...]] = {
+    1: tuple(
+        {"earthIsOblate": 1, "latitudeOfFirstGridPoint": 40_000, "dataRepresentationType": kind, **keys}
+        for kind, keys in (
+            (1, {"Latin": 20_000, "DiInMetres": 9000, "DjInMetres": 9000}),
+            (3, {key: value * 1000 for key, value in _LAMBERT.items()} | {"Dx": 9000, "Dy": 9000}),
+        )
+    ),
+    2: tuple(
+        {"latitudeOfFirstGridPoint": 40_000_000, "gridDefinitionTemplateNumber": template, **keys, **earth}
+        for earth in ({"shapeOfTheEarth": 5}, {
+            "shapeOfTheEarth": 7, "scaleFactorOfEarthMajorAxis": 1, "scaledValueOfEarthMajorAxis": 63_781_370,
+            "scaleFactorOfEarthMinorAxis": 0, "scaledValueOfEarthMinorAxis": 6_356_752,
+        })
+        for template, keys in (
+            (10, {"LaD": 20_000_000, "Di": 9_000_000, "Dj": 9_000_000}),
+            (30, {key: value * 10**6 for key, value in _LAMBERT.items()} | {"Dx": 9_000_000, "Dy": 9_000_000}),
+            (140, {"standardParallelInMicrodegrees": 50_000_000, "Dx": 9_000_000, "Dy": 9_000_000}),
+        )
+    ),
+}  # fmt: skip
 _PACKINGS = {
     1: ("grid_simple", "grid_second_order"),
     2: ("grid_simple", "grid_complex", "grid_complex_spatial_differencing", "grid_ccsds", "grid_jpeg", "grid_png",
@@ -60,6 +83,7 @@ def make_seeds_of(edition: int) -> list[bytes]:
     for template in templates:
         keys = {key: template, **(small if template != 101 else {"numberOfDataPoints": 12})}
         found.append(make_message(np.arange(12.0), sample, bitsPerValue=8, **keys))
+    found += [make_message(np.arange(12.0), sample, bitsPerValue=8, **keys, **small) for keys in _ELLIPSOIDS[edition]]
     for packing, has_holes in itertools.product(_PACKINGS[edition], (False, True)):
         values = 280 + np.cumsum(rng.normal(size=128))
         values[: 20 if has_holes else 0] = np.nan
