@@ -61,6 +61,20 @@ def test_tile_that_takes_too_much_memory_is_refused() -> None:
             Files({ROOT: changed}).open()
 
 
+def test_tile_of_too_many_empty_packets_is_refused() -> None:
+    """The decoder takes 50 ns for each packet: a minute for a tile in a file of 256 kB that states many layers."""
+    data = encode(np.zeros((64, 64), "u1"), levels=5)
+    at = data.index(b"\xff\x52") + 6  # in the segment COD, with the number of layers in 2 bytes
+    files = [data[:at] + layers.to_bytes(2) + data[at + 2 :] for layers in (40_000, 0xFFFF)]
+    deep = [file[: at + 3] + b"\x0a" + file[at + 4 :] for file in files]
+    for file in (*files, deep[0]):
+        assert Files({ROOT: file}).open().grids
+    with pytest.raises(
+        RefShardError, match=r"takes the memory or the time of 92274688 bytes.* in 65535 layers\): expected at most"
+    ):
+        Files({ROOT: deep[1]}).open()
+
+
 def test_packets_not_by_resolution_need_a_skipping_decoder() -> None:
     data = encode(make_smooth_values(64, 64), levels=3)
     at = data.index(b"\xff\x52")
