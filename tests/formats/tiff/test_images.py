@@ -176,6 +176,9 @@ def test_last_tiles_may_end_with_the_image(tmp_path: Path, compression: int) -> 
     path.write_bytes(make_tiff(short, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(short)))
     with pytest.raises(Exception, match="a strip or tile decompresses to 2304 bytes: expected 2368"):
         open_array(path, "0")[...]
+    longer = encode(values.tobytes() + b"\0")  # Photoshop adds a byte
+    path.write_bytes(make_tiff(longer, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(longer)))
+    np.testing.assert_array_equal(open_array(path, "0")[...], values[:, :35])
     damaged = encode(np.concatenate([values, values[:1]]).tobytes())
     path.write_bytes(make_tiff(damaged, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(damaged)))
     with pytest.raises(Exception, match="decompresses to 2432 bytes: expected 2368 .* or 4096"):
