@@ -163,7 +163,7 @@ class Dispatch(Share):
         return any(block.state == QUEUED for host in self._hosts.values() for block in host.later)
 
     async def wait_for_change(self) -> None:
-        """Wait until a request has ended, or a block has been dropped."""
+        """Wait for the next `notify`: a request has begun or ended, or a block was dropped. Callers check again."""
         if self._changed is None:
             self._changed = self.loop.create_future()
         await asyncio.shield(self._changed)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import weakref
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
@@ -31,9 +32,10 @@ from refshard_fs.targets.failures import NOT_FOUND
 from refshard_fs.targets.versioned import SMALL_FILE, Version, VersionedObject
 
 FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while look-ups find out what to read of it
-# Bytes that were fetched ahead and are no longer expected, but are kept while there is room: dask reads chunks in the
-# order of their names (0, 1, 10, 100, 101, ...), and returns later to chunks that it skipped.
-SPARE = 16 * plan.MIB
+SPARE = 16 * plan.MIB  # bytes that may be fetched in vain with the ranges of readers
+# Bytes of windows, and of the rest of small files, that are kept unread. `SPARE` bytes would be too few for random
+# reads of files of 30 MB and more. xarray's h5netcdf engine keeps twice as many of each file.
+WINDOWS: Final = 64 * plan.MIB
 SPARE_SECONDS = 60.0  # time for which bytes between metadata or chunks are kept: the file's arrays are often read soon
 # A small source is fetched whole for look-ups, since more rounds follow. For its first chunks, it is fetched whole only
 # if its missing bytes are at most twice the bytes of these chunks, plus IN_VAIN bytes (20 ms at 100 Mbit/s).
@@ -44,7 +46,9 @@ TURN = 32  # ranges that are read from the disk at a time, before their readers 
 # takes as much CPU time as another request. Chunks lie in the gaps, and are kept for a while.
 MANY_APART: Final = 32
 REQUEST: Final = 64 * plan.KIB
+INTERLEAVED: Final = 128 * plan.KIB  # the same for ranges that are `Span.interleaved`: the next array is in the gaps
 FILES = 4096  # files whose next bytes are predicted
+GIVEN: Final = 64  # ranges of a file that readers got last: they are not fetched again with the bytes around them
 NEAREST = 4  # so many blocks before a range are searched for one that contains its start
 # Seconds for which a whole object that was fetched ahead serves readers: nothing pins its version, as an index pins the
 # version of a file, and it may be written meanwhile. A loop over an array reads its next chunks within a second.
@@ -79,11 +83,13 @@ class Fetcher:
         self._for_whole: dict[Version, list[Reader]] = {}  # readers that wait for the whole of a small object
         self._idle: dict[Block, None] = {}  # arrived blocks that are kept, oldest first
         self._windows: dict[Block, None] = {}  # parts of windows that were fetched whole, oldest first
+        self._rounds = 0  # how often readers had to wait for chunks
         self.progress = 0  # the number of answered requests, plus the number of reads from blocks fetched ahead
         self._unversioned: set[str] = set()  # objects whose servers report no version
         self._questions = asyncio.Semaphore(budget.budget.requests)
         self.most_ahead = MOST  # the most bytes of a file that are fetched ahead of readers that go through the file
         self._files: LRU[Hashable, FileAhead] = LRU(FILES)
+        self._given: LRU[Hashable, deque[tuple[int, int]]] = LRU(FILES)  # the last ranges that readers got, by object
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Set the future of each reader; also fetch the spans ``ahead``, and keep them until they are read.
@@ -432,6 +438,8 @@ class Fetcher:
         span = reader.span
         if span.stop is None:
             start, stop = 0, len(block.data or b"")
+        else:
+            self._note_given(span, start, stop)
         if block.expected:
             self.progress += 1
             block.note_read(start, stop)
@@ -467,6 +475,18 @@ class Fetcher:
         if not reader.future.done():
             reader.future.set_result(data)
 
+    def _note_given(self, span: Span, start: int, stop: int) -> None:
+        """Note that a reader got ``[start, stop)`` of the object of ``span``."""
+        object_id = _identify_object(span)
+        ranges = self._given.get(object_id)
+        if ranges is None:
+            ranges = deque(maxlen=GIVEN)
+            self._given.put(object_id, ranges)
+        if ranges and ranges[-1][0] <= start <= ranges[-1][1]:
+            ranges[-1] = ranges[-1][0], max(ranges[-1][1], stop)
+        else:
+            ranges.append((start, stop))
+
     def _detach(self, reader: Reader) -> None:
         """Remove ``reader`` from its blocks."""
         for block in reader.blocks:
@@ -489,31 +509,35 @@ class Fetcher:
         by_object: dict[Hashable, list[tuple[Span, Reader | None]]] = {}
         for span, reader in fresh:
             by_object.setdefault(_identify_object(span), []).append((span, reader))
+        self._rounds += any(reader is not None and reader.most is None for _, reader in fresh)
         for object_id, members in by_object.items():
+            url, pin, origin = members[0][0].url, members[0][0].pin, members[0][0].origin
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits
             merging = limits.apart if any(span.apart for span, _ in members) else limits
             last_urgent: Block | None = None
             ranges = [(s.start, s.stop or 0) for s, _ in members]
             pieces = plan.coalesce(ranges, merging)
-            has_gaps = False  # whether the requests have chunks between parts of an index
+            has_gaps = False  # whether the requests have other chunks between the ranges
             is_index = all(span.apart and reader is not None and reader.most is not None for span, reader in members)
-            if is_index and limits.gap > 0 and len(pieces) >= MANY_APART:
+            is_mixed = any(span.mixed or span.interleaved for span, _ in members)
+            is_mixed = is_mixed and self.requests.pool.versions.of(url).is_kept  # its other arrays are probably read
+            if is_mixed and limits.gap > 0 and any(span.interleaved for span, _ in members):
+                wider = plan.coalesce(ranges, plan.Limits(max(INTERLEAVED, limits.gap), limits.block))
+                has_gaps, pieces = len(wider) < len(pieces), wider
+            elif is_index and limits.gap > 0 and len(pieces) >= MANY_APART:
                 wider = plan.coalesce(ranges, plan.Limits(REQUEST, limits.block))
                 has_gaps = sum(stop - start for start, stop, _ in wider) <= self._room_for_spare
                 pieces = wider if has_gaps else pieces
-            rest = self._find_window(object_id, members) if extends and merging.gap > 0 else None
-            if rest is not None:
-                first, last = min(rest[0], pieces[0].start), max(rest[1], pieces[-1].stop)
-                pieces = [plan.Block(first, last, tuple(range(len(members))))]
+            window = self._find_window(object_id, members) if extends and merging.gap > 0 else []
+            if window:
+                pieces = plan.coalesce([*ranges, *window], merging)
             for start, stop, places in pieces:
-                merged = [members[i] for i in places]
-                url, pin, origin = merged[0][0].url, merged[0][0].pin, merged[0][0].origin
+                merged = [members[i] for i in places if i < len(members)]
                 urgent = any(reader is not None for _, reader in merged)
                 for first, last in plan.split_block(start, stop, limits):
                     block = self._open(Span(url, first, last, pin=pin, dense=dense, origin=origin), urgent=urgent)
-                    is_mixed = any(span.mixed for span, _ in merged) and self.requests.pool.versions.of(url).is_kept
-                    if has_gaps or is_mixed:
+                    if has_gaps or (is_mixed and any(span.mixed for span, _ in merged)):
                         self._keep_for_a_while(block)
                     for span, reader in merged:
                         begin, end = max(span.start, first), min(span.stop or 0, last)
@@ -521,56 +545,61 @@ class Fetcher:
                             block.expect(begin, end)
                         elif begin < end and reader is not None:
                             self._join(reader, block, begin, end)
-                    if rest is not None:
+                    if window:
                         self._expect_all(block)
                     last_urgent = block if urgent else last_urgent
             if any(reader is None for _, reader in members):  # `ReadAhead` follows an array of the file
                 self._files.discard(object_id)
-            elif rest is None and extends and last_urgent is not None and merging.gap > 0 and self.most_ahead > 0:
+            elif not window and extends and last_urgent is not None and merging.gap > 0 and self.most_ahead > 0:
                 is_of_chunks = all(reader is not None and reader.most is None for _, reader in members)
                 self._extend(last_urgent, object_id, is_of_chunks=is_of_chunks)
 
-    def _find_window(
-        self, object_id: Hashable, members: Sequence[tuple[Span, Reader | None]]
-    ) -> tuple[int, int] | None:
-        """Return the range around ``members``, all of one object, to fetch with them; None to fetch only them.
+    def _find_window(self, object_id: Hashable, members: Sequence[tuple[Span, Reader | None]]) -> list[tuple[int, int]]:
+        """Return the unread ranges around ``members``, all of one object, to fetch with them; none to fetch only them.
 
         Reads at random places of a file would take a round each. The file is divided into windows of `SMALL_FILE`
-        bytes. After N requests for chunks of a file of N windows, a request fetches its window: one of the next N
-        requests probably falls into it. So the rest of a small file is fetched at the second request. Of all windows,
-        `SPARE` bytes may be unread, or a quarter of the bytes that readers asked for, if that is more.
+        bytes. After N requests for chunks of a file of 2 N - 1 windows, each request fetches its window: the next 2 N
+        requests probably find most of their chunks in windows. So the rest of a small file is fetched at the second
+        request. Of all windows, `_room_for_windows` bytes may be unread, or a quarter of the bytes that readers asked
+        for, if that is more.
         """
         url = members[0][0].url
         facts, file = self.requests.pool.versions.find_known_facts(url), self._files.peek(object_id)
-        if facts is None or facts.size is None or file is None or facts.size > file.requests * SMALL_FILE:
-            return None
+        if facts is None or facts.size is None or file is None or facts.size > (2 * file.requests - 1) * SMALL_FILE:
+            return []
         if self._stats.ignores_ranges(server_of(url)):  # it answers each request with the whole file
-            return None
+            return []
         for span, reader in members:
             if reader is None or reader.most is not None or not span.exact or (span.stop or 0) > facts.size:
-                return None
+                return []
             if (span.start, span.stop) in file.last:  # read again
-                return None
+                return []
         start, stop = min(span.start for span, _ in members), max(span.stop or 0 for span, _ in members)
         first = start // SMALL_FILE * SMALL_FILE
         window = _cut_span(members[0][0], first, max(min(first + SMALL_FILE, facts.size), stop))
         gaps = [(low, high) for low, high, block in self._known.cover(window) if block is None and low <= start < high]
         if not gaps or stop > gaps[0][1] or stop - first > SMALL_FILE + SMALL_FILE // 4:
-            return None
-        first, last = file.find_unread(*gaps[0])
-        size = max(last, stop) - min(first, start)
-        if size > min(self._room_for_spare, self.most_ahead) or 2 * file.read > facts.size:
-            return None
+            return []
+        unread = plan.leave_out(*gaps[0], self._given.peek(object_id) or ())
+        size = sum(high - low for low, high in unread)
+        if size > min(self._room_for_windows, self.most_ahead) or 2 * file.read > facts.size:
+            return []
         counts = self._stats.snapshot()
-        unread = counts["ahead_wasted"] + sum(sum(block.expected.values()) for block in self._windows)
-        return (first, last) if unread + size <= max(SPARE, counts["bytes_wanted"] // SHARE) else None
+        spare = counts["ahead_wasted"] + sum(sum(block.expected.values()) for block in self._windows)
+        if spare + size > max(self._room_for_windows, counts["bytes_wanted"] // SHARE):
+            return []
+        # Of the parts between chunks that readers got, only long ones are worth a request of their own.
+        least = plan.MIB if size <= plan.MIB else REQUEST
+        starts = sorted(span.start for span, _ in members)
+        has_member = [bisect_left(starts, low) < bisect_left(starts, high) for low, high in unread]
+        return [part for part, has in zip(unread, has_member, strict=True) if has or part[1] - part[0] > least]
 
     def _expect_all(self, block: Block) -> None:
         """Expect reads of all bytes of ``block``, a part of a window, while there is room."""
         block.expect(block.span.start, block.span.stop or 0)
         self._windows[block] = None
         self.requests.loop.call_later(SPARE_SECONDS, partial(_drop_window, weakref.ref(self), block))
-        while sum(each.span.size or 0 for each in self._windows) > self._room_for_spare:
+        while sum(each.span.size or 0 for each in self._windows) > self._room_for_windows:
             self.drop_window(next(iter(self._windows)))
 
     def drop_window(self, block: Block) -> None:
@@ -643,8 +672,20 @@ class Fetcher:
                     self._forget(spare)
 
     @property
+    def _room_for_windows(self) -> int:
+        """The most unread bytes of windows: `SMALL_FILE` for each round so far, but not less than `SPARE`.
+
+        Receiving so many bytes takes about as long as these rounds.
+        """
+        return min(max(SPARE, self._rounds * SMALL_FILE), WINDOWS, self.requests.budget.memory // 4)
+
+    @property
     def _room_for_spare(self) -> int:
-        return min(SPARE, self.requests.budget.memory // 8)
+        """The most bytes that are kept, though no read of them is expected.
+
+        dask reads chunks in the order of their names (0, 1, 10, 100, ...), and returns later to chunks that it skipped.
+        """
+        return self.requests.budget.memory // 8
 
     def _keep_for_a_while(self, block: Block) -> None:
         """Make ``block`` spare, for at most `SPARE_SECONDS`."""
@@ -829,4 +870,5 @@ def _identify_object(span: Span) -> Hashable:
 
 def _cut_span(span: Span, start: int, stop: int) -> Span:
     """Return ``[start, stop)`` of the object of ``span``."""
-    return Span(span.url, start, stop, pin=span.pin, dense=span.dense, apart=span.apart, origin=span.origin)
+    flags = span.dense, span.apart, span.origin, False, span.interleaved
+    return Span(span.url, start, stop, True, False, span.pin, *flags)

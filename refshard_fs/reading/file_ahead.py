@@ -30,7 +30,7 @@ class FileAhead:
         self.read = 0  # bytes that readers asked for
         self.requests = 0  # requests for chunks that had not been fetched ahead
         self.wasted = 0  # bytes that were fetched ahead and dropped
-        self._near = 0  # rises with each request near an earlier one, and falls with each other request
+        self._near = 0  # rises with a read or request that begins shortly after an earlier one, and falls with others
         self.last: deque[tuple[int, int]] = deque(maxlen=RECENT)  # the last ranges of reads and requests
 
     def extend(self, start: int, stop: int, size: int, unread: int, most: int = MOST) -> int:
@@ -51,12 +51,3 @@ class FileAhead:
         is_near = any(0 <= start - before <= NEAR for _, before in self.last)
         self._near = self._near + 1 if is_near else max(self._near - 1, 0)
         self.last.append((start, stop))
-
-    def find_unread(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range ``[start, stop)`` without the parts at its ends that were just read."""
-        low, high = start, stop
-        for first, last in sorted(self.last):
-            start = last if first <= start < last else start
-        for first, last in sorted(self.last, reverse=True):
-            stop = first if first < stop <= last else stop
-        return min(start, high), max(stop, low)

@@ -328,7 +328,7 @@ class Answers:
         return is_admitted and not isinstance(pool.versions.find_latest(need.url), Facts)
 
     def keep_absence(self, url: str, origin: Origin) -> None:
-        """Keep in ``ranges`` that there is no object at ``url``, if its name is that of a metadata document.
+        """Note in ``ranges`` that no object exists at ``url``, if its name is that of a metadata document.
 
         Metadata of a replaced source are read again before its chunks are.
         """

@@ -4,8 +4,8 @@
 
 ==================================  ==================================================================================
 blocks under way, or fetched ahead  `Dispatch`, of each event loop; data fetched ahead up to `Budget.ahead`
-bytes between metadata              `fetch.SPARE`, 16 MiB an event loop, for a minute; dropped when needed
-small files that are read in ranges the same
+bytes between ranges                an eighth, for each event loop, for a minute; dropped when a reader needs memory
+windows, rest of small files        `fetch.WINDOWS`, 64 MiB or a quarter of it, an event loop, for a minute
 chunks of selections                `SelectionRead`: from the request until they are decoded
 decoded chunks                      `source.DECODED`, at most an eighth; dropped first when a reader needs memory
 bytes of several arrays             `Span.mixed`, at most half; dropped when a reader needs memory
@@ -24,6 +24,7 @@ chunks that wait for ``cache_dir``  `chunk_cache.WAITING`, 32 MiB a process
 versions of objects                 `versioned.MAX_VERSIONS`, 65,536 a source
 ranges of pieces with metadata      `scanning.REMEMBERED`, 32 MiB a set that `concat` returned
 open local files                    `local.OPEN_FILES` a process
+places of ranges that readers got   `fetch.GIVEN` an object, about 8 kB, of `fetch.FILES` objects an event loop
 open pieces of a cube               ``cache_size=`` a source
 ==================================  ==================================================================================
 """

@@ -7,7 +7,7 @@ in two blocks. `immediate` carries out plans in the calling thread, and `engine`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
@@ -220,6 +220,20 @@ def _append(blocks: list[Block], block: Block, limits: Limits) -> None:
             blocks[-1] = Block(before.start, block.stop, before.members + block.members)
             return
     blocks.append(block)
+
+
+def leave_out(start: int, stop: int, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of ``[start, stop)`` that lie in none of ``ranges``, in ascending order.
+
+    >>> leave_out(0, 10, [(6, 7), (-1, 2), (6, 8)])
+    [(2, 6), (8, 10)]
+    """
+    found = []
+    for first, last in sorted(ranges):
+        if start < min(first, stop):
+            found.append((start, min(first, stop)))
+        start = max(start, last)
+    return [*found, (start, stop)] if start < stop else found
 
 
 def plan_requests(url: str, wanted: Sequence[tuple[str, int, int | None]], limits: Limits) -> list[PlannedRequest]:

@@ -82,12 +82,12 @@ class ReadRanges:
             self._objects.put((url, origin), kept, kept.size)
 
     def put_absence(self, url: str, origin: Origin) -> None:
-        """Keep that there is no object at ``url``; forget its ranges."""
+        """Note that no object exists at ``url``; forget its ranges."""
         with self._lock:
             self._objects.put((url, origin), _Object(None), len(url))
 
     def is_absent(self, url: str, origin: Origin) -> bool:
-        """Return whether it is kept that there is no object at ``url``."""
+        """Return whether `put_absence` noted that no object exists at ``url``."""
         with self._lock:
             known = self._objects.get((url, origin))
             return known is not None and known.facts is None
