@@ -32,7 +32,7 @@ from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.group_metadata import ArrayNode
-from refshard_fs.reading.plan import KIB, MIB, UnmadeBytes
+from refshard_fs.reading.plan import KIB, MIB, SMALL, UnmadeBytes
 from refshard_fs.reading.selection import GUARD, TOGETHER, WORKERS
 from refshard_fs.tuning import hook_zarr
 
@@ -298,9 +298,9 @@ class DirectArray(BackendArray):
             selection.put_part(number, part, out)
 
         async def read() -> None:
-            is_compressed = bool(list_codec_documents(self.meta))
+            takes_threads = bool(list_codec_documents(self.meta)) and (len(numbers) > 1 or self._chunk_size >= SMALL)
             missing = [keys[number] for number in numbers]
-            await source.read_selection(missing, take, chunk_size=self._chunk_size, threads=is_compressed)
+            await source.read_selection(missing, take, chunk_size=self._chunk_size, threads=takes_threads)
 
         for number, key in enumerate(keys):
             if key in kept:

@@ -360,7 +360,7 @@ def test_dask_tasks_are_read_ahead(http_server: RangeServer, task: int) -> None:
 
 
 def test_random_tasks_fetch_only_their_chunks(http_server: RangeServer) -> None:
-    chunked = Chunked(http_server, 4096)  # of more windows than there are requests
+    chunked = Chunked(http_server, 8192)  # of more windows than twice the requests
     ds = xr.open_dataset(
         chunked.refs() | NAMED,
         engine=RefShardBackend,
@@ -492,6 +492,28 @@ def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, mo
             ds["a"].load()
         assert pipeline.is_set()
     assert any(url in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(("size", "in_pool"), [(1000, False), (40_000, True)])
+def test_single_small_chunk_is_decoded_without_a_thread(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, size: int, in_pool: bool
+) -> None:
+    meta = {"zarr_format": 2, "shape": [size], "chunks": [size], "dtype": "|u1", "order": "C", "fill_value": None,
+            "filters": None, "compressor": {"id": "zlib", "level": 1}}  # fmt: skip
+    packed = zlib.compress(bytes(size))
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta), "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}',
+            "a/0": [http_server.put("/x", packed), 0, len(packed)]}  # fmt: skip
+    ds = xr.open_dataset(refs, engine=RefShardBackend, storage_options={"skip_instance_cache": True})
+    found: list[bool] = []
+    decode = direct_array.ChunkDecoder.decode
+
+    def note(decoder: Any, data: Any) -> Any:
+        found.append(threading.current_thread().name.startswith("asyncio_"))  # of the pool
+        return decode(decoder, data)
+
+    monkeypatch.setattr(direct_array.ChunkDecoder, "decode", note)
+    assert not load(ds)["a"].values.any()
+    assert found == [in_pool]
 
 
 def test_loading_an_array_of_2_62_elements_is_an_error(tmp_path: Path) -> None:
