@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.cubes.choice import list_names
+from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.errors import ConflictError, NoSuchSource, sanitize
 from refshard_fs.sets.cube import open
 from refshard_fs.sets.expand import expand
@@ -131,9 +132,11 @@ def append(
         if length is not None:
             return length
     if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and "*" in os.fspath(fo)):
-        new, are_together = _list_new_sets(target, fo, options, skips_known=on_duplicate != "replace")
+        skips_known = on_duplicate != "replace"
+        new, are_together = _list_new_sets(target, fo, options, skips_known=skips_known)
         groups = [new] if are_together else [[source] for source in new]
-        return sum(_append(target, group, rules, preprocess, callback, options) for group in groups if group)
+        added = (_append(target, group, rules, preprocess, callback, options, skips_known) for group in groups if group)
+        return sum(added)
     return _append(target, [fo], rules, preprocess, callback, options)
 
 
@@ -144,8 +147,13 @@ def _append(
     preprocess: Preprocess | None,
     callback: Callback,
     options: Mapping[str, Any],
+    skips_known: bool = False,
 ) -> int:
-    """Append ``sets`` in one commit; return by how much the target is longer. Several sets need a document."""
+    """Append ``sets`` in one commit; return by how much the target is longer. Several sets need a document.
+
+    With ``skips_known``, sets that the document already names are left out: another writer may have appended them since
+    they were listed.
+    """
     urls = [os.fspath(source) for source in (target, *sets) if isinstance(source, str | os.PathLike)]
     options = prepare_keywords(options, urls, append)
     url = make_portable_source(os.fspath(target), options.get("target_protocol"), None, True)
@@ -153,6 +161,11 @@ def _append(
     options = {name: value for name, value in options.items() if name != "branch"}  # the branch belongs to the target
     base = writer.get_base()
     joined = base.keyspace.cube
+    if joined is not None and skips_known:
+        sets = _leave_out_known(joined, sets)
+        if not sets:
+            writer.discard()
+            return 0
     if not rules.dim and joined is None:
         raise TypeError(f"append needs dim= for {sanitize(str(url))}, which is not the document of a cube")
     try:
@@ -239,6 +252,10 @@ def _list_new_sets(
         joined = Source.of(parse_options(target, options)).open().cube
     except NoSuchSource as e:
         raise make_no_target_error(sanitize(os.fspath(target))) from e
-    known = set() if joined is None or not skips_known else {joined.resolve(url) for url in joined.document.urls}
-    new = [fo for fo in every if not isinstance(fo, str) or make_portable_source(fo, None, None, True) not in known]
-    return new, joined is not None
+    return every if joined is None or not skips_known else _leave_out_known(joined, every), joined is not None
+
+
+def _leave_out_known(joined: ConcatKeySpace, sets: Sequence[Any]) -> list[Any]:
+    """Return the ``sets`` that the document of ``joined`` does not name."""
+    known = {joined.resolve(url) for url in joined.document.urls}
+    return [fo for fo in sets if not isinstance(fo, str) or make_portable_source(fo, None, None, True) not in known]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import uuid
 from pathlib import Path
@@ -224,6 +225,27 @@ def test_pattern_appends_new_files_without_opening_old_ones(tmp_path: Path) -> N
     assert refshard_fs.append(target, f"{tmp_path}/*.nc", "time") == 2
     assert refshard_fs.append(target, f"{tmp_path}/*.nc") == 0
     assert xr.open_dataset(target, engine="refshard", decode_times=False)["time"].values.tolist() == [0, 1, 2, 3]
+
+
+def test_pattern_appended_by_two_writers_at_once_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other writer commits after this one has listed the new files, and before it reads the document again."""
+    for number in range(3):
+        time = {"time": ("time", [number], {"units": "days since 2024-01-01"})}
+        xr.Dataset({"t": ("time", [1.0 + number])}, time).to_netcdf(tmp_path / f"{number}.nc", engine="h5netcdf")
+    target = str(tmp_path / "cube.refshard")
+    refshard_fs.cube([str(tmp_path / f"{number}.nc") for number in range(2)]).save(target)
+    module = importlib.import_module("refshard_fs.sets.append")
+    list_new_sets = module._list_new_sets
+
+    def list_then_append(*arguments: Any, **options: Any) -> Any:
+        found = list_new_sets(*arguments, **options)
+        monkeypatch.undo()
+        assert refshard_fs.append(target, f"{tmp_path}/*.nc") == 1
+        return found
+
+    monkeypatch.setattr(module, "_list_new_sets", list_then_append)
+    assert refshard_fs.append(target, f"{tmp_path}/*.nc") == 0
+    assert xr.open_dataset(target, engine="refshard", decode_times=False)["time"].values.tolist() == [0, 1, 2]
 
 
 def test_job_that_creates_its_document_may_run_again(tmp_path: Path) -> None:
