@@ -325,7 +325,8 @@ class _SourceServer:
         known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
         if not known.isdisjoint((etag, "*")):
             return Response(status_code=304, headers=headers)
-        header = None if request.headers.get("if-range", etag) != etag else request.headers.get("range")
+        is_stale = request.headers.get("if-range", etag) != etag
+        header = None if is_stale or request.method == "HEAD" else request.headers.get("range")
         part = _Range.of(header, len(data))
         if part is not None:
             headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(data)}"

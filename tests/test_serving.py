@@ -216,6 +216,15 @@ def test_ranges_are_answered(server: Server, asked: str, status: int, part: slic
         assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(whole)}"
 
 
+@pytest.mark.parametrize("asked", ["bytes=0-3", "bytes=999999-"])
+def test_range_of_a_head_request_is_ignored(server: Server, asked: str) -> None:
+    key = "t/0.0" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "t/c.0.0"
+    whole = HTTP.get(f"{server.url}/{key}")
+    answer = HTTP.head(f"{server.url}/{key}", headers={"Range": asked})
+    assert (answer.status_code, answer.headers["content-length"]) == (200, str(len(whole.content)))
+    assert "content-range" not in answer.headers
+
+
 def test_unchanged_key_is_answered_with_304(server: Server) -> None:
     key = "t/.zarray" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "t/zarr.json"
     first = HTTP.get(f"{server.url}/{key}")
