@@ -18,6 +18,7 @@ LIMIT = 1500  # seconds a stage
 DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 VARIABLES = {name: value for name, value in os.environ.items() if name not in DROPPED}
 VARIABLES |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+VARIABLES["PIP_NO_COMPILE"] = "0"  # this is the value of `compile`: most modules that pip compiles are never imported
 # Programs that only CI installs: tests of completion and of another language are skipped without these.
 PROGRAMS = """
 command -v zsh fish >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends zsh fish; }
