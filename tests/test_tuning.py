@@ -66,6 +66,7 @@ zarr.config.set({"codec_pipeline.path": "__main__.Mine"})
 def test_pipeline_is_set_unless_turned_off(
     before: str, environment: dict[str, str], name: str, tmp_path: Path, python_with_zarr: list[str]
 ) -> None:
+    """It is not set either if the user has set another pipeline, or if ours cannot be imported."""
     zarr.create_array(zarr.storage.LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     python = python_with_zarr if before else [sys.executable]
     run = subprocess.run(

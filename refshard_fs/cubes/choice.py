@@ -187,9 +187,9 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         A coordinate of other arrays may be shown all the same.
         """
         is_kept = self.keep is None or any(
-            _names(name, path) or (is_group and _may_name_below(name, path)) for name in self.keep
+            _refers_to(name, path) or (is_group and _may_name_below(name, path)) for name in self.keep
         )
-        return not is_kept or any(_names(name, path) for name in self.drop)
+        return not is_kept or any(_refers_to(name, path) for name in self.drop)
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values; TypeError for attributes that JSON cannot express."""
@@ -203,7 +203,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return ArrayGroup(arrays, chunks, zarr_format, {})
 
 
-def _names(name: str, path: str) -> bool:
+def _refers_to(name: str, path: str) -> bool:
     """Return whether ``name`` means the node ``path``, or a group above it; a name with a slash is a path."""
     return is_within(path, name.strip("/")) if "/" in name else name in path.split("/")
 

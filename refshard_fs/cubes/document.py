@@ -74,7 +74,7 @@ _Axis = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The members of a document, except its pieces: see `ConcatDocument`."""
+    """The members that are the same in the JSON of a document and in `ConcatDocument`, which describes them."""
 
     dim: str
     axes: dict[str, _Axis]

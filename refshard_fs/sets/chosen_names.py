@@ -33,7 +33,7 @@ def check_chosen_names(
         failed: dict[int, Exception] = {}
         unread = UnreadArrays(frozenset())
         parts = read_sets(sources[start : start + count], options, lambda _: None, failed, unread=unread)
-        if failed:  # perhaps because of the variable that is dropped
+        if failed:  # a source cannot be opened whole, perhaps because of a variable that the user drops
             return
         missing = [(argument, name) for argument, name in missing if not any(_has(part, name) for part in parts)]
         known |= {path for part in parts for path in part.variables}

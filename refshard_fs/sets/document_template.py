@@ -109,7 +109,8 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
         """
         if len(refs) != len(members.values):
             return None
-        chunks: dict[str, list[tuple[int, int]]] = {path: [] for path in refs.tables}  # number and position
+        # For each chunk its number, and its position among the references.
+        chunks: dict[str, list[tuple[int, int]]] = {path: [] for path in refs.tables}
         are_ranges = [isinstance(value, _Range) for value in members.values.values()]
         others: list[tuple[int, str, Value | None]] = []
         grids, count = refs.grids, 0

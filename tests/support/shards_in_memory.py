@@ -9,6 +9,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Head, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, RefShardError
+from refshard_fs.reading.failures import describe
 from refshard_fs.reading.loading import is_scanned
 from refshard_fs.source import recognition as catalog
 
@@ -78,7 +79,7 @@ class Files:
                 except RefShardError:
                     raise
                 except ValueError as e:
-                    raise DamagedIndex("", str(entry), str(e)) from e
+                    raise DamagedIndex("", describe(entry), str(e)) from e
             case Stat(url):
                 return Facts(len(self.files[url])) if url in self.files else None
             case Head(url, length):

@@ -119,7 +119,7 @@ def test_writes_after_a_conflict_can_be_saved(tmp_path: Path) -> None:
     assert saved.cat("a/c", recursive=True) == {"a/c/0": LARGE, "a/c/2": LARGE}
 
 
-def test_edits_of_a_source_changed_before_reopening_conflict(tmp_path: Path) -> None:
+def test_edits_conflict_if_the_source_changed_before_reopening(tmp_path: Path) -> None:
     url = str(tmp_path / "refs.json")
     begin(lambda: open_at(url, "json"))
     one, other = open_at(url, "json"), open_at(url, "json")
