@@ -375,6 +375,17 @@ def test_many_clients_get_the_same_bytes(server: Server, folder: Path) -> None:
         assert all(pool.map(read, range(40)))
 
 
+@pytest.mark.parametrize("key", [".zgroup", "zarr.json"])
+def test_key_that_no_file_can_have_is_answered_with_404(key: str, tmp_path: Path) -> None:
+    (tmp_path / key).write_text(
+        '{"zarr_format": 2}' if key == ".zgroup" else '{"zarr_format": 3, "node_type": "group"}'
+    )
+    with Server(refshard_fs.asgi(str(tmp_path))) as server:
+        assert HTTP.get(f"{server.url}/{key}").status_code == 200
+        for name in ("x" * 300, f"{'x' * 300}/zarr.json", f"{'0.' * 200}0", f"{'b/' * 3000}0", "%C3%A9" * 200):
+            assert HTTP.get(f"{server.url}/{name}").status_code == 404
+
+
 def test_writes_are_served_under_a_new_etag() -> None:
     fs = RefShardFileSystem({".zgroup": '{"zarr_format": 2}', "a/0": "abc"})
     with Server(refshard_fs.asgi(fs)) as server:

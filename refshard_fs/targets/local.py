@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import itertools
 import os
 import re
@@ -177,11 +178,12 @@ class LocalTarget(ImmediateTarget):
     async def get_facts(self, path: str) -> Facts:
         if not self._follows:
             return self._open_file(path).facts
-        found = os.stat(path)
+        found = _stat(path)
         _check_is_file(found, path)
         return facts_of(found)
 
     async def list_names(self, path: str) -> tuple[Listed, ...] | None:
+        _stat(path)
         if self._follows:
             return _list(path)
         directory = _open_without_links(path)
@@ -194,7 +196,7 @@ class LocalTarget(ImmediateTarget):
         self._files.clear()
 
     def _open_file(self, path: str) -> _File:
-        found = os.stat(path)
+        found = _stat(path)
         file = self._files.get(path)
         if file is not None and file.identity == _identify(found):
             return file
@@ -202,6 +204,41 @@ class LocalTarget(ImmediateTarget):
         file = _File(path, follows=self._follows)
         self._files.put(path, file)
         return file
+
+
+def _stat(path: str) -> os.stat_result:
+    """Return the status of ``path``. FileNotFoundError if no file can have one of its names, because it is too long."""
+    try:
+        return os.stat(path)
+    except OSError as e:
+        if e.errno == errno.ENAMETOOLONG and os.path.isabs(path) and not _may_exist(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from e
+        raise
+
+
+def _may_exist(path: str) -> bool:
+    """Return whether an absolute ``path`` that is too long for one call may exist: enter one directory after another.
+
+    A path of more than 4,096 bytes is too long for a call, but its file may exist. A longer name than a file system
+    permits cannot exist.
+    """
+    if os.stat not in os.supports_dir_fd:
+        return True
+    *steps, name = path.strip("/").split("/")
+    at = os.open("/", _STEP)
+    try:
+        for step in steps:
+            deeper = os.open(step or ".", _STEP, dir_fd=at)
+            os.close(at)
+            at = deeper
+        os.stat(name, dir_fd=at)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as e:
+        return e.errno != errno.ENAMETOOLONG
+    finally:
+        os.close(at)
+    return True
 
 
 def _list(directory: str | int) -> tuple[Listed, ...]:

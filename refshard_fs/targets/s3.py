@@ -52,6 +52,7 @@ _DETOURS = frozenset(
         "XAmzContentSHA256Mismatch",
     ]
 )
+_TOO_LONG = "KeyTooLongError"  # no object can have a key of more than 1,024 bytes
 _TOKEN = "X-Amz-Security-Token"
 _STALE = frozenset(["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"])
 
@@ -154,6 +155,8 @@ class S3Target(Target):
                 self._left_to_s3fs.add(path.partition("/")[0])  # after the read: s3fs fails, too, if the object is bad
                 self._ready.clear()
                 return answer
+            if e.code == _TOO_LONG:
+                raise FileNotFoundError(path) from e
             raise
 
     async def get_facts(self, path: str) -> Facts:
@@ -302,6 +305,10 @@ class S3Target(Target):
                 return await request
         except FileNotFoundError as e:
             raise _make_missing_error(e) from e
+        except OSError as e:
+            if _find_code(e) == _TOO_LONG:
+                raise FileNotFoundError(*e.args) from e
+            raise
 
 
 def parse_page(text: str, skipped: int) -> tuple[list[Listed], str]:
@@ -362,6 +369,11 @@ def _load_authorities(verify: str | bool) -> ssl.SSLContext:
 
 def _make_missing_error(error: FileNotFoundError) -> OSError:
     """Return s3fs's error for a missing object; for a missing bucket, an error other than FileNotFoundError."""
-    response = getattr(error.__cause__, "response", None)
-    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    code = _find_code(error)
     return HttpStatus(404, code) if code == "NoSuchBucket" else FileNotFoundError(*error.args)
+
+
+def _find_code(error: OSError) -> str | None:
+    """Return S3's code of an error that s3fs raised; None if there is none."""
+    response = getattr(error.__cause__, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None

@@ -115,6 +115,33 @@ def test_missing_file_and_directory_are_file_not_found(tmp_path: Path) -> None:
             Reader().get_facts(str(path))
 
 
+def test_name_longer_than_file_systems_permit_is_missing(tmp_path: Path) -> None:
+    for path in (f"{tmp_path}/{'x' * 300}", f"{tmp_path}/{'x' * 300}/zarr.json", f"{tmp_path}/{'a/' * 3000}x"):
+        for call in (lambda path=path: Reader().read(path, 0, 5), lambda path=path: Reader().get_facts(path)):
+            with pytest.raises(FileNotFoundError):
+                call()
+        with pytest.raises(FileNotFoundError):
+            Reader().list_names(path)
+
+
+@pytest.mark.skipif(os.stat not in os.supports_dir_fd, reason="this platform opens no path relative to a directory")
+def test_file_at_a_path_that_is_too_long_is_not_missing(tmp_path: Path) -> None:
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(25):
+        os.mkdir("d" * 200, dir_fd=at)
+        deeper = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = deeper
+    os.close(os.open("x", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
+    path = f"{tmp_path}/{'/'.join(['d' * 200] * 25)}"
+    with pytest.raises(OSError, match="too long") as caught:
+        Reader().read(f"{path}/x", 0, 5)
+    assert not isinstance(caught.value, FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        Reader().read(f"{path}/y", 0, 5)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this platform has no named pipes")
 def test_pipe_or_device_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")

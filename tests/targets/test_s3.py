@@ -453,3 +453,18 @@ def test_expired_signature_is_renewed(s3_proxy: CountingProxy, bucket: str, monk
 
     reader(through(s3_proxy)).run(f"{bucket}/x", read)
     assert len({r.headers["authorization"] for r in s3_proxy.requests()}) == 2
+
+
+class KeysRefused(HttpServer):
+    """A server for which all keys are too long."""
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Wire:
+        return failure(400, "KeyTooLongError")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_key_that_is_too_long_for_s3_is_missing(fast: bool) -> None:
+    with KeysRefused() as server:
+        mine = reader({"key": "a", "secret": "b", "endpoint_url": server.url}, fast_s3=fast)
+        with pytest.raises(FileNotFoundError):
+            mine.read(f"s3://bkt/{'x' * 1100}", 0, 5)
