@@ -272,8 +272,10 @@ class Admission(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property  # each source of a cube is a prefix, and there may be 100,000
     def named_prefixes(self) -> dict[str, bool]:
-        """The URL prefixes that the user named; all values are True."""
-        return dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
+        """The URL prefixes that the user named, local ones in all spellings; all values are True."""
+        named = [*(self.allow or ()), *self.prefixes]
+        paths = {_find_local_path(prefix) for prefix in named} - {None}
+        return dict.fromkeys([*named, *(f"{start}{path}" for path in paths for start in _LOCAL_STARTS)], True)
 
     def admit(self, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
         """Return the URL to open for ``url``, and whose credentials to use; TargetNotAllowed if it is refused.
@@ -328,8 +330,8 @@ class Admission(msgspec.Struct, frozen=True, dict=True):
         if self.protocols.intersection(LOCAL):
             return
         own = split_chain(self.source)[-1:] if self.source is not None and is_trusted(self.source) else []
-        named = [prefix.partition("://")[2] or prefix for prefix in (*(self.allow or ()), *self.prefixes, *own)]
-        local = dict.fromkeys((prefix for prefix in named if prefix.startswith("/")), True)
+        paths = [_find_local_path(prefix) for prefix in (*(self.allow or ()), *self.prefixes, *own)]
+        local = {path: True for path in paths if path is not None}
         if find_longest_prefix(local, path) is not None:  # a directory above ``path`` has no links, either
             return
         roots = {real(prefix): True for prefix in local}
@@ -446,6 +448,17 @@ def _parse_prefix(prefix: Any) -> str:
     except ValueError as e:
         advice = "; give them as options of its filesystem" if "credentials" in str(e) else ""
         raise ValueError(sanitize(f"invalid URL prefix {prefix!r} in allow= or options=: {e}{advice}")) from None
+
+
+_LOCAL_STARTS = ("", *(f"{protocol}://" for protocol in LOCAL))  # stand before a path; all open the same file
+
+
+def _find_local_path(prefix: str) -> str | None:
+    """Return the path of a local ``prefix`` (``file://``: the root); None for other prefixes."""
+    protocol, separator, path = prefix.rpartition("://")
+    if separator and protocol not in LOCAL:
+        return None
+    return "/" if separator and not path else path if path.startswith("/") else None
 
 
 _NAMED = 5  # the most prefixes that an error names

@@ -145,6 +145,37 @@ def test_allow_list_admits_its_prefixes(url: str) -> None:
     assert rule.admit(url) == (url, Access.OWN)
 
 
+LOCAL_SPELLINGS = ["{}", "file://{}", "local://{}"]
+
+
+@pytest.mark.parametrize("spelled", LOCAL_SPELLINGS)
+@pytest.mark.parametrize("source", ["https://pub.example/refs.json", None, "/home/me/refs.json"])
+def test_local_folder_is_admitted_in_all_spellings(spelled: str, source: str | None) -> None:
+    rules = [
+        Admission.of(source, [spelled.format("/data/")], (), ()),
+        Admission.of(source, ["s3://pub"], (), [spelled.format("/data")]),
+    ]
+    for rule in rules:
+        for other in LOCAL_SPELLINGS:
+            url = other.format("/data/deep/x.nc")
+            assert rule.admit(url) == (url, Access.OWN)
+            with pytest.raises(TargetNotAllowed):
+                rule.admit(other.format("/database/x.nc"))
+        rule.admit_real("/data/x.nc", lambda path: path)
+        with pytest.raises(TargetNotAllowed):
+            rule.admit_real("/database/x.nc", lambda path: path)
+
+
+@pytest.mark.parametrize("root", ["/", "file://", "file:///", "local://"])
+def test_prefix_of_the_root_admits_all_local_files(root: str) -> None:
+    rule = Admission.of("https://pub.example/refs.json", [root], (), ())
+    for spelled in LOCAL_SPELLINGS:
+        assert rule.admit(spelled.format("/data/x.nc"))[1] is Access.OWN
+    rule.admit_real("/data/x.nc", lambda path: path)
+    with pytest.raises(TargetNotAllowed):
+        rule.admit("memory://x")
+
+
 @pytest.mark.parametrize("url", ["s3://public/x", "s3://pubx", "https://h.example/ab", "https://h.example/a/../b",
                                  "https://h.example.evil/a/b", "https://pub.example/x.nc", "/etc/passwd"])  # fmt: skip
 @pytest.mark.parametrize("source", ["https://pub.example/refs.json", None, "/home/me/refs.json"])
