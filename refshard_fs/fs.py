@@ -717,8 +717,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         All arguments take the names of this filesystem. A name without a slash means the variables, or groups, of that
         name in every group; a name with a slash is one path (``"/air"`` in the root).
 
-        ``drop`` leaves out variables and groups. ``keep`` keeps only these and their coordinates, as ``ds[["air"]]``
-        does in xarray. ``rename`` gives variables, groups and dimensions other names, also in the attributes that name
+        ``drop`` leaves out variables and groups. ``keep`` keeps only these, their coordinates, and the variables that
+        ``grid_mapping``, ``bounds``, ``cell_measures`` and ``formula_terms`` of these name, if they have no other
+        dimensions; ``ds[["air"]]`` does so in xarray after ``decode_coords="all"``. ``rename`` gives variables, groups and dimensions other names, also in the attributes that name
         them (``coordinates``, ``bounds``, ``grid_mapping``, ``ancillary_variables``, ``cell_measures`` ...). ``attrs``
         sets attributes of a variable or group (``""``: of the root); the value None removes an attribute. ``isel``
         takes a range of elements along dimensions: slices of step 1, whose negative bounds count from the end, or an

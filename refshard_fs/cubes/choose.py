@@ -8,7 +8,7 @@ from functools import partial
 from refshard_fs.core.keys import find_nearest, join, parent
 from refshard_fs.cubes.choice import COORDINATES, AssignedArray, Attributes, Choice
 from refshard_fs.cubes.nodes import Node, Nodes
-from refshard_fs.cubes.rename import iter_paths_to, rename_nodes
+from refshard_fs.cubes.rename import iter_paths_to, list_describing_variables, rename_nodes
 from refshard_fs.errors import ManifestError
 
 
@@ -108,7 +108,11 @@ def _is_in(path: str, paths: Container[str]) -> bool:
 
 
 def _find_paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:
-    """Return ``paths``, all paths below them, the groups above them, and the coordinates of their arrays."""
+    """Return ``paths``, all paths below them, the groups above them, and the coordinates of their arrays.
+
+    Also return the arrays that describe these arrays and coordinates, if they have no other dimensions, as xarray keeps
+    them after decode_coords="all".
+    """
     kept = {"", *(path for path in nodes if _is_in(path, paths))}
     arrays: dict[str, list[Node]] = {}
     for path in filter(None, list(kept)):
@@ -117,11 +121,18 @@ def _find_paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:
     for group, members in arrays.items():
         dims = {dim for node in members for dim in node.dims}
         words = {word for node in members for word in _list_words(node)}
-        for above in ["", *iter_paths_to(group)]:
-            known = nodes.by_group.get(above, {})
+        arrays_above = [(above, nodes.by_group.get(above, {})) for above in ["", *iter_paths_to(group)]]
+        shown = list(members)
+        for above, known in arrays_above:
             names = {name for name, node in known.items() if node.shown_dims == [name]}
             names |= _find_coordinate_names(nodes, above, known)
-            kept |= {join(above, name) for name in names if name in words or dims.issuperset(known[name].shown_dims)}
+            names = {name for name in names if name in words or dims.issuperset(known[name].shown_dims)}
+            kept |= {join(above, name) for name in names}
+            shown += [known[name] for name in names]
+        describing = {name for node in shown for name in list_describing_variables(node.attributes)}
+        for above, known in arrays_above:
+            names = {name for name in describing & known.keys() if dims.issuperset(known[name].shown_dims)}
+            kept |= {join(above, name) for name in names}
     return kept.union(*(map(iter_paths_to, kept)))
 
 

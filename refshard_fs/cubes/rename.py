@@ -13,8 +13,11 @@ from refshard_fs.cubes.nodes import Node, Nodes
 from refshard_fs.errors import ManifestError
 
 # Attributes of CF that name variables. A word with a colon at its end is a variable in `_NAMES`, a role in `_ROLES`.
-_NAMES: Final = (COORDINATES, "bounds", "climatology", "grid_mapping", "ancillary_variables")
+_GEOMETRY: Final = ("geometry", "node_coordinates", "node_count", "part_node_count", "interior_ring")
+_NAMES: Final = (COORDINATES, "bounds", "climatology", "grid_mapping", "ancillary_variables", *_GEOMETRY)
 _ROLES: Final = ("cell_measures", "formula_terms")
+# The attributes whose variables xarray makes coordinates with decode_coords="all".
+_DESCRIBING: Final = ("bounds", "climatology", "grid_mapping", *_GEOMETRY, *_ROLES)
 
 
 def rename_nodes(
@@ -64,6 +67,21 @@ def rename_nodes(
             )
         shown[new_path] = node
     return shown
+
+
+def list_describing_variables(attributes: Attributes) -> list[str]:
+    """Return the names of the variables that describe a variable with these ``attributes``, except ``coordinates``.
+
+    In "crs: x y", the attribute ``grid_mapping`` names the variable crs, and its coordinates x and y.
+    """
+    found: list[str] = []
+    for name in _DESCRIBING:
+        value = attributes.get(name)
+        words = value.replace(" :", ":").split() if isinstance(value, str) else []
+        if name == "grid_mapping" and len(words) > 1:
+            words = [word[:-1] for word in words if word.endswith(":")]
+        found += [word for word in words if not word.endswith(":")]
+    return found
 
 
 def iter_paths_to(path: str) -> Iterator[str]:

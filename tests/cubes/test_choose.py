@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.cli.program import main
 from tests.support.arrays_in_memory import make_array, make_references
 
 np = pytest.importorskip("numpy")
@@ -114,3 +116,54 @@ def test_assigned_values_may_replace_the_only_values() -> None:
     chosen = fs.select(assign={"x": [1, 2], "y": 3, "/z": [4]}, squeeze="y")
     assert chosen.exists("x/0")
     assert json.loads(chosen.cat_file("z/.zattrs"))["_ARRAY_DIMENSIONS"] == ["z"]
+
+
+def make_described() -> Any:
+    """Make a dataset whose variables name others in the attributes of CF."""
+    x, y, lev, time = np.arange(3.0), np.arange(2.0), np.arange(2.0), np.arange(4.0)
+    box = np.zeros((4, 2, 2, 3), "f4")
+    ds = xr.Dataset(
+        {
+            "ta": (("time", "lev", "y", "x"), box, {"grid_mapping": "crs", "cell_measures": "area: area"}),
+            "pr": (("time", "y", "x"), box[:, 0], {"grid_mapping": "crs: x y other: lat lon"}),
+            "quality": (("time", "lev", "y", "x"), box.astype("i1")),
+            "tas": (("time", "y", "x"), box[:, 0], {"ancillary_variables": "quality"}),
+            "crs": ((), np.int32(0)),
+            "other": ((), np.int32(1)),
+            "area": (("y", "x"), box[0, 0]),
+            "ps": (("time", "y", "x"), box[:, 0]),
+            "time_bnds": (("time", "nv"), np.zeros((4, 2))),
+        },
+        {"x": x, "y": y, "lev": lev, "time": time, "lat": (("y", "x"), box[0, 0]), "lon": (("y", "x"), box[0, 0])},
+    )
+    ds["time"].attrs["bounds"] = "time_bnds"
+    ds["lev"].attrs["formula_terms"] = "ps: ps"
+    return ds
+
+
+@pytest.mark.parametrize("name", ["ta", "pr", "tas"])
+def test_keep_shows_the_variables_that_describe_others(name: str, tmp_path: Path) -> None:
+    make_described().to_netcdf(tmp_path / "all.nc", engine="h5netcdf")
+    fs = RefShardFileSystem(str(tmp_path / "all.nc"))
+    with (
+        xr.open_dataset(tmp_path / "all.nc", engine="h5netcdf", decode_coords="all") as ds,
+        xr.open_dataset(fs.select(keep=name), engine="refshard", decode_times=False) as found,
+    ):
+        # xarray keeps each coordinate of the dataset that has only dimensions of the variable.
+        expected = set(ds[[name]].variables) - ({"area", "ps"} if name in ("pr", "tas") else {"other"})
+        expected -= {"crs", "other"} if name == "tas" else set()
+        assert set(found.variables) == expected
+        for variable in found.variables:
+            xr.testing.assert_equal(found[variable].variable, ds[variable].variable)
+
+
+def test_saved_document_keeps_describing_variables(tmp_path: Path) -> None:
+    for number in (0, 1):
+        part = make_described().isel(time=slice(2 * number, 2 * number + 2))
+        part.to_netcdf(tmp_path / f"{number}.nc", engine="h5netcdf")
+    refshard_fs.open(str(tmp_path / "*.nc"), keep=["ta"]).save(str(tmp_path / "ta.refshard"))
+    assert main(["convert", str(tmp_path / "ta.refshard"), str(tmp_path / "part.json"), "--keep", "ta"]) == 0
+    for saved in ("ta.refshard", "part.json"):
+        with xr.open_dataset(tmp_path / saved, engine="refshard") as ds:
+            assert set(ds.variables) == {"ta", "crs", "area", "ps", "time", "lev", "y", "x", "lat", "lon"}
+            assert ds["ps"].shape == (4, 2, 3)
