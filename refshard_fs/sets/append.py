@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
@@ -16,19 +18,22 @@ from refshard_fs.sets.cube import open
 from refshard_fs.sets.expand import expand
 from refshard_fs.sets.grown_document import extend_document
 from refshard_fs.sets.grown_references import GrownReferences, make_no_target_error
+from refshard_fs.sets.lazy_set import check_document_name
 from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
 from refshard_fs.sets.opened_set import OpenedSet
 from refshard_fs.sets.preprocess import Preprocess, call_preprocess
 from refshard_fs.source.in_memory_source import make_portable_source
-from refshard_fs.source.normalizing import parse_options
+from refshard_fs.source.normalizing import is_many_sources, parse_options
 from refshard_fs.source.options import prepare_keywords
 from refshard_fs.source.settings import format_by_suffix
 from refshard_fs.source.source import Source
 from refshard_fs.tools.progress import show_progress
 from refshard_fs.writing.commit import commit
+from refshard_fs.writing.cube_document import save_document
 from refshard_fs.writing.writer import Writer
 
 _ON_ERROR: Final = ("raise", "skip")
+TRIES: Final = 8  # the most tries to append files to a document that other writers change
 
 
 def append(
@@ -108,7 +113,8 @@ def append(
     ManifestError
         The sets cannot be joined. The error names the sets, the variable and what differs.
     ConflictError
-        Another writer has changed the target meanwhile.
+        Another writer has changed the target meanwhile. If a pattern or a list of new files is appended to a document,
+        this is tried again several times.
     ReadOnlyError
         The target cannot be written.
     """
@@ -131,13 +137,30 @@ def append(
         length = _create(target, fo, dim, words, options)
         if length is not None:
             return length
-    if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and "*" in os.fspath(fo)):
+    if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and is_many_sources(fo)):
         skips_known = on_duplicate != "replace"
         new, are_together = _list_new_sets(target, fo, options, skips_known=skips_known)
         groups = [new] if are_together else [[source] for source in new]
-        added = (_append(target, group, rules, preprocess, callback, options, skips_known) for group in groups if group)
-        return sum(added)
+        tries = TRIES if are_together and skips_known else 1
+        return sum(
+            _append_again(tries, target, group, rules, preprocess, callback, options, skips_known)
+            for group in groups
+            if group
+        )
     return _append(target, [fo], rules, preprocess, callback, options)
+
+
+def _append_again(tries: int, *arguments: Any) -> int:
+    """Call `_append` until no other writer changes the document meanwhile; at most ``tries`` times.
+
+    Each try leaves out the sets that the document names by then.
+    """
+    for tried in range(1, tries):
+        try:
+            return _append(*arguments)
+        except ConflictError:
+            time.sleep(random.uniform(0, 0.05 * 2**tried))  # noqa: S311  # not a secret
+    return _append(*arguments)
 
 
 def _append(
@@ -224,17 +247,23 @@ def _create(
 
     ``words`` are arguments of `open`.
     """
+    source = Source.of(parse_options(target, prepare_keywords(options, [os.fspath(target)], append)))
     try:
-        Source.of(parse_options(target, prepare_keywords(options, [os.fspath(target)], append))).open()
+        source.open()
     except NoSuchSource:
         if format_by_suffix(os.fspath(target)) == "icechunk":
             raise ValueError(
                 f"expected a name such as all.refshard or all.json for the document of a cube, got {target!r}: concat "
                 "makes a repository, and append adds to it with dim="
             ) from None
-        cube = open(fo, dim, **words, **options)
-        cube.save(os.fspath(target))
-        return cube.document.starts[-1]
+        check_document_name(os.fspath(target))
+        document = open(fo, dim, **words, **options).document
+        url = str(make_portable_source(os.fspath(target), options.get("target_protocol"), None, True))
+        try:
+            save_document(document, url, source.stores, only_new=True)
+        except ConflictError:  # another writer has made the document meanwhile
+            return None
+        return document.starts[-1]
     return None
 
 

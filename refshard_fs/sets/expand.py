@@ -17,7 +17,7 @@ from refshard_fs.security.policy import protocol_of
 from refshard_fs.sets.link_page import parse_link_page
 from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.source.in_memory_source import make_portable_source
-from refshard_fs.source.normalizing import parse_options
+from refshard_fs.source.normalizing import is_pattern, parse_options
 from refshard_fs.source.source import Source
 
 SIDECARS: Final = (".idx", ".index")  # sidecars of GRIB files are left out if the files match
@@ -38,7 +38,7 @@ def expand(sets: Any, options: Mapping[str, Any]) -> list[Any]:
         return cast("list[Any]", sets)  # the caller reports the error
     found: list[Any] = []
     for fo in sets:
-        if isinstance(fo, str) and "::" not in fo and ("*" in fo or ("?" in fo and protocol_of(fo) not in WEB)):
+        if isinstance(fo, str) and is_pattern(fo):
             found += _find_matches(fo, options)
         elif isinstance(fo, str) and "::" not in fo and _ONE_OF.search(fo.partition("://")[2].partition("/")[2] or fo):
             try:

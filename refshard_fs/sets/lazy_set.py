@@ -90,12 +90,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         if format is not None or format_by_suffix(url) == "icechunk":
             source = Source.of(parse_options(self))
             return save_set(source, None, url, format, record_size, overwrite, callback, storage_options) or ""
-        check_set_name(url)
-        if url.lower().endswith(_OF_REFERENCES):
-            raise ValueError(
-                f"expected a name such as all.refshard or all.json for the document of a cube, got {url!r}: "
-                f"format={format_by_suffix(url)!r} writes references instead, and copies the chunks that are converted"
-            )
+        check_document_name(url)
         save_document(self.document, url, storage_options)
         return self.remark
 
@@ -184,6 +179,16 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
 def _list_documents(source: Source) -> set[str]:
     return set(source.run("", lambda: source.open().documents()))
+
+
+def check_document_name(url: str) -> None:
+    """Raise ValueError unless the document of a cube may have the name ``url``, by its suffix."""
+    check_set_name(url)
+    if url.lower().endswith(_OF_REFERENCES):
+        raise ValueError(
+            f"expected a name such as all.refshard or all.json for the document of a cube, got {url!r}: "
+            f"format={format_by_suffix(url)!r} writes references instead, and copies the chunks that are converted"
+        )
 
 
 def describe(document: ConcatDocument) -> str:

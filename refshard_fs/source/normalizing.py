@@ -128,6 +128,8 @@ def resolve_pipeline(url: str) -> str:
 
 
 _FIELD: Final = re.compile(r"\{\w+(:[^{}]*)?\}")
+_WITH_QUERY: Final = WEB | {"data"}
+_ANY: Final = re.compile(r"\?(?!\w+=)")
 _RANGE: Final = re.compile(r"\[\w-\w\]")  # `[0-9]`; other brackets may be in the name of one file
 
 
@@ -146,12 +148,21 @@ def list_sources(fo: Any) -> Any:
     return fo.tolist() if is_row and not isinstance(fo, memoryview) else fo
 
 
+def is_pattern(text: str) -> bool:
+    """Return whether ``text`` has a ``*`` or ``?`` that stands for characters of names.
+
+    A ``?`` in the URL of a web server, or in "s3://bucket/key?versionId=1", begins a query.
+    """
+    has_mark = "*" in text or ("?" in text and _ANY.search(text) is not None and protocol_of(text) not in _WITH_QUERY)
+    return has_mark and "::" not in text
+
+
 def is_many_sources(fo: Any) -> bool:
     """Return whether ``fo`` stands for several sources: a pattern, a list, a table, or items of STAC."""
     match fo:
         case str() | PurePath():
             text = str(fo)
-            return "::" not in text and ("*" in text or bool(_FIELD.search(text) or _RANGE.search(text)))
+            return is_pattern(text) or ("::" not in text and bool(_FIELD.search(text) or _RANGE.search(text)))
         case bytes() | bytearray() | memoryview():
             return False
         case Mapping():

@@ -11,7 +11,9 @@ import msgspec
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.source.source import Source
+from refshard_fs.stores.document import DocumentObject
 from refshard_fs.stores.objects import Objects
+from refshard_fs.stores.stores import Stores
 
 REMARK: Final = "only refshard can read this document"
 
@@ -32,14 +34,24 @@ def make_cube_document(source: Source) -> ConcatDocument | None:
 
 
 def save_document(
-    document: ConcatDocument, url: str, storage_options: Mapping[str, Any], resolve: Callable[[str], str] = str
+    document: ConcatDocument,
+    url: str,
+    stores: Stores | Mapping[str, Any],
+    resolve: Callable[[str], str] = str,
+    *,
+    only_new: bool = False,
 ) -> None:
     """Write ``document`` to ``url``; readers never see a part of it. ``resolve`` makes the document's URLs absolute.
 
-    URLs below the directory of ``url`` are written relative to this directory.
+    URLs below the directory of ``url`` are written relative to this directory. With ``only_new``, raise ConflictError
+    if ``url`` exists.
     """
     spell = make_relative_speller(url)
-    Objects(url, storage_options).put("", (document.dumps(lambda part: spell(resolve(part))),))
+    data = document.dumps(lambda part: spell(resolve(part)))
+    if only_new:
+        DocumentObject(url, stores, None).put(data)
+    else:
+        Objects(url, stores).put("", (data,))
 
 
 def make_relative_speller(url: str) -> Callable[[str], str]:

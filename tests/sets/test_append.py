@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -246,6 +248,72 @@ def test_pattern_appended_by_two_writers_at_once_is_no_error(tmp_path: Path, mon
     monkeypatch.setattr(module, "_list_new_sets", list_then_append)
     assert refshard_fs.append(target, f"{tmp_path}/*.nc") == 0
     assert xr.open_dataset(target, engine="refshard", decode_times=False)["time"].values.tolist() == [0, 1, 2]
+
+
+def write_one_time_each(folder: Path, count: int) -> None:
+    for number in range(count):
+        time = {"time": ("time", [number], {"units": "days since 2024-01-01"})}
+        xr.Dataset({"t": ("time", [1.0 + number])}, time).to_netcdf(folder / f"{number}.nc", engine="h5netcdf")
+
+
+@pytest.mark.parametrize("name", ["cube.refshard", "cube.json"])
+def test_writer_that_loses_a_conflict_appends_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Other writers commit after this one has read the document, and before it writes the document."""
+    write_one_time_each(tmp_path, 5)
+    target = str(tmp_path / name)
+    refshard_fs.cube([str(tmp_path / "0.nc")]).save(target)
+    module = importlib.import_module("refshard_fs.sets.append")
+    extend, others = module.extend_document, ["[1-2].nc", "3.nc"]
+
+    def append_then_extend(*arguments: Any, **options: Any) -> Any:
+        if others:
+            mine, own = others.pop(0), module.extend_document
+            monkeypatch.setattr(module, "extend_document", extend)
+            refshard_fs.append(target, f"{tmp_path}/{mine}")
+            monkeypatch.setattr(module, "extend_document", own)
+        return extend(*arguments, **options)
+
+    monkeypatch.setattr(module, "extend_document", append_then_extend)
+    assert refshard_fs.append(target, f"{tmp_path}/*.nc") == 1, "the other writers appended 1 to 3"
+    assert xr.open_dataset(target, engine="refshard", decode_times=False)["time"].values.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_two_writers_may_create_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_one_time_each(tmp_path, 3)
+    target = str(tmp_path / "cube.refshard")
+    module = importlib.import_module("refshard_fs.sets.append")
+
+    def open_after_the_other(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        assert refshard_fs.append(target, [str(tmp_path / "0.nc"), str(tmp_path / "1.nc")], create=True) == 2
+        return refshard_fs.open(*arguments, **options)
+
+    monkeypatch.setattr(module, "open", open_after_the_other)
+    assert refshard_fs.append(target, f"{tmp_path}/*.nc", create=True) == 1
+    assert xr.open_dataset(target, engine="refshard", decode_times=False)["time"].values.tolist() == [0, 1, 2]
+
+
+def test_document_on_s3_is_created_with_the_options(s3_server: SeaweedServer, tmp_path: Path) -> None:
+    s3_server.create_bucket("creating")
+    write_one_time_each(tmp_path, 3)
+    for number in range(3):
+        s3_server.put(f"creating/days/{number}.nc", (tmp_path / f"{number}.nc").read_bytes())
+    options = {"options": {"s3://creating/": s3_server.storage_options}}
+    for added in (3, 0):
+        assert (
+            refshard_fs.append("s3://creating/all.refshard", "s3://creating/days/?.nc", create=True, **options) == added
+        )
+
+
+def test_writers_in_many_processes_append_each_file_once(tmp_path: Path) -> None:
+    write_one_time_each(tmp_path, 24)
+    target, code = str(tmp_path / "cube.refshard"), "from refshard_fs.cli.program import main; raise SystemExit(main())"
+    groups = ["[0-5].nc", "[5-9].nc", "1?.nc", "2*.nc", "*.nc"]
+    writers = [subprocess.Popen([sys.executable, "-c", code, "watch", f"{tmp_path}/{g}", "-o", target]) for g in groups]
+    assert [writer.wait() for writer in writers] == [0] * len(groups)
+    found = xr.open_dataset(target, engine="refshard", decode_times=False)
+    assert found["time"].values.tolist() == list(range(24))
+    assert found["t"].values.tolist() == list(range(1, 25))
 
 
 def test_job_that_creates_its_document_may_run_again(tmp_path: Path) -> None:

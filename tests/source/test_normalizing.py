@@ -13,7 +13,13 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.source.normalizing import collect_keywords, list_sources, parse_options, resolve_source
+from refshard_fs.source.normalizing import (
+    collect_keywords,
+    is_many_sources,
+    list_sources,
+    parse_options,
+    resolve_source,
+)
 
 
 @pytest.mark.parametrize("collect", [iter, np.array, lambda paths: pd.Series([str(path) for path in paths])])
@@ -29,6 +35,18 @@ def test_iterables_of_paths_are_accepted_as_lists(collect: Callable[[list[Path]]
     options = {"concat": {"dim": "time"}}
     assert RefShardFileSystem(collect(paths), **options).cat_file("t/1") == b"1"
     assert len(refshard_fs.open(collect(paths), "time")) == len(refshard_fs.concat(collect(paths), "time", lazy=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("days/d?.nc", True), ("s3://b/d?.nc", True), ("file:///days/d?.nc", True), ("d[0-9].nc", True), ("d*", True),
+        ("{m}/a.nc", True), ("https://h/a.nc?x", False), ("s3://b/a.nc?versionId=1", False), ("a.nc", False),
+        ("zip://a*::s3://b/c.zip", False), ("data:text/plain,a?", False), ("a[1].nc", False),
+    ],
+)  # fmt: skip
+def test_pattern_stands_for_many_sources(text: str, expected: bool) -> None:
+    assert is_many_sources(text) == expected
 
 
 def test_single_stac_item_is_a_list_of_one_item() -> None:
