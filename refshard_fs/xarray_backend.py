@@ -97,7 +97,7 @@ class RefShardBackend(BackendEntrypoint):
         self._check_names(options)
         options["drop_variables"] = drop_variables
         options |= open_dataset_options or {}
-        path = (options.get("group") or "").strip("/")
+        path = _find_group(filename_or_obj, storage_options, options)
         with _begin_opening(_make_filesystem(filename_or_obj, storage_options, path), options) as opening:
             group = opening.read_groups(path, is_deep=False)[path]
             if open_dataset_options:  # only xr.open_dataset takes some of them, such as chunks and decode_cf
@@ -129,8 +129,8 @@ class RefShardBackend(BackendEntrypoint):
         Paths are relative to ``group``; without this option, they begin with "/".
         """
         self._check_names(options)
-        root = (options.get("group") or "").strip("/")
-        top = PurePosixPath("." if options.get("group") else "/")
+        root = _find_group(filename_or_obj, storage_options, options)
+        top = PurePosixPath("." if root else "/")
         with _begin_opening(_make_filesystem(filename_or_obj, storage_options, root), options) as opening:
             groups = {
                 str(top / make_relative(path, root)): opening.make_dataset(group)
@@ -312,6 +312,15 @@ def _log_left_out(fs: RefShardFileSystem, group: GroupNode) -> None:
     if texts:
         more = f"; and {format_count(len(texts) - _NAMED, 'other')}" if len(texts) > _NAMED else ""
         logger.warning("%s is opened without %s", sanitize(str(fs.fo)), sanitize("; ".join(texts[:_NAMED])) + more)
+
+
+def _find_group(source: Any, storage_options: Mapping[str, Any] | None, options: Mapping[str, Any]) -> str:
+    """Return the path of the group to open: the engine's ``group=``, or else the option ``group`` of the source."""
+    opened_with = source.storage_options if isinstance(source, RefShardFileSystem) else {}
+    for given in (options, storage_options or {}, opened_with):
+        if isinstance(given.get("group"), str):
+            return str(given["group"]).strip("/")
+    return ""
 
 
 def _make_filesystem(source: Any, storage_options: Mapping[str, Any] | None, group: str) -> RefShardFileSystem:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import warnings
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import refshard_fs
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem, concat
 
 np = pytest.importorskip("numpy")
@@ -445,3 +448,75 @@ def test_variable_that_cannot_be_shown_is_logged(tmp_path: Path, caplog: pytest.
     text = record.getMessage()
     assert text.startswith(f"{path} is opened without 'g/w2' (its datatype is a float of 80 bits")
     assert text.endswith("; and 1 other")
+
+
+def write_tree(path: Path, first: int, **how: Any) -> None:
+    """Write two times of a tree of two groups, from time ``first``, in the root."""
+    values = np.arange(first, first + 2) * 1.0
+    tree = {
+        name: xr.Dataset({name: (("time", "x"), (values * 10 + number)[:, None])}, {"time": values})
+        for number, name in enumerate("rgh")
+    }
+    datatree = xr.DataTree.from_dict({"/": tree["r"], "/g": tree["g"], "/g/h": tree["h"]})
+    if path.suffix == ".zarr":
+        datatree.to_zarr(path, write_inherited_coords=True, **how)
+    else:
+        datatree.to_netcdf(path, engine="h5netcdf", write_inherited_coords=True)
+
+
+def make_sources_with_groups(folder: Path) -> dict[str, Any]:
+    """Return sources of each kind with the groups "g" and "g/h", of two or four times."""
+    for day in range(2):
+        write_tree(folder / f"n{day}.nc", 2 * day)
+        for version, consolidated in itertools.product((2, 3), (False, True)):
+            name = f"z{version}{'c' if consolidated else ''}{day}.zarr"
+            write_tree(folder / name, 2 * day, zarr_format=version, consolidated=consolidated)
+    names = ("n0.nc", "z20.zarr", "z2c0.zarr", "z30.zarr", "z3c0.zarr")
+    sources: dict[str, Any] = {name: str(folder / name) for name in names}
+    for name in ("n0.nc", "z2c0.zarr", "z30.zarr"):
+        for suffix in (".json", ".parquet") if name[0] != "z" or "2" in name else (".json",):
+            sources[name + suffix] = str(folder / (name + suffix))
+            RefShardFileSystem(str(folder / name)).save(sources[name + suffix])
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        for file in filter(Path.is_file, (folder / "z20.zarr").rglob("*")):
+            archive.write(file, str(file.relative_to(folder / "z20.zarr")))
+    sources |= {"zip": str(folder / "a.zip"), "bytes": (folder / "n0.nc").read_bytes()}
+    sources |= {"pattern": f"{folder}/n*.nc", "list": [f"{folder}/z3{day}.zarr" for day in range(2)]}
+    refshard_fs.open(f"{folder}/z2?.zarr").save(str(folder / "cube.refshard"))
+    sources |= {"cube": str(folder / "cube.refshard"), "refshard": f"refshard::{folder}/z30.zarr"}
+    sources |= {"fs": RefShardFileSystem(str(folder / "z20.zarr")), "pipe": f"{folder}/n0.nc|refshard:"}
+    return sources
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+def test_group_is_opened_from_each_kind_of_source(tmp_path: Path) -> None:
+    for name, source in make_sources_with_groups(tmp_path).items():
+        times = 4 if name in ("pattern", "list", "cube") else 2
+        for group, number in (("g", 1), ("/g/h/", 2)):
+            for words in ({"group": group}, {"storage_options": {"group": group}}):
+                with xr.open_dataset(source, engine="refshard", decode_times=False, **words) as ds:
+                    variable = group.strip("/")[-1]
+                    assert set(ds.variables) == {variable, "time"}, (name, words)
+                    assert ds[variable].values[:, 0].tolist() == [10.0 * time + number for time in range(times)]
+                tree = xr.open_datatree(source, engine="refshard", decode_times=False, **words)
+                assert set(tree.to_dataset(inherit=False).variables) == {variable, "time"}, (name, words)
+                tree.close()
+        with pytest.raises(FileNotFoundError, match="there is no group 'nope'"):
+            xr.open_dataset(source, engine="refshard", group="nope")
+    with xr.open_dataset(RefShardFileSystem(str(tmp_path / "n0.nc"), group="g"), engine="refshard") as ds:
+        assert set(ds.data_vars) == {"g"}
+    with xr.open_dataset(str(tmp_path / "z30.zarr"), engine="refshard", group="", storage_options={"group": "g"}) as ds:
+        assert set(ds.data_vars) == {"r"}
+
+
+def test_group_of_a_file_of_pyramids_is_opened(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
+        for number in (1, 2):
+            image = number * np.arange(64 * 64, dtype="u2").reshape(64, 64)
+            file.write(image, subifds=1, tile=(32, 32))
+            file.write(image[::2, ::2], subfiletype=1, tile=(32, 32))
+    for words in ({"group": "1"}, {"storage_options": {"group": "1"}}):
+        with xr.open_dataset(str(tmp_path / "a.ome.tif"), engine="refshard", **words) as ds:
+            assert set(ds.variables) == {"0", "1"}
+            assert ds["1"].values[0, :3].tolist() == [0, 4, 8]
