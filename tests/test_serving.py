@@ -36,7 +36,7 @@ httpx = pytest.importorskip("httpx")
 HTTP = httpx.Client(timeout=60, verify=False)  # one client for all tests: each reads all certificates of the machine
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)  # "module" ends more than once if a worker gets tests in turns
 def _closed() -> Iterator[None]:
     with HTTP:
         yield
