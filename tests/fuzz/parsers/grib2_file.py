@@ -32,8 +32,8 @@ WORDS = (
     b'{"_offset": 0}',
     b"1:0:d",
 )
-_VALUES = np.arange(4.0)
-_END = b"\n--\n"  # between a file and its sidecar
+VALUES = np.arange(4.0)
+END = b"\n--\n"  # between a file and its sidecar
 
 
 @contextmanager
@@ -63,24 +63,24 @@ def make_seeds() -> list[bytes]:
     data = b"".join(messages)
     index = f"1:0:d=2024:TMP\n2:{len(messages[0])}:d=2024".encode()
     return [
-        messages[0] + _END,
-        data + _END,
-        data[: len(messages[0]) * 2] + _END,
-        data + _END + index,
-        data + _END + b'{"_offset": 0}',
-        _message_1() + messages[0] + _END,
-        _message_1() + _message_1() + _END,
-        *(message + _END for message in _make_products()),
+        messages[0] + END,
+        data + END,
+        data[: len(messages[0]) * 2] + END,
+        data + END + index,
+        data + END + b'{"_offset": 0}',
+        make_message_1() + messages[0] + END,
+        make_message_1() + make_message_1() + END,
+        *(message + END for message in _make_products()),
     ]
 
 
 @cache
 def _make_products() -> list[bytes]:
     """Return a message of each template of products."""
-    return [make_message(_VALUES, productDefinitionTemplateNumber=template, Ni=2, Nj=2) for template in TEMPLATES]
+    return [make_message(VALUES, productDefinitionTemplateNumber=template, Ni=2, Nj=2) for template in TEMPLATES]
 
 
-def _message_1() -> bytes:
+def make_message_1() -> bytes:
     """Return a message of edition 1: six points, of which four have a value."""
     local = bytes(12) + b"\1\1\2\4\0" + b"0001" + b"\3\0\0"
     product = b"\0\0\x34\x80\x62\x80\xff\xc0\x82\x64\1\xf4\x18\2\3\4\5\1\0\6\4\0\0\0\x15\0\0\0" + local
@@ -99,7 +99,7 @@ def _message(sections: bytes) -> bytes:
 
 
 def check_input(data: bytes) -> None:
-    data, _, index = data.partition(_END)
+    data, _, index = data.partition(END)
     found = open_file(open_, data, {ROOT + ".idx": index} if index else None)
     if found is None:
         return

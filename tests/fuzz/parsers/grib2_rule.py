@@ -28,7 +28,7 @@ _END = b"\n--\n"
 
 def make_seeds() -> list[bytes]:
     found = []
-    message = grib2_file.make_seeds()[0].removesuffix(grib2_file._END)
+    message = grib2_file.make_seeds()[0].removesuffix(grib2_file.END)
     grid = message[37:109]
     assert struct.unpack(">IB", grid[:5]) == (72, 3)
     for dialect, line, text in (
