@@ -393,7 +393,7 @@ class Texts(Sequence[str | None]):
         found: list[str | None] = []
         for first in range(0, len(places), _DECODED):
             part = places[first : first + _DECODED]
-            is_none = (self.ends[part] & _NONE).astype(bool)
+            is_none = self.list_none(part)
             begins, ends = starts[part], stops[part]
             offset, stop = int(begins.min()), int(ends.max())
             if is_none.all():
@@ -414,6 +414,10 @@ class Texts(Sequence[str | None]):
                     for (start, stop), missing in cut
                 ]
         return found
+
+    def list_none(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return for each of ``places`` whether there is None in place of a text."""
+        return (self.ends[places] & _NONE).astype(bool)
 
     def __repr__(self) -> str:
         return f"<{len(self)} texts>"

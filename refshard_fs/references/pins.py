@@ -82,9 +82,9 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         found: list[Pin | None] = list(
             map(Pin, self.etags.take(targets), self.times.take(targets), sizes, repeat(True))
         )
-        for place in np.flatnonzero(self.sizes[targets] == WHOLE).tolist():
-            if found[place] == _NOTHING:
-                found[place] = None
+        has_none = self.etags.list_none(targets) & self.times.list_none(targets) & (self.sizes[targets] == WHOLE)
+        for place in np.flatnonzero(has_none).tolist():
+            found[place] = None
         return found
 
     def map_by_url(self, urls: Iterable[str | None]) -> dict[str | None, Pin]:

@@ -26,6 +26,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import check_name, object_in
 from refshard_fs.references.versions import STAT_BATCH, request_facts
 from refshard_fs.security.origins import Origins
+from refshard_fs.security.policy import find_common_server
 
 # A function that converts a URL to the form in which it is written to a set.
 Respell = Callable[[str | None], str | None]
@@ -47,6 +48,7 @@ class ReferenceStream:
     ``checks`` are checksums and versions of single chunks, by array and number. ``packed`` has entries by array and
     number, which replace those of the key space. ``read`` reads the entries for `ReferenceStream.read`. With
     ``needs_lengths``, chunks that reach to the end of a target get their length from the target's size.
+    ``keeps_absolute`` states that ``respell`` does not change URLs with a protocol.
     ``on_progress(n)`` is called after n more chunks.
     """
 
@@ -62,10 +64,12 @@ class ReferenceStream:
         packed: Mapping[str, Mapping[int, Entry]] | None = None,
         read: Read | None = None,
         needs_lengths: bool = False,
+        keeps_absolute: bool = False,
     ) -> None:
         self._keyspace = keyspace
         self._run = run
         self._respell = respell
+        self._keeps_absolute = keeps_absolute
         self._checks = checks or {}
         self._packed = packed or {}
         self._read = read
@@ -133,7 +137,8 @@ class ReferenceStream:
         packed = dict(found.packed)
         more_packed = self._packed.get(array, {})
         packed |= {number - numbers.start: more_packed[number] for number in more_packed.keys() & numbers}
-        urls = list(map(self._respell, found.urls))
+        is_kept = self._keeps_absolute and find_common_server(found.urls) is not None
+        urls = found.urls if is_kept else list(map(self._respell, found.urls))
         return msgspec.structs.replace(found, urls=urls, checks=checks, packed=packed)
 
     def _locate(self, array: str, numbers: range) -> Chunks:
@@ -144,6 +149,8 @@ class ReferenceStream:
         """Request the sizes of targets for chunks that reach to the end of their targets."""
         targets, offsets, lengths = chunks.ranges
         rows = np.flatnonzero((targets != NO_TARGET) & (lengths == WHOLE))
+        if not len(rows):
+            return
         known = {target: pin.size for target, pin in enumerate(chunks.pins) if pin is not None}
         unknown = [target for target in np.unique(targets[rows]).tolist() if known.get(target) is None]
         urls = [self._keyspace.resolve(chunks.urls[target]) for target in unknown]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
-from typing import TypeVar
+from typing import TypeVar, cast
 from urllib.parse import quote, unquote
 
 T = TypeVar("T")
@@ -21,6 +21,7 @@ ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")  # protocols whos
 
 _MAX_DECODINGS = 4  # servers and the proxies before them may percent-decode a path so many times
 
+_SERVER = re.compile(r"[a-z][a-z0-9+.-]*://[\w.~-]+(?::\d+)?/", re.IGNORECASE | re.ASCII)
 _LITERAL = re.compile(r"https?://\[[0-9a-f:.]+\](?=[:/?#]|$)", re.IGNORECASE | re.ASCII)
 
 
@@ -52,6 +53,19 @@ def protocol_of(url: str) -> str | None:
 def has_protocol(url: str) -> bool:
     """Return whether `protocol_of` returns a protocol; twice as fast for most URLs."""
     return ("://" in url and "::" not in url) or protocol_of(url) is not None
+
+
+def find_common_server(urls: Sequence[str | None]) -> str | None:
+    """Return the protocol and the server or bucket of all ``urls``, such as ``s3://bucket/``.
+
+    None if there are several or none, or if one of ``urls`` is None, a path without a protocol, or a chain.
+    """
+    found = _SERVER.match(urls[0] or "") if urls else None
+    if found is None or None in urls:
+        return None
+    text = "\n".join(["", *cast(Sequence[str], urls)])
+    starts = text.count("\n" + found[0])
+    return found[0] if starts == text.count("\n") == len(urls) and "::" not in text else None
 
 
 def is_absolute(path: str) -> bool:

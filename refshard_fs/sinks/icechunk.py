@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, repeat
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -36,7 +36,7 @@ from refshard_fs.formats.icechunk import REPO
 from refshard_fs.formats.icechunk.objects import ORIGINS
 from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.security.origins import Origins
-from refshard_fs.security.policy import protocol_of
+from refshard_fs.security.policy import find_common_server, protocol_of
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 
@@ -46,6 +46,7 @@ TOGETHER: Final = 64  # native chunks that are put at a time
 S3: Final = ("s3", "s3a")
 GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
+AS_WRITTEN: Final = ("s3://", "gs://", "http://", "https://")  # beginnings of URLs that Icechunk spells as we do
 LEAST_RUN: Final = 4  # chunks: if runs of one version are shorter, single references take less time
 MOST_CHUNKS: Final = 1 << 32  # along a dimension: indexes have 32 bits
 MOST_DIRECTORIES: Final = 16  # the most prefixes of local stores: a reader has to authorise each
@@ -61,6 +62,7 @@ IntArray = npt.NDArray[np.int64]
 Read = Callable[[Mapping[str, Entry | bytes]], Sequence[bytes]]
 
 _is_plain = re.compile(r"[\w.~-]*", re.ASCII).fullmatch  # names that percent-encoding leaves as they are
+_are_plain_urls = re.compile(r"[\w.~/:-]*", re.ASCII).fullmatch
 
 logger = logging.getLogger(__package__)
 
@@ -253,13 +255,17 @@ class VirtualStores:
         for prefix, store in user_stores.items():
             _make_container(prefix, store)  # refuses invalid objects before anything is written
 
-    def locate(self, urls: Iterable[str | None]) -> list[str | None]:
+    def locate(self, urls: Sequence[str | None]) -> Sequence[str | None]:
         """Return ``urls`` in Icechunk's spelling, None for those that Icechunk cannot read; remember their stores."""
+        server = find_common_server(urls)
+        if server is not None and self._keeps_urls(server, urls):
+            self._locate_first(urls[0])
+            return urls
         found: list[str | None] = []
         for url in urls:
             directory, _, name = (url or "").rpartition("/")
             if url is None or directory not in self._beginnings or not _is_plain(name):
-                location = self._locate_first(url, directory)
+                location = self._locate_first(url)
                 if _is_plain(name) and not directory.endswith("/"):  # "s3:/" is not a directory
                     self._beginnings[directory] = location and location.removesuffix(name)
             else:
@@ -268,7 +274,14 @@ class VirtualStores:
             found.append(location)
         return found
 
-    def _locate_first(self, url: str | None, directory: str) -> str | None:
+    def _keeps_urls(self, server: str, urls: Sequence[str | None]) -> bool:
+        """Return whether ``urls``, all of one ``server``, are in Icechunk's spelling, and lie in one store."""
+        if not server.startswith(AS_WRITTEN) or any(prefix.startswith(server) for prefix in self._user_stores):
+            return False
+        text = "".join(filter(None, urls))
+        return text.count(":") == len(urls) and _are_plain_urls(text) is not None
+
+    def _locate_first(self, url: str | None) -> str | None:
         """Return the location of ``url``, and remember its store."""
         location = _make_location(url)
         if location is not None and not location.startswith(tuple(self._user_stores)):
@@ -537,11 +550,14 @@ def _set_single_references(
     from icechunk import VirtualChunkSpec
 
     targets, offsets, lengths = (column[rows].tolist() for column in chunks.ranges)
-    indexes = np.array(np.unravel_index(rows + numbers.start, grid.counts)).T if grid.counts else rows[:, None][:, :0]
-    etags = [version if isinstance(version, str) else None for version in versions]
-    times = [version if isinstance(version, datetime) else None for version in versions]
-    checks = (map(column.__getitem__, codes.tolist()) for column in (etags, times))
-    specs = map(VirtualChunkSpec, indexes.tolist(), map(texts.__getitem__, targets), offsets, lengths, *checks)
+    indexes: Iterable[tuple[int, ...]] = repeat((), len(rows))
+    if grid.counts:
+        indexes = zip(*(axis.tolist() for axis in np.unravel_index(rows + numbers.start, grid.counts)), strict=True)
+    columns = [versions]
+    if datetime in set(map(type, versions)):
+        columns = [[version if isinstance(version, kind) else None for version in versions] for kind in (str, datetime)]
+    checks = (map(column.__getitem__, codes.tolist()) for column in columns)
+    specs = map(VirtualChunkSpec, indexes, map(texts.__getitem__, targets), offsets, lengths, *checks)
     failed: list[tuple[int, ...]] = store.set_virtual_refs(array, list(specs), validate_containers=False) or []
     return failed
 
@@ -564,17 +580,22 @@ async def put_native(
 def _list_versions(
     rows: IntArray, chunks: Chunks, texts: Sequence[str]
 ) -> tuple[Sequence[str | datetime | None], IntArray]:
-    """Return the versions that Icechunk checks, and for each of ``rows`` the index of its version.
+    """Return versions that Icechunk checks, and for each of ``rows`` the index of its version.
 
     ``texts`` are the locations of the targets.
     """
     if not chunks.pins and not chunks.checks:
         return [None], np.zeros(len(rows), np.int64)
     pins = [pin or Pin() for pin in chunks.pins or [None] * len(texts)]
-    versions = [_find_version(pin.etag, pin.last_modified, text) for pin, text in zip(pins, texts, strict=True)]
-    codes: dict[str | datetime | None, int] = {}
-    code_of_target = [codes.setdefault(version, len(codes)) for version in versions]
+    versions = [  # calls for targets that have an ETag, and lie on no web server, would take half of the time
+        pin.etag if pin.etag is not None and text[:1] not in "hH" else _find_version(pin.etag, pin.last_modified, text)
+        for pin, text in zip(pins, texts, strict=True)
+    ]
     targets = chunks.ranges.targets
+    if not chunks.checks and len(rows) < LEAST_RUN * len(set(versions)):  # runs are short: equal versions need no code
+        return versions, targets[rows].astype(np.int64)
+    codes = {version: code for code, version in enumerate(dict.fromkeys(versions))}
+    code_of_target = list(map(codes.__getitem__, versions))
     code_of_row = np.array(code_of_target, np.int64)[targets[rows]]
     for place in np.flatnonzero(np.isin(rows, list(chunks.checks))).tolist():
         row = int(rows[place])

@@ -80,7 +80,10 @@ def save(
             for edit in found.edits.list_changes().values():
                 if isinstance(edit, Span) and not edit.origin:
                     adoption.add_own(edit.url)
-        stream = make_stream(found, source, spelled if rule.admits_all else respell, copies, sink)
+        if rule.admits_all:
+            stream = make_stream(found, source, spelled, copies, sink, keeps_absolute=True)
+        else:
+            stream = make_stream(found, source, respell, copies, sink)
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
         stream.on_progress = callback.relative_update
 
@@ -117,19 +120,25 @@ def _check_settings(sink: Sink, options: Iterable[str]) -> None:
 
 
 def make_stream(
-    keyspace: KeySpace, source: Source, respell: Respell, copies: CopiesBeside | None, sink: Sink | type[Sink]
+    keyspace: KeySpace,
+    source: Source,
+    respell: Respell,
+    copies: CopiesBeside | None,
+    sink: Sink | type[Sink],
+    *,
+    keeps_absolute: bool = False,
 ) -> ReferenceStream:
     """Return the references of ``keyspace`` in the form that ``sink`` accepts.
 
     If chunks are not ranges of objects, and the sink cannot hold them, they are stored inline, or in ``copies`` if they
-    are too large together.
+    are too large together. ``keeps_absolute`` states that ``respell`` does not change URLs with a protocol.
     """
     run = source.run
 
     def read(entries: Mapping[str, Entry]) -> Sequence[bytes]:
         return source.wait(source.read_entries, entries)
 
-    options: dict[str, Any] = {"read": read, "needs_lengths": sink.needs_lengths}
+    options: dict[str, Any] = {"read": read, "needs_lengths": sink.needs_lengths, "keeps_absolute": keeps_absolute}
     if keyspace.is_reference_set or (keyspace.has_only_ranges and sink.holds_versions and sink.holds_packed):
         return ReferenceStream(keyspace, run, respell, **options)
     checks: Checks = {}

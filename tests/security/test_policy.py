@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import RefShardError, RefShardFileSystem, TargetNotAllowed
-from refshard_fs.security.policy import find_longest_prefix, leads_out, server_of
+from refshard_fs.security.policy import find_common_server, find_longest_prefix, leads_out, server_of
 from tests.servers.http import RangeServer
 
 SECRET = "HUSHHUSH"
@@ -79,3 +79,23 @@ def test_encoded_double_dots_are_recognised(path: str) -> None:
 )  # fmt: skip
 def test_server_is_parsed_from_a_url(url: str, server: str) -> None:
     assert server_of(url) == server
+
+
+@pytest.mark.parametrize(
+    ("urls", "server"),
+    [
+        (["s3://b/x", "s3://b/y/z"], "s3://b/"),
+        (["http://h:80/x"], "http://h:80/"),
+        (["s3://b/x\ns3://b/y", "x"], None),
+        (["s3://b/x", "s3://bc/x"], None),
+        (["s3://b/x", None], None),
+        (["s3://b/x", "y"], None),
+        (["zip://b/x::s3://c/y"], None),
+        (["s3://b"], None),
+        (["/b/x"], None),
+        ([None], None),
+        ([], None),
+    ],
+)
+def test_common_server_of_urls_is_found(urls: list[str | None], server: str | None) -> None:
+    assert find_common_server(urls) == server

@@ -205,6 +205,48 @@ def test_saved_repository_keeps_the_version_of_each_chunk(tmp_path: Path) -> Non
     assert found[0][4] is None
 
 
+@pytest.mark.parametrize(
+    "beginning", ["s3://b/", "s3a://b/", "gs://b/", "https://h/", "http://h:80/", "S3://b/", "/a/"]
+)
+@pytest.mark.parametrize("names", [["x/0.0", "y/0.1"], ["x/0", "y/%/1 é"], ["x", "a:b"], ["x", "a::b"], ["a?b#c", "d"]])
+@pytest.mark.parametrize("user_stores", [(), ("s3://b/x/",), ("s3://b/",), ("https://h/y/",)])
+def test_urls_of_one_server_are_located_as_single_urls(
+    beginning: str, names: list[str], user_stores: tuple[str, ...]
+) -> None:
+    stores = {url: icechunk.http_store() if "http" in url else icechunk.s3_store("r") for url in user_stores}
+    together, single = (sinks_icechunk.VirtualStores(stores, lambda url: {}) for _ in range(2))
+    urls = [beginning + name for name in names]
+    assert list(together.locate(urls)) == [location for url in urls for location in single.locate([url])]
+    assert list(together.find()) == list(single.find())
+
+
+def test_versions_of_single_chunks_are_kept(tmp_path: Path) -> None:
+    """Each chunk is an object: with an ETag, with a time, or without a pin; one array has no dimensions."""
+    pins = {"etag": ['"1"', None, None, '"2"'], "last_modified": [None, "1704067200", None, None]}
+    urls = [*(f"s3://b/a/{step}" for step in range(3)), "s3://b/scalar/0"]
+    refs: dict[str, Any] = {
+        ".zgroup": {"zarr_format": 2},
+        "a/.zarray": make_metadata(shape=[3]),
+        "scalar/.zarray": make_metadata(shape=[]),
+        "scalar/0": [urls[3], 0, 1],
+        **{f"a/{step}": [urls[step], 0, 1] for step in range(3)},
+    }
+    fs = RefShardFileSystem({"version": 1, "refs": refs, "refshard": {"pins": {"url": urls, **pins}}})
+    fs.save(str(tmp_path / "made.icechunk"))
+    source = RefShardFileSystem(str(tmp_path / "made.icechunk")).source
+    keys = ["a/c/0", "a/c/1", "a/c/2", "scalar/c"]
+    entries = source.run("", partial(source.open().find_entries, keys))
+    assert [entry.url for entry in entries] == urls
+    expected = [Pin(etag='"1"'), Pin(last_modified="1704067200"), None, Pin(etag='"2"')]
+    assert [entry.pin for entry in entries] == expected
+
+
+def make_metadata(shape: list[int]) -> dict[str, Any]:
+    """Return the metadata of an array of bytes, of zarr version 2, with a chunk for each element."""
+    fixed = {"zarr_format": 2, "dtype": "|u1", "compressor": None, "filters": None, "fill_value": 0, "order": "C"}
+    return {**fixed, "shape": shape, "chunks": [1] * len(shape)}
+
+
 def test_chunks_of_one_version_are_set_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects for single chunks take 1.8 times the CPU."""
     calls: list[tuple[Any, ...]] = []
