@@ -22,7 +22,14 @@ import benchmarks
 from benchmarks import measure, preloaded, record, report
 
 # The package that a benchmark needs, beside those that the tests need.
-PEERS = {"bcolz": "bcolz", "concat": "kerchunk", "parquet": "fastparquet", "s3": "s3fs", "shards": "tensorstore"}
+PEERS = {
+    "bcolz": "bcolz",
+    "concat": "kerchunk",
+    "parquet": "fastparquet",
+    "repositories": "icechunk",
+    "s3": "s3fs",
+    "shards": "tensorstore",
+}
 
 
 def main() -> int:
