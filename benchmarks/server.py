@@ -125,7 +125,8 @@ class Connection(asyncio.Protocol):
             self.send(lines, part)
 
     def send(self, lines: bytes, part: memoryview) -> None:
-        if self.transport is None:
+        # `writelines` of Python 3.12 and 3.13 registers a closed socket: the next connection would hang.
+        if self.transport is None or self.transport.is_closing():
             return
         if not part or not (self.state.bandwidth or self.state.line):
             self.transport.writelines([lines, part] if part else [lines])
