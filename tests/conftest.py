@@ -18,6 +18,7 @@ import fsspec
 import pytest
 
 from refshard_fs.reading import fetch
+from refshard_fs.reading.dispatch import Dispatch
 from refshard_fs.targets import failures, versioned
 from tests.servers.http import RangeServer
 from tests.servers.models import share_models
@@ -52,6 +53,7 @@ def large_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read small files in ranges, as large files are read."""
     for module in (versioned, fetch):
         monkeypatch.setattr(module, "SMALL_FILE", 0)
+    monkeypatch.setattr(Dispatch, "measure_round", lambda dispatch, url: 0)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from refshard_fs.reading.plan import KIB
 from refshard_fs.targets import Answer, Pool, check
 
 UNSIZED_AT_ONCE = 8  # the most objects of unknown size that are requested at a time before the first has arrived
+MEASURABLE = 64 * KIB  # bytes: shorter answers arrive in a few packets, and do not show the bandwidth
 GAP = 16 * KIB  # bytes: if reads of a block leave out at most so many between them, these count as passed over
 QUEUED, UNDER_WAY, OVER = range(3)  # the states of a request
 
@@ -121,6 +122,9 @@ class Host:
         self.name = name
         self.active = 0  # requests under way on this loop
         self.waits: deque[float] = deque(maxlen=8)  # seconds until recent answers began, or arrived
+        # Bytes of recent answers of `MEASURABLE` bytes or more, and the seconds in which they arrived, but none before.
+        self.received: deque[tuple[int, float]] = deque(maxlen=8)
+        self.arrived = 0.0  # the time of the loop when the last of them had arrived
         self.sizes: deque[int] = deque(maxlen=8)  # bytes of recent objects that were read whole
         self.urgent: deque[Block] = deque()
         self.later: deque[Block] = deque()
@@ -156,6 +160,12 @@ class Dispatch(Share):
     def find_latency(self, url: str) -> float | None:
         """Return the shortest recent wait for an answer of the host of ``url``, in seconds; None before its first."""
         return min(self.find_host(url).waits, default=None)
+
+    def measure_round(self, url: str) -> int:
+        """Return the bytes that arrive from the host of ``url`` in the time of a round; 0 if that is not known."""
+        host = self.find_host(url)
+        sizes, seconds = map(sum, zip(*host.received, strict=True)) if host.received else (0, 0.0)
+        return int(min(host.waits) * sizes / seconds) if seconds else 0
 
     @property
     def has_queued(self) -> bool:
@@ -306,6 +316,10 @@ class Dispatch(Share):
         check(answer, span.start, span.stop, exact=span.exact)
         took = self.loop.time() - began
         host.waits.append(took if answer.waited is None else answer.waited)
+        if answer.waited is not None and len(answer.data) >= MEASURABLE:
+            now = self.loop.time()
+            host.received.append((len(answer.data), now - max(began + answer.waited, host.arrived)))
+            host.arrived = now
         if span.stop is None and not is_document:  # sizes of documents say nothing about those of chunks
             host.sizes.append(len(answer.data))
         return answer

@@ -33,9 +33,6 @@ from refshard_fs.targets.versioned import SMALL_FILE, Version, VersionedObject
 
 FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while look-ups find out what to read of it
 SPARE = 16 * plan.MIB  # bytes that may be fetched in vain with the ranges of readers
-# Bytes of windows, and of the rest of small files, that are kept unread. `SPARE` bytes would be too few for random
-# reads of files of 30 MB and more. xarray's h5netcdf engine keeps twice as many of each file.
-WINDOWS: Final = 64 * plan.MIB
 SPARE_SECONDS = 60.0  # time for which bytes between metadata or chunks are kept: the file's arrays are often read soon
 # A small source is fetched whole for look-ups, since more rounds follow. For its first chunks, it is fetched whole only
 # if its missing bytes are at most twice the bytes of these chunks, plus IN_VAIN bytes (20 ms at 100 Mbit/s).
@@ -529,7 +526,8 @@ class Fetcher:
                 wider = plan.coalesce(ranges, plan.Limits(REQUEST, limits.block))
                 has_gaps = sum(stop - start for start, stop, _ in wider) <= self._room_for_spare
                 pieces = wider if has_gaps else pieces
-            window = self._find_window(object_id, members) if extends and merging.gap > 0 else []
+            round_bytes = self._measure_round(url) if len(by_object) == 1 else SMALL_FILE
+            window = self._find_window(object_id, members, round_bytes) if extends and merging.gap > 0 else []
             if window:
                 pieces = plan.coalesce([*ranges, *window], merging)
             for start, stop, places in pieces:
@@ -554,18 +552,26 @@ class Fetcher:
                 is_of_chunks = all(reader is not None and reader.most is None for _, reader in members)
                 self._extend(last_urgent, object_id, is_of_chunks=is_of_chunks)
 
-    def _find_window(self, object_id: Hashable, members: Sequence[tuple[Span, Reader | None]]) -> list[tuple[int, int]]:
+    def _find_window(
+        self, object_id: Hashable, members: Sequence[tuple[Span, Reader | None]], round_bytes: int
+    ) -> list[tuple[int, int]]:
         """Return the unread ranges around ``members``, all of one object, to fetch with them; none to fetch only them.
 
         Reads at random places of a file would take a round each. The file is divided into windows of `SMALL_FILE`
         bytes. After N requests for chunks of a file of 2 N - 1 windows, each request fetches its window: the next 2 N
         requests probably find most of their chunks in windows. So the rest of a small file is fetched at the second
-        request. Of all windows, `_room_for_windows` bytes may be unread, or a quarter of the bytes that readers asked
-        for, if that is more.
+        request. If ``round_bytes``, which cost as much as a round, are more than `SMALL_FILE`, fewer requests are
+        enough, and windows are larger, up to half of ``round_bytes``. Of all windows, `_find_room_for_windows` bytes
+        may be unread, or a quarter of the bytes that readers asked for, if that is more.
         """
         url = members[0][0].url
         facts, file = self.requests.pool.versions.find_known_facts(url), self._files.peek(object_id)
-        if facts is None or facts.size is None or file is None or facts.size > (2 * file.requests - 1) * SMALL_FILE:
+        if (
+            facts is None
+            or facts.size is None
+            or file is None
+            or facts.size > 2 * file.requests * round_bytes - SMALL_FILE
+        ):
             return []
         if self._stats.ignores_ranges(server_of(url)):  # it answers each request with the whole file
             return []
@@ -575,19 +581,22 @@ class Fetcher:
             if (span.start, span.stop) in file.last:  # read again
                 return []
         start, stop = min(span.start for span, _ in members), max(span.stop or 0 for span, _ in members)
-        first = start // SMALL_FILE * SMALL_FILE
-        window = _cut_span(members[0][0], first, max(min(first + SMALL_FILE, facts.size), stop))
+        extent = SMALL_FILE << max((round_bytes // (2 * SMALL_FILE)).bit_length() - 1, 0)
+        first = start // extent * extent
+        window = _cut_span(members[0][0], first, max(min(first + extent, facts.size), stop))
         gaps = [(low, high) for low, high, block in self._known.cover(window) if block is None and low <= start < high]
-        if not gaps or stop > gaps[0][1] or stop - first > SMALL_FILE + SMALL_FILE // 4:
+        if not gaps or stop > gaps[0][1] or stop - first > extent + extent // 4:
             return []
         unread = plan.leave_out(*gaps[0], self._given.peek(object_id) or ())
         size = sum(high - low for low, high in unread)
-        if size > min(self._room_for_windows, self.most_ahead) or 2 * file.read > facts.size:
+        room = self._find_room_for_windows(url)
+        if size > min(room, self.most_ahead) or 2 * file.read > facts.size:
             return []
         counts = self._stats.snapshot()
         spare = counts["ahead_wasted"] + sum(sum(block.expected.values()) for block in self._windows)
-        if spare + size > max(self._room_for_windows, counts["bytes_wanted"] // SHARE):
+        if spare + size > max(room, counts["bytes_wanted"] // SHARE):
             return []
+        file.requests += 1
         # Of the parts between chunks that readers got, only long ones are worth a request of their own.
         least = plan.MIB if size <= plan.MIB else REQUEST
         starts = sorted(span.start for span, _ in members)
@@ -598,8 +607,9 @@ class Fetcher:
         """Expect reads of all bytes of ``block``, a part of a window, while there is room."""
         block.expect(block.span.start, block.span.stop or 0)
         self._windows[block] = None
+        room = self._find_room_for_windows(block.span.url)
         self.requests.loop.call_later(SPARE_SECONDS, partial(_drop_window, weakref.ref(self), block))
-        while sum(each.span.size or 0 for each in self._windows) > self._room_for_windows:
+        while sum(each.span.size or 0 for each in self._windows) > room:
             self.drop_window(next(iter(self._windows)))
 
     def drop_window(self, block: Block) -> None:
@@ -671,13 +681,13 @@ class Fetcher:
                 if room < 0:
                     self._forget(spare)
 
-    @property
-    def _room_for_windows(self) -> int:
-        """The most unread bytes of windows: `SMALL_FILE` for each round so far, but not less than `SPARE`.
+    def _find_room_for_windows(self, url: str) -> int:
+        """Return the most unread bytes of windows: as many as arrive in the time of all rounds so far, or `SPARE`."""
+        return min(max(SPARE, self._rounds * self._measure_round(url)), self.requests.budget.memory // 2)
 
-        Receiving so many bytes takes about as long as these rounds.
-        """
-        return min(max(SPARE, self._rounds * SMALL_FILE), WINDOWS, self.requests.budget.memory // 4)
+    def _measure_round(self, url: str) -> int:
+        """Return the bytes of ``url`` that may be fetched to save a round: those that arrive in its time, or more."""
+        return max(SMALL_FILE, self.requests.measure_round(url))
 
     @property
     def _room_for_spare(self) -> int:

@@ -13,7 +13,9 @@ import xarray as xr
 
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading import fetch
+from refshard_fs.reading.dispatch import Dispatch
 from refshard_fs.reading.file_ahead import FREE, NEAR, SHARE, SURE, FileAhead
+from refshard_fs.reading.memory import Budget
 from refshard_fs.targets.versioned import SMALL_FILE
 from tests.servers.faults import Kind
 from tests.servers.http import RangeServer
@@ -175,7 +177,7 @@ def put_chunks(server: RangeServer, files: int, chunks: int, size: int) -> dict[
         (100, {}, 4),  # a chunk, and three parts of the file at the same time
         (300, {}, 11),  # two chunks, and nine parts of three windows
         (100, {"readahead": 0}, 20),
-        (100, {"max_memory": 8 << 20}, 20),  # less than a file may be kept
+        (100, {"max_memory": 4 << 20}, 20),  # less than a file may be kept
         (41 * SMALL_FILE // 30_000, {}, 20),  # half as many requests as windows would be needed
     ],
 )
@@ -237,6 +239,20 @@ def test_chunks_that_are_read_twice_are_noted_once(http_server: RangeServer) -> 
     assert len(http_server.requests()) <= 60
 
 
+def test_windows_are_larger_on_a_fast_link(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round takes as long as receiving 32 MiB: windows of 16 MiB are fetched from the second request on."""
+    monkeypatch.setattr(Dispatch, "measure_round", lambda dispatch, url: 32 << 20)
+    refs = put_chunks(http_server, 1, 1200, 40_000)  # 48 MB
+    fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True)
+    rounds = 0
+    for i in random.Random(1).sample(range(1200), 40):
+        before = len(http_server.requests())
+        assert len(fs.cat_file(f"0/{i}")) == 40_000
+        rounds += len(http_server.requests()) > before
+    assert rounds <= 5
+    assert http_server.bytes_sent <= 1200 * 40_000
+
+
 def test_small_file_that_was_half_read_is_not_fetched_whole(http_server: RangeServer) -> None:
     refs = put_chunks(http_server, 1, 2, 30_000)
     fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True)
@@ -246,15 +262,12 @@ def test_small_file_that_was_half_read_is_not_fetched_whole(http_server: RangeSe
 
 
 @pytest.mark.parametrize("count", [4, 40])
-def test_unread_bytes_of_small_files_are_bounded(
-    http_server: RangeServer, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unread_bytes_of_small_files_are_bounded(http_server: RangeServer, count: int) -> None:
     """Of each file of 1 MB, ``count`` chunks of 10 kB are read."""
     refs = put_chunks(http_server, 40, 100, 10_000)
     stats = []
-    for small in (SMALL_FILE, 0):
-        monkeypatch.setattr(fetch, "SMALL_FILE", small)
-        fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True)
+    for options in ({}, {"readahead": 0}):
+        fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True, **options)
         orders = [random.Random(n).sample(range(100), count) for n in range(40)]
         for i in range(count):
             for n, order in enumerate(orders):
@@ -262,7 +275,8 @@ def test_unread_bytes_of_small_files_are_bounded(
         stats.append(fs.stats())
     whole, ranges = stats
     assert whole["requests"] < 0.95 * ranges["requests"]
-    assert whole["bytes_fetched"] - ranges["bytes_fetched"] <= max(fetch.WINDOWS, ranges["bytes_wanted"] // SHARE)
+    bound = max(min(40 * count * SMALL_FILE, Budget().memory // 2), ranges["bytes_wanted"] // SHARE)
+    assert whole["bytes_fetched"] - ranges["bytes_fetched"] <= bound
 
 
 def test_index_of_many_small_chunks_is_read_in_few_requests(http_server: RangeServer, tmp_path: Path) -> None:
