@@ -21,14 +21,15 @@ from refshard_fs.sets.common_units import convert_to_common_units, make_comparab
 from refshard_fs.sets.coordinates import check_order, get_coordinate_values
 from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.document_gaps import (
+    Filling,
     Run,
     cut_off,
-    fill_gap,
-    find_gap,
+    fill_gaps,
+    find_fillings,
     find_runs,
     insert_last_piece,
     list_values_in_gaps,
-    replace_piece,
+    replace_pieces,
 )
 from refshard_fs.sets.gap_set import make_extent, make_gap
 from refshard_fs.sets.grown_texts import find_text_dims, grow_texts
@@ -77,20 +78,21 @@ def add_piece(
     times = convert_to_common_units([first, new], dim, lazy=True, fixed=units)
     first, new = times.parts
     values, new_values = _read_coordinate(document, shown), get_coordinate_values([new], dim)
-    extent, place = None, None  # a set with the coordinate of the document; the gap that the new set fills
+    extent = None  # a set with the coordinate of the document
+    fillings: list[Filling] | None = None  # the places in gaps that the new set fills
     runs: list[Run] | None = None  # the places where the new set is inserted
-    replaced_length = 0  # of the piece that the new set replaces
+    replaced_length = 0  # of the pieces that the new set replaces
     if values is not None and document.coordinate is not None:
         extent = make_extent(shown.variables[document.coordinate], values, shown, name)
     if values is not None and extent is not None and new_values is not None:
         known = make_comparable(shown.variables[str(document.coordinate)], values)
         if rules.on_duplicate == "replace":
-            document, replaced_length = replace_piece(document, known, new_values[0])
-        place = find_gap(document, known, new_values[0])
-        if place is None:
+            document, replaced_length = replace_pieces(document, known, new_values[0])
+        fillings = find_fillings(document, known, new_values[0])
+        if fillings is None:
             if np.isin(new_values[0], list_values_in_gaps(document, known)).any():
                 raise ManifestError(
-                    f"{url} has values in several gaps of {name}, or both inside and outside of a gap: "
+                    f"{url} has values both inside and outside of the gaps of {name}, or values that are not in order: "
                     "append one set for each gap"
                 )
             elements = find_new_elements(extent, new, rules._replace(any_order=True))
@@ -114,8 +116,9 @@ def add_piece(
     # and the encoding of the first piece. Metadata documents then give this length, not the length of the first piece.
     metadata = {**document.metadata, **times.metadata}
     recut = dict(document.chunks)
-    if place is not None:
-        recut |= _find_shapes_of_cut_chunks(document, first, [place[1], new.find_length(dim)])
+    if fillings is not None:
+        cuts = [length for filling in fillings for length in (filling.offset, filling.length)]
+        recut |= _find_shapes_of_cut_chunks(document, first, cuts)
     if runs is not None:
         recut |= _find_shapes_of_cut_chunks(document, first, _list_lengths_of_parts(document, runs))
     if runs is not None and runs[0].at <= document.starts[document.first]:  # keep the metadata of the first set
@@ -152,8 +155,8 @@ def add_piece(
         metadata=joined.metadata,
         bounds=joined.bounds,
     )
-    if place is not None:
-        document = fill_gap(document, place)
+    if fillings is not None:
+        document = fill_gaps(document, fillings)
     if runs is not None:
         document = insert_last_piece(document, runs)
     return LongerDocument(document, whole, line.length - cut_length - replaced_length)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,23 +21,41 @@ class Run(NamedTuple):
     length: int
 
 
-def replace_piece(
+class Filling(NamedTuple):
+    """Elements of a new set that fill a part of a gap: the gap's number, the offset in the gap, and their number."""
+
+    gap: int
+    offset: int
+    length: int
+
+
+def replace_pieces(
     document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any]
 ) -> tuple[ConcatDocument, int]:
-    """Replace the piece with exactly the coordinate ``new_values`` by a gap; return the document and the gap's length.
+    """Replace pieces by gaps if ``new_values`` are all of their values; return the document, and the gaps' length.
 
-    If no piece has these values, or only the first one, the length is 0, and the document is unchanged.
+    The pieces need not follow each other. If ``new_values`` are only some of the values of a piece, or values of the
+    first piece, whose metadata describe all pieces, the length is 0, and the document is unchanged.
     """
-    first = np.flatnonzero(np.isin(values, new_values[:1]))
-    number = bisect_right(document.starts, int(first[0])) - 1 if len(first) == 1 else 0
-    start, stop = document.starts[number : number + 2]
-    piece = document.pieces[number]
-    is_first = number == document.first  # the metadata of the first piece describe all pieces
-    if len(first) != 1 or is_first or piece.is_gap or not np.array_equal(values[start:stop], new_values):
+    places = _find_places(values, new_values)
+    if places is None:
         return document, 0
-    gap = Piece("", piece.length, piece.values)
-    pieces = [*document.pieces[:number], gap, *document.pieces[number + 1 :]]
-    return msgspec.structs.replace(document, pieces=tuple(pieces)), piece.length
+    numbers, counts = np.unique(np.searchsorted(document.starts, places, side="right") - 1, return_counts=True)
+    by_piece = zip(numbers.tolist(), counts.tolist(), strict=True)
+    touched = {number: count for number, count in by_piece if not document.pieces[number].is_gap}
+    if any(number == document.first or count != document.pieces[number].length for number, count in touched.items()):
+        return document, 0
+    pieces: list[Piece] = []
+    for number, piece in enumerate(document.pieces):
+        if number not in touched:
+            pieces.append(piece)
+        elif number - 1 in touched and not document.stacked:  # one gap, so that one piece of the new set fills it
+            last = pieces.pop()
+            both = None if last.values is None or piece.values is None else last.values + piece.values
+            pieces.append(Piece("", last.length + piece.length, both))
+        else:
+            pieces.append(Piece("", piece.length, piece.values))
+    return msgspec.structs.replace(document, pieces=tuple(pieces)), sum(touched.values())
 
 
 def list_values_in_gaps(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -47,28 +64,49 @@ def list_values_in_gaps(document: ConcatDocument, values: npt.NDArray[Any]) -> n
     return np.concatenate([values[:0], *(own for own, piece in by_piece if piece.is_gap)])
 
 
-def find_gap(
+def find_fillings(
     document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any]
-) -> tuple[int, int] | None:
-    """Find the gap with ``new_values`` in a row; return its number, and the offset of the first value."""
-    first = np.flatnonzero(np.isin(values, new_values[:1]))
-    if len(first) != 1:
+) -> list[Filling] | None:
+    """Divide ``new_values`` into parts that fill gaps; None unless all of them lie in gaps, in their order there."""
+    places = _find_places(values, new_values)
+    if places is None:
         return None
-    start, stop = int(first[0]), int(first[0]) + len(new_values)
-    number = bisect_right(document.starts, start) - 1
-    begin, end = document.starts[number], document.starts[number + 1]
-    is_in_gap = document.pieces[number].is_gap and stop <= end and np.array_equal(values[start:stop], new_values)
-    return (number, start - begin) if is_in_gap else None
+    numbers = np.searchsorted(document.starts, places, side="right") - 1
+    if not all(document.pieces[number].is_gap for number in np.unique(numbers)):
+        return None
+    follows = (np.diff(places) == 1) & (np.diff(numbers) == 0)
+    firsts = np.flatnonzero(np.append(True, ~follows))
+    lengths = np.diff(firsts, append=len(places))
+    return [
+        Filling(int(numbers[first]), int(places[first]) - document.starts[numbers[first]], int(length))
+        for first, length in zip(firsts, lengths, strict=True)
+    ]
 
 
-def fill_gap(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument:
-    """Move the last piece of a document into the gap at ``place``, its number and an offset in it."""
-    number, start = place
+def _find_places(values: npt.NDArray[Any], new_values: npt.NDArray[Any]) -> npt.NDArray[np.intp] | None:
+    """Return the places of ``new_values`` in ``values``; None unless each is there once, in the same order."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    begin, end = (np.searchsorted(ordered, new_values, side=side) for side in ("left", "right"))
+    if not len(new_values) or (end - begin != 1).any():
+        return None
+    places = order[begin]
+    return places if (np.diff(places) > 0).all() else None
+
+
+def fill_gaps(document: ConcatDocument, fillings: Sequence[Filling]) -> ConcatDocument:
+    """Move parts of the last piece of a document into gaps, which are divided."""
     *pieces, new = document.pieces
-    gap = pieces[number]
-    filled = [gap.cut(0, start), new, gap.cut(start + new.length, gap.length)]
-    pieces[number : number + 1] = [piece for piece in filled if piece.length]
-    return msgspec.structs.replace(document, pieces=tuple(pieces))
+    left, done = deque(fillings), 0
+    found: list[Piece] = []
+    for number, piece in enumerate(pieces):
+        at = 0
+        while left and left[0].gap == number:
+            _, offset, length = left.popleft()
+            found += [piece.cut(at, offset), new.cut(done, done + length)]
+            at, done = offset + length, done + length
+        found.append(piece.cut(at, piece.length) if at else piece)
+    return msgspec.structs.replace(document, pieces=tuple(piece for piece in found if piece.length))
 
 
 def find_runs(values: npt.NDArray[Any], new_values: npt.NDArray[Any]) -> list[Run] | None:

@@ -104,43 +104,94 @@ def test_late_first_file_keeps_the_encoding_of_the_set(tmp_path: Path) -> None:
         assert ds["x"].values.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("days", "late"),
-    [
-        ([[0, 1, 2], [6, 7, 8]], [3, 4, 5]),  # between two sets
-        ([[0, 1, 5], [6, 7, 8]], [2, 3, 4]),  # within the first set
-        ([[0, 1, 2], [3, 7, 8]], [4, 5, 6]),  # within another one
-        ([[1, 2], [3, 4]], [0, 5]),  # around all sets
-        ([[0, 1], [3, 4], [6, 7]], [2, 5]),  # around a set
-        ([[0, 2, 4], [6, 8]], [1, 3, 5, 7, 9]),  # between all elements
-        ([[9, 7], [5, 3]], [8, 6, 1]),  # descending
-        ([[3]], [1, 5]),
-    ],
-)
+LATE_DAYS = [
+    ([[0, 1, 2], [6, 7, 8]], [3, 4, 5]),  # between two sets
+    ([[0, 1, 5], [6, 7, 8]], [2, 3, 4]),  # within the first set
+    ([[0, 1, 2], [3, 7, 8]], [4, 5, 6]),  # within another one
+    ([[1, 2], [3, 4]], [0, 5]),  # around all sets
+    ([[0, 1], [3, 4], [6, 7]], [2, 5]),  # around a set
+    ([[0, 2, 4], [6, 8]], [1, 3, 5, 7, 9]),  # between all elements
+    ([[9, 7], [5, 3]], [8, 6, 1]),  # descending
+    ([[3]], [1, 5]),
+]
+
+
+def write_values(path: Path, days: list[int], chunk: int, plus: float = 0.0) -> str:
+    """Write values of days, in chunks of ``chunk`` days."""
+    values = np.array(days)[:, None] * 10.0 + np.arange(3) + plus
+    ds = xr.Dataset({"t": (("time", "x"), values)}, {"time": ("time", days, {"units": "days since 2024-01-01"})})
+    ds.to_netcdf(path, engine="h5netcdf", encoding={"t": {"chunksizes": (min(chunk, len(days)), 3)}})
+    return str(path)
+
+
+def check_values(target: str, days: list[int], plus: dict[int, float]) -> None:
+    with xr.open_dataset(target, engine="refshard", decode_times=False) as ds:
+        assert ds["time"].values.tolist() == days
+        more = np.array([plus.get(day, 0.0) for day in days])
+        np.testing.assert_array_equal(ds["t"].values, (np.array(days) * 10.0 + more)[:, None] + np.arange(3))
+
+
+@pytest.mark.parametrize(("days", "late"), LATE_DAYS)
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_late_set_is_divided_and_divides_others(
     tmp_path: Path, days: list[list[int]], late: list[int], chunk: int
 ) -> None:
-    def write_days(number: int, days: list[int]) -> str:
-        values = np.array(days)[:, None] * 10.0 + np.arange(3)
-        ds = xr.Dataset({"t": (("time", "x"), values)}, {"time": ("time", days, {"units": "days since 2024-01-01"})})
-        ds.to_netcdf(
-            tmp_path / f"{number}.nc", engine="h5netcdf", encoding={"t": {"chunksizes": (min(chunk, len(days)), 3)}}
-        )
-        return str(tmp_path / f"{number}.nc")
-
     target = str(tmp_path / "cube.refshard")
-    refshard_fs.concat([write_days(*each) for each in enumerate(days)], "time", lazy=True).save(target)
-    path = write_days(9, late)
+    paths = [write_values(tmp_path / f"{number}.nc", each, chunk) for number, each in enumerate(days)]
+    refshard_fs.concat(paths, "time", lazy=True).save(target)
+    path = write_values(tmp_path / "9.nc", late, chunk)
     assert refshard_fs.append(target, path) == len(late)
-    with xr.open_dataset(target, engine="refshard", decode_times=False) as ds:
-        expected = sorted([*chain(*days), *late], reverse=days[0] > days[-1])
-        assert ds["time"].values.tolist() == expected
-        np.testing.assert_array_equal(ds["t"].values, np.array(expected)[:, None] * 10.0 + np.arange(3))
+    expected = sorted([*chain(*days), *late], reverse=days[0] > days[-1])
+    check_values(target, expected, {})
     assert refshard_fs.append(target, path, on_duplicate="skip") == 0
     assert refshard_fs.append(target, f"{tmp_path}/*.nc") == 0
-    last = write_days(10, [-1 if days[0] > days[-1] else 20])
+    last = write_values(tmp_path / "10.nc", [-1 if days[0] > days[-1] else 20], chunk)
     assert refshard_fs.append(target, last) == 1
+
+
+@pytest.mark.parametrize(("days", "late"), LATE_DAYS)
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_divided_sets_are_replaced_whole(
+    tmp_path: Path, days: list[list[int]], late: list[int], chunk: int, is_moved: bool
+) -> None:
+    """A set that was divided, or that divides others, is replaced; the set of the first piece cannot be replaced."""
+    target, every = str(tmp_path / "cube.refshard"), [*days, late]
+    paths = [tmp_path / f"{number}.nc" for number in range(len(every))]
+    for path, each in zip(paths, every, strict=True):
+        write_values(path, each, chunk)
+    refshard_fs.concat([str(path) for path in paths[:-1]], "time", lazy=True).save(target)
+    assert refshard_fs.append(target, str(paths[-1])) == len(late)
+    expected = sorted(chain(*every), reverse=days[0] > days[-1])
+    plus: dict[int, float] = {}
+    for path, each in zip(paths, every, strict=True):
+        new = tmp_path / f"new{path.name}" if is_moved else path
+        if expected[0] in each:
+            if is_moved:
+                with pytest.raises(ManifestError, match=r"beginning of|after the first one"):
+                    refshard_fs.append(target, write_values(new, each, chunk, 0.5), on_duplicate="replace")
+            continue
+        write_values(new, each, chunk, 0.5)
+        if is_moved:
+            path.unlink()
+        assert refshard_fs.append(target, str(new), on_duplicate="replace") == 0
+        plus |= dict.fromkeys(each, 0.5)
+        check_values(target, expected, plus)
+    assert refshard_fs.append(target, [str(path) for path in tmp_path.glob("*.nc")], on_duplicate="skip") == 0
+    check_values(target, expected, plus)
+
+
+def test_one_set_replaces_pieces_of_several(tmp_path: Path) -> None:
+    target = str(tmp_path / "cube.refshard")
+    paths = [write_values(tmp_path / f"{number}.nc", [number], 1) for number in range(5)]
+    refshard_fs.concat(paths, "time", lazy=True).save(target)
+    for days in ([1, 3], [2], [1, 2, 3], [4], [1, 2, 3, 4]):
+        new = write_values(tmp_path / f"new{days}.nc", days, 2, 0.5)
+        assert refshard_fs.append(target, new, on_duplicate="replace") == 0
+    check_values(target, [0, 1, 2, 3, 4], dict.fromkeys(range(1, 5), 0.5))
+    assert len(Path(target).read_text().splitlines()) == 2 + 2, "one line for each file"
+    with pytest.raises(ManifestError, match="exactly the values of pieces after the first one"):
+        refshard_fs.append(target, write_values(tmp_path / "part.nc", [2, 3], 1), on_duplicate="replace")
 
 
 def test_set_with_unsorted_times_is_left_out_by_choice(tmp_path: Path) -> None:

@@ -36,23 +36,37 @@ def test_late_day_fills_its_gap(tmp_path: Path, chunks: dict[str, int] | None) -
 
 @pytest.mark.parametrize(
     ("days", "how"),
-    [
-        ([1, 2], "error"),
-        ([1, 2], "skip"),
-        ([4, 5], "replace"),
-        ([3, 2], "error"),
-        ([2, 4], "skip"),
-        ([6, 7, 2], "replace"),
-    ],
+    [([1, 2], "error"), ([1, 2], "skip"), ([3, 2], "error"), ([4, 2], "skip"), ([6, 7, 2], "replace")],
 )
-def test_set_with_values_in_several_gaps_is_refused(tmp_path: Path, days: list[int], how: Any) -> None:
+def test_set_with_values_inside_and_outside_of_gaps_is_refused(tmp_path: Path, days: list[int], how: Any) -> None:
     files = [write_days(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6)]
     url = tmp_path / "cube.refshard"
     refshard_fs.concat(files, "time", lazy=True, freq="1D").save(str(url))
     before = url.read_bytes()
-    with pytest.raises(ManifestError, match=r"new\.nc.* has values in several gaps of .*: append one set for each gap"):
+    with pytest.raises(ManifestError, match=r"new\.nc.* both inside and outside of the gaps of .*: append one set for"):
         refshard_fs.append(url, write_days(tmp_path / "new.nc", days), "time", on_duplicate=how)
     assert url.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("days", "how", "added"),
+    [
+        ([2, 4], "skip", 2),
+        ([3, 8], "error", 2),
+        ([2, 3, 8], "error", 3),
+        ([4, 5], "replace", 1),
+        ([4, 9], "replace", 1),
+    ],
+)
+def test_set_fills_several_gaps(tmp_path: Path, days: list[int], how: Any, added: int) -> None:
+    files = {day: write_days(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6, 9)}
+    url = str(tmp_path / "cube.refshard")
+    refshard_fs.concat(list(files.values()), "time", lazy=True, freq="1D").save(url)
+    new = write_days(tmp_path / "new.nc", days)
+    assert refshard_fs.append(url, new, "time", on_duplicate=how) == added
+    kept = [path for day, path in files.items() if day not in days]
+    expected = xr.concat(load_all([*kept, new]), "time").sortby("time").resample(time="1D").asfreq()
+    xr.testing.assert_equal(load_dataset(url), expected)
 
 
 @pytest.mark.parametrize("first", [2, 3, 4])
