@@ -128,9 +128,13 @@ class Dataset:
 
     @property
     def is_small_coordinate(self) -> bool:
-        """Whether the dataset has the name of its only dimension, and at most `SMALL` bytes: opening reads it whole."""
+        """Whether the dataset has the name of its only dimension, and at most `SMALL` bytes: opening reads it whole.
+
+        It is false for a virtual dataset: opening reads only values in the opened file.
+        """
         variable = self.variable
-        is_index = variable.dimensions == (variable.path.rpartition("/")[2],) and not self.object_codec
+        is_stored = not self.object_codec and not isinstance(self.layout, VirtualLayout)
+        is_index = variable.dimensions == (variable.path.rpartition("/")[2],) and is_stored
         return is_index and max(variable.shape[0], self.chunk[0]) * self.datatype.size <= SMALL
 
     def describe(self) -> ArrayDescription:
@@ -157,20 +161,20 @@ class StoredChunk(NamedTuple):
     mask: int = 0
 
 
+class OpenedFile(NamedTuple):
+    """The file in which chunks are located."""
+
+    metadata: MetadataFile
+    superblock: Superblock
+    url: str
+
+
 class DatasetChunks(FilledChunks):
     """The chunks of one dataset. ``paths`` are the paths of objects by address: references are shown as paths."""
 
     are_found_together = True
 
-    def __init__(
-        self,
-        file: MetadataFile,
-        superblock: Superblock,
-        dataset: Dataset,
-        grid: ChunkGrid,
-        url: str,
-        paths: Mapping[int, str],
-    ) -> None:
+    def __init__(self, opened: OpenedFile, dataset: Dataset, grid: ChunkGrid, paths: Mapping[int, str]) -> None:
         super().__init__(
             f"dataset {dataset.object.path!r}",
             grid,
@@ -178,10 +182,10 @@ class DatasetChunks(FilledChunks):
             fills_itself=dataset.variable.fills_itself,
         )
         self.dataset = dataset
-        self._url = url
-        self._file = file
+        self._url = opened.url
+        self._file = opened.metadata
         self._paths = paths
-        self._contiguous, self._index = _locate_data(file, superblock, dataset)
+        self._contiguous, self._index = _locate_data(opened.metadata, opened.superblock, dataset)
         self.is_small_coordinate = dataset.is_small_coordinate
 
     def find_entry(self, number: int) -> Steps[Entry | None]:
@@ -272,10 +276,15 @@ class DatasetChunks(FilledChunks):
     def make_fill_elements(self) -> bytes:
         """Return the bytes, before filters, of a chunk whose elements all are the fill value."""
         self.check_size()
+        return self.fill_element * self.dataset.count
+
+    @property
+    def fill_element(self) -> bytes:
+        """The bytes of an element that was never written. ValueError if the file has a fill value of another size."""
         size, fill = self.dataset.datatype.size, self.dataset.object.fill
         if fill is not None and len(fill) != size:
             raise ValueError(f"its fill value has {len(fill)} bytes: expected {size}, the size of an element")
-        return (fill or bytes(size)) * self.dataset.count
+        return fill or bytes(size)
 
     def _encode_objects(
         self, numbers: Sequence[int], chunks: Mapping[int, StoredChunk], codec: Mapping[str, Any]

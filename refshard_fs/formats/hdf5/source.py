@@ -11,9 +11,9 @@ import msgspec
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Span, Steps, run_together
+from refshard_fs.core.model import Inline, Span, Stat, Steps, run_together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
-from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
+from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks, OpenedFile
 from refshard_fs.formats.hdf5.external import (
     MOST_TEXT,
     SHOWN,
@@ -27,8 +27,17 @@ from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.netcdf4 import describe, split_compounds
 from refshard_fs.formats.hdf5.objects import Tree, read_tree
 from refshard_fs.formats.hdf5.part import is_self_contained
-from refshard_fs.formats.hdf5.structure import Superblock, VirtualLayout, parse_superblock
-from refshard_fs.formats.hdf5.virtual import OWN, list_source_files, make_virtual_chunks, resolve_mappings
+from refshard_fs.formats.hdf5.structure import Superblock, parse_superblock
+from refshard_fs.formats.hdf5.virtual import (
+    OWN,
+    VIRTUAL,
+    SourceDatasets,
+    list_source_files,
+    make_virtual_chunks,
+    number_name,
+    resolve_extents,
+    resolve_mappings,
+)
 from refshard_fs.security.policy import directory_of, relative_to
 
 MOST_PREPARED: Final = 256  # the most small coordinates that are read when a file is opened
@@ -54,8 +63,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     try:
         superblock = parse_superblock(file, probe.head)
         superblock, tree = yield from file.run(read_tree(file, superblock, options.group, is_self_contained))
-        names = dict.fromkeys([*list_source_files(tree.objects), *(link.file for link in tree.external.values())])
-        other_files = yield from _open_other_files(list(names), probe, options)
+        names, numbered = list_source_files(tree.objects)
+        names += [link.file for link in tree.external.values()]
+        other_files = yield from _open_other_files(list(dict.fromkeys(names)), numbered, probe, options)
         keyspace = _make_keyspace(file, superblock, tree, probe, options, other_files)
     except RefShardError as e:
         if isinstance(e, ManifestError) and url not in str(e):
@@ -72,7 +82,9 @@ class HDF5KeySpace(ArrayGroup):
     """The keys of a file; all keys of one dataset are looked up together."""
 
     chunks_by_path: Mapping[str, DatasetChunks]
-    arrays: Mapping[str, ArrayDescription] = {}  # by path; set only if this file was opened for another file
+    # These are set only if this file was opened for another file.
+    arrays: Mapping[str, ArrayDescription] = {}  # by path
+    datasets: SourceDatasets
 
     @cached_property
     def linked_paths(self) -> LinkedPaths:
@@ -90,20 +102,73 @@ class HDF5KeySpace(ArrayGroup):
             pass  # a read of the dataset raises the same error; other datasets can be read
 
 
-def _open_other_files(names: Sequence[str], probe: Probe, options: OpenOptions) -> Steps[dict[str, KeySpace | str]]:
-    """Open the files ``names``. Return the key space of each, or the reason why it cannot be opened."""
+class _OtherFiles(NamedTuple):
+    """The files to which a file refers, by name: the key space, the reason why it cannot be opened, or None.
+
+    None means that the file does not exist. ``reason`` says why other files are not opened.
+    """
+
+    opened: dict[str, KeySpace | str | None]
+    reason: str
+
+    def get(self, name: str) -> KeySpace | str | None:
+        """Return the file with a name."""
+        return self.opened.get(name, self.reason)
+
+
+def _open_other_files(
+    names: Sequence[str], numbered: Sequence[str], probe: Probe, options: OpenOptions
+) -> Steps[_OtherFiles]:
+    """Open the files ``names``. Of ``numbered`` names, open the files 0, 1, 2 and so on, until one does not exist."""
     level = max(options.depth - OTHER_DEPTH + 1, 0)
     if level > MOST_LEVELS:
         most = MOST_LEVELS + 1
-        return dict.fromkeys(names, f"expected a chain of at most {most} files after the opened file, found one more")
+        return _OtherFiles({}, f"expected a chain of at most {most} files after the opened file, found one more")
     if options.open_other is None or probe.is_in_memory:
-        return dict.fromkeys(names, NOT_OPENED)
-    opened_names = names[: MOST_FILES // 100**level]
-    results = yield from run_together([_open_other_file(name, probe.url, options) for name in opened_names])
-    return dict(zip(opened_names, results, strict=True))
+        return _OtherFiles({}, NOT_OPENED)
+    files, most = _OtherFiles({}, TOO_MANY), MOST_FILES // 100**level
+
+    def open_new(batch: Sequence[str]) -> Steps[None]:
+        new = [name for name in batch if name not in files.opened][: most - len(files.opened)]
+        try:
+            results = yield from run_together([_open_other_file(name, probe.url, options) for name in new])
+        except TimeoutError:
+            raise
+        except (RefShardError, OSError) as e:  # a request for one of the files fails: find out which
+            if len(new) == 1:
+                results = [_describe_failure(new[0], e)]
+            else:
+                yield from open_new(new[: len(new) // 2])
+                yield from open_new(new[len(new) // 2 :])
+                return
+        files.opened.update(zip(new, results, strict=True))
+
+    yield from open_new(names)
+    for name in numbered:
+        count, are_all_there = 0, True
+        while are_all_there and len(files.opened) < most:
+            batch = [number_name(name, number) for number in range(count, 2 * count + 4)]
+            existing = yield from _list_existing(batch, probe.url)
+            yield from open_new(existing)
+            count += len(batch)
+            if len(existing) < len(batch):
+                files.opened[batch[len(existing)]] = None
+            are_all_there = all(isinstance(files.get(name), HDF5KeySpace) for name in batch)
+    return files
 
 
-def _open_other_file(name: str, url: str, options: OpenOptions) -> Steps[KeySpace | str]:
+def _list_existing(names: Sequence[str], url: str) -> Steps[Sequence[str]]:
+    """Return the names before the first file that does not exist; all if this is not known."""
+    try:
+        for name in names:
+            check_file_is_beside(name)
+        found = yield tuple(Stat(relative_to(directory_of(url), name), fresh=True) for name in names)
+    except (RefShardError, OSError):
+        return names  # opening the files raises the errors
+    return names[: next((number for number, facts in enumerate(found) if facts is None), len(names))]
+
+
+def _open_other_file(name: str, url: str, options: OpenOptions) -> Steps[KeySpace | str | None]:
     depth = max(options.depth + 1, OTHER_DEPTH)
     other_options = msgspec.structs.replace(options, depth=depth, base_url=None, shards="whole")
     assert options.open_other is not None
@@ -111,10 +176,16 @@ def _open_other_file(name: str, url: str, options: OpenOptions) -> Steps[KeySpac
         check_file_is_beside(name)
     except ManifestError as e:
         return str(e)
+    other_url = relative_to(directory_of(url), name)
     try:
-        return (yield from options.open_other(relative_to(directory_of(url), name), other_options))
+        return (yield from options.open_other(other_url, other_options))
     except (RefShardError, OSError) as e:
-        return f"{name[:SHOWN]!r} cannot be opened: {e}"
+        reason = _describe_failure(name, e)
+    return None if (yield Stat(other_url, fresh=True)) is None else reason
+
+
+def _describe_failure(name: str, error: Exception) -> str:
+    return f"{name[:SHOWN]!r} cannot be opened: {error}"
 
 
 def _make_keyspace(
@@ -123,10 +194,24 @@ def _make_keyspace(
     tree: Tree,
     probe: Probe,
     options: OpenOptions,
-    other_files: Mapping[str, KeySpace | str],
+    other_files: _OtherFiles,
 ) -> HDF5KeySpace:
     """Make the key space of a file. Report each object that cannot be shown."""
-    url, reports, objects = probe.url, tree.reports, split_compounds(tree.objects)
+    url, reports = probe.url, tree.reports
+    datasets = SourceDatasets(tree.objects, [*reports, *tree.external])
+
+    def find_source(name: str, path: str) -> DatasetChunks | None:
+        if name == OWN:
+            return datasets.find(path, "this file")
+        space = other_files.get(name)
+        if isinstance(space, HDF5KeySpace):
+            return space.datasets.find(path, repr(name[:SHOWN]))
+        if space is None:
+            return None
+        raise ManifestError(f"{VIRTUAL} with values of another file: {_describe_unopened(name, space)}")
+
+    resolved, virtual = resolve_extents(tree.objects, find_source, datasets.find_path)
+    objects = split_compounds(resolved)
     zarr_format = options.zarr_format
     directory = None if probe.is_in_memory else directory_of(url)
     paths = {hdf5_object.address: f"/{path}" for path, hdf5_object in objects.items()}
@@ -134,29 +219,19 @@ def _make_keyspace(
     reports |= unshown
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, DatasetChunks] = {}
-
-    def find_source(name: str, path: str) -> DatasetChunks:
-        space = other_files.get(name, TOO_MANY)
-        if isinstance(space, str) and name != OWN:
-            raise ManifestError(f"it is a virtual dataset with values of another file: {space}")
-        other_space = chunks if name == OWN else space.chunks_by_path if isinstance(space, HDF5KeySpace) else {}
-        if path.strip("/") not in other_space:
-            where = "this file" if name == OWN else repr(name[:SHOWN])
-            found = f"it is a virtual dataset with the source {path!r} in {where}"
-            raise ManifestError(f"{found}: expected a dataset there that can be shown, found none")
-        return other_space[path.strip("/")]
-
+    opened = OpenedFile(file, superblock, url)
     # Virtual datasets come last: they need the chunks of other datasets.
-    for path in sorted(variables, key=lambda path: isinstance(objects[path].layout, VirtualLayout)):
+    order = {path: number for number, path in enumerate(virtual)}
+    for path in sorted(variables, key=lambda path: order.get(path, -1)):
         variable, hdf5_object = variables[path], objects[path]
         try:
-            hdf5_object, sources = resolve_mappings(hdf5_object, find_source)
+            hdf5_object, mappings = resolve_mappings(hdf5_object, find_source)
             dataset = Dataset(resolve_files(hdf5_object, directory), variable)
             array = dataset.describe()
             list(array.make_metadata(zarr_format))  # raises if ``zarr_format`` cannot hold the array
-            arguments = file, superblock, dataset, array.grid(zarr_format), url
-            chunks[variable.path] = (
-                make_virtual_chunks(*arguments, sources) if sources else DatasetChunks(*arguments, paths)
+            arguments = opened, dataset, array.grid(zarr_format)
+            chunks[variable.path] = datasets.chunks[path] = (
+                make_virtual_chunks(*arguments, mappings) if mappings else DatasetChunks(*arguments, paths)
             )
             arrays[variable.path] = array
         except ValueError as e:
@@ -176,6 +251,7 @@ def _make_keyspace(
                 raise ManifestError(reason if paths_here else "expected an object there, found none")
             room -= size
             contents.add(other_space, paths_here, dimensions)
+            datasets.chunks |= {path: chunks[path] for path in paths_here.values() if path in chunks}
         except ManifestError as e:
             reports[path_here] = f"{link}: {e}"
     space = HDF5KeySpace(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=other_groups)
@@ -183,7 +259,8 @@ def _make_keyspace(
     space.attribute_dtypes = {
         path: attribute_dtypes for path, attribute_dtypes in contents.dtypes.items() if attribute_dtypes
     }
-    space.arrays = arrays if options.depth >= OTHER_DEPTH else {}
+    if options.depth >= OTHER_DEPTH:
+        space.arrays, space.datasets = arrays, datasets
     return space
 
 
@@ -211,11 +288,16 @@ class _FileContents(NamedTuple):
             self.dtypes[path_here] = other_space.attribute_dtypes.get(path, {})
 
 
-def _get_linked_file(link: ExternalLink, other_files: Mapping[str, KeySpace | str]) -> HDF5KeySpace:
+def _get_linked_file(link: ExternalLink, other_files: _OtherFiles) -> HDF5KeySpace:
     """Return the key space of the file to which a link leads. Raise ManifestError if the file could not be opened."""
-    other_space = other_files.get(link.file, TOO_MANY)
+    other_space = other_files.get(link.file)
     if not isinstance(other_space, HDF5KeySpace):
-        raise ManifestError(
-            other_space if isinstance(other_space, str) else f"{link.file[:SHOWN]!r}: expected an HDF5 file"
-        )
+        raise ManifestError(_describe_unopened(link.file, other_space))
     return other_space
+
+
+def _describe_unopened(name: str, file: KeySpace | str | None) -> str:
+    """Say why there is no HDF5 file with a name."""
+    if isinstance(file, str):
+        return file
+    return f"{name[:SHOWN]!r} {'does not exist' if file is None else 'has another format'}: expected an HDF5 file"

@@ -20,6 +20,7 @@ from refshard_fs.formats.hdf5 import SIGNATURE, find_signature
 from refshard_fs.formats.hdf5.datatypes import Datatype
 from refshard_fs.formats.hdf5.file import PARSE_CACHE, Fields, MetadataFile, Sizes, verify_checksum
 from refshard_fs.formats.hdf5.filters import Filter
+from refshard_fs.formats.hdf5.selections import Selection
 
 HEADER: Final = 512  # bytes of an object header that are read first: most headers are smaller
 SMALL: Final = 1 << 16  # bytes: smaller coordinates are read whole, because xarray would read them in several rounds
@@ -356,38 +357,28 @@ class ExternalFiles(msgspec.Struct, frozen=True):
     parts: tuple[ExternalPart, ...]
 
 
-class Hyperslab(NamedTuple):
-    """``size`` selected elements along an axis: blocks of ``block`` elements begin every ``stride`` elements."""
-
-    start: int
-    size: int
-    block: int
-    stride: int
-
-
 class VirtualMapping(NamedTuple):
-    """A mapping: the ``selection`` of a source dataset is shown at ``place`` of the virtual dataset.
-
-    ``selection`` and ``place`` have a hyperslab for each axis; None: all elements.
-    """
+    """A mapping: the ``selection`` of a source dataset is shown at ``place`` of the virtual dataset."""
 
     file: str
     dataset: str
-    selection: tuple[Hyperslab, ...] | None
-    place: tuple[Hyperslab, ...] | None
+    selection: Selection
+    place: Selection
 
 
 class VirtualLayout(msgspec.Struct, frozen=True):
     """The layout of a virtual dataset, whose elements lie in other datasets.
 
     Its mappings are object ``index`` of the collection of the global heap at ``address``; ``sources`` are the parsed
-    mappings. ``chunk`` is the shape of the sources' chunks.
+    mappings. ``chunk`` is the shape of the sources' chunks or, if chunks ``are_joined`` from parts of these, of the
+    joined chunks.
     """
 
     address: int | None
     index: int
     sources: tuple[VirtualMapping, ...] = ()
     chunk: tuple[int, ...] = ()
+    are_joined: bool = False
 
 
 Layout = CompactLayout | ContiguousLayout | ChunkedLayout | ExternalFiles | VirtualLayout

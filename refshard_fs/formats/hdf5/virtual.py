@@ -1,38 +1,57 @@
 """Virtual datasets of HDF5: their values lie in other datasets, in the same file or in other files. No I/O here.
 
 A mapping places a selection of a source dataset in the virtual dataset. If mappings consist of whole chunks, and all
-sources have the same chunk shape and filters, each chunk of the virtual dataset is an unchanged chunk of a source.
-Otherwise its chunks are joined from parts of the sources' chunks when they are read.
+sources have its type and the same chunk shape and filters, each chunk of the virtual dataset is an unchanged chunk of a
+source. Otherwise its chunks are joined from parts of the sources' chunks when they are read.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.array_group import LISTABLE, choose_chunks, report_damage
-from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Steps, run_together
+from refshard_fs.core.array_group import LISTABLE, choose_chunks
+from refshard_fs.core.keys import ChunkGrid, parent
+from refshard_fs.core.model import Inline, Listed, Load, Raw, Steps, run_together
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks, StoredChunk
-from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, verify_checksum
+from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks, OpenedFile, StoredChunk
+from refshard_fs.formats.hdf5.datatypes import Datatype
+from refshard_fs.formats.hdf5.file import Fields, Sizes, verify_checksum
 from refshard_fs.formats.hdf5.filters import FilterRecipe
-from refshard_fs.formats.hdf5.structure import HDF5Object, Hyperslab, Superblock, VirtualLayout, VirtualMapping
+from refshard_fs.formats.hdf5.selections import (
+    NOTHING,
+    UNLIMITED,
+    Blocks,
+    Box,
+    BoxPair,
+    Coordinates,
+    Hyperslab,
+    Places,
+    Selection,
+    clip,
+    count_elements,
+    list_ends,
+    pair_selections,
+    parse_selection,
+    select_all,
+)
+from refshard_fs.formats.hdf5.structure import HDF5Object, VirtualLayout, VirtualMapping
 
 OWN: Final = "."  # in a mapping, the file name that means "this file"
 MOST_SOURCES: Final = 1 << 16  # mappings of one dataset
 MOST_SECTIONS: Final = 4096  # parts of chunks that are joined to one
 MOST_JOINED: Final = 1 << 30  # bytes of these chunks, decoded
-UNLIMITED: Final = "it grows with its sources: only mappings of a fixed extent are supported"
-
-Box = tuple[Hyperslab, ...]  # for each dimension
-NOTHING: Final[Box] = (Hyperslab(0, 0, 0, 0),)  # no elements
+MOST_CHAINED: Final = 16  # virtual datasets in a chain, in which each is the source of the one before
+VIRTUAL: Final = "it is a virtual dataset"
 
 
 # Parsing of mappings.
@@ -52,11 +71,9 @@ def parse_mappings(data: bytes, sizes: Sizes) -> tuple[VirtualMapping, ...]:
     for _ in range(count):
         flags = fields.read_uint(1) if version else 0
         files.append(OWN if flags & 4 else _parse_name(fields, flags & 1, files))
-        if "%b" in files[-1]:
-            raise ManifestError(UNLIMITED)
         datasets.append(_parse_name(fields, flags & 2, datasets))
-        selection, place = _parse_selection(fields), _parse_selection(fields)
-        if NOTHING not in (selection, place):
+        selection, place = parse_selection(fields), parse_selection(fields)
+        if selection is not NOTHING and place is not NOTHING:
             mappings.append(VirtualMapping(files[-1], datasets[-1], selection, place))
     return tuple(mappings)
 
@@ -73,144 +90,377 @@ def _parse_name(fields: Fields, is_shared: int, names: Sequence[str]) -> str:
     return fields.read_text()
 
 
-def _parse_selection(fields: Fields) -> Box | None:
-    """Parse a selection: a box, `NOTHING`, or None for all elements. Raise ManifestError for other selections."""
-    kind, version = fields.read_uint(4), fields.read_uint(4)
-    if kind in (0, 3):
-        fields.take(8)
-        return NOTHING if kind == 0 else None
-    if kind != 2:
-        found = "points" if kind == 1 else f"elements by the unknown kind {kind}"
-        raise ManifestError(f"one of its mappings selects {found}: expected a hyperslab, or all elements")
-    if not 1 <= version <= 3:
-        raise ManifestError(f"one of its mappings has a hyperslab of version {version}: expected 1 to 3")
-    if version == 1:
-        fields.take(8)
-        rank, blocks = fields.read_uint(4), fields.read_uint(4)
-        if blocks != 1 or rank > 32:
-            found = f"one of its mappings selects {blocks} separate blocks of {rank} dimensions"
-            raise ManifestError(f"{found}: expected a single block of at most 32 dimensions")
-        starts, ends = ([fields.read_uint(4) for _ in range(rank)] for _ in range(2))
-        return tuple(_select_all(end + 1 - start, start) for start, end in zip(starts, ends, strict=True))
-    flags, width = fields.read_uint(1), 8
-    if version == 2:
-        fields.take(4)
-    else:
-        width = fields.read_uint(1)
-    rank = fields.read_uint(4)
-    if not flags & 1 or rank > 32 or width not in (2, 4, 8):
-        found = f"a hyperslab with flags {flags}, of {rank} dimensions in numbers of {width} bytes"
-        expected = "expected a regular one (flag 1) of at most 32 dimensions, in 2, 4 or 8 bytes"
-        raise ManifestError(f"one of its mappings selects {found}: {expected}")
-    return tuple(
-        _parse_hyperslab([fields.read_uint(width) for _ in range(4)], (1 << 8 * width) - 1) for _ in range(rank)
-    )
+# Names of sources: "%b" stands for the number of a source, and "%%" for "%".
 
 
-def _select_all(size: int, start: int = 0) -> Hyperslab:
-    return Hyperslab(start, size, size, size)
+def is_numbered(name: str) -> bool:
+    """Return whether a name stands for the names of many sources."""
+    return "%b" in name.replace("%%", "")
 
 
-def _parse_hyperslab(hyperslab: Sequence[int], unlimited: int) -> Hyperslab:
-    """Return a regular hyperslab along one dimension."""
-    start, stride, count, block = hyperslab
-    if unlimited in (count, block):
-        raise ManifestError(UNLIMITED)
-    if count > 1 and stride < block:
-        found = f"{count} blocks of {block} elements with a stride of {stride}"
-        raise ManifestError(f"one of its mappings selects {found}: expected a stride of at least {block}")
-    if count <= 1 or stride == block:
-        return _select_all(count * block, start)
-    return Hyperslab(start, count * block, block, stride)
+def number_name(name: str, number: int = 0) -> str:
+    """Return the name of the source with a ``number``. Raise ManifestError for a name in another pattern."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] not in ("b", "%"):
+            raise ManifestError(f"one of its sources has the name {name[:100]!r}: expected only %b and %% after a %")
+        return str(number) if match[1] == "b" else "%"
+
+    return re.sub("%(.?)", replace, name, flags=re.DOTALL)
 
 
-def list_source_files(objects: Mapping[str, HDF5Object]) -> list[str]:
-    """Return the names of other files in the mappings of all virtual datasets, sorted."""
+def list_source_files(objects: Mapping[str, HDF5Object]) -> tuple[list[str], list[str]]:
+    """Return the names of other files in the mappings of all virtual datasets, and numbered names, each sorted."""
     layouts = [hdf5_object.layout for hdf5_object in objects.values() if isinstance(hdf5_object.layout, VirtualLayout)]
-    return sorted({source.file for layout in layouts for source in layout.sources} - {OWN})
+    names = sorted({source.file for layout in layouts for source in layout.sources} - {OWN})
+    plain: list[str] = []
+    for name in itertools.filterfalse(is_numbered, names):
+        with contextlib.suppress(ManifestError):  # `resolve_extents` reports the dataset
+            plain.append(number_name(name))
+    return plain, [name for name in names if is_numbered(name)]
+
+
+# The datasets of a file, as sources.
+
+
+class SourceDatasets:
+    """The datasets of one file by path. ``chunks`` are the chunks of those that are shown.
+
+    ``others`` are paths that may lead to further objects: they cannot be read, or lie in other files.
+    """
+
+    def __init__(self, objects: Mapping[str, HDF5Object], others: Iterable[str]) -> None:
+        self.chunks: dict[str, DatasetChunks] = {}
+        self._groups = {path for path, hdf5_object in objects.items() if hdf5_object.is_group} - {*others}
+        self._others = {*objects, *others} - self._groups
+
+    def find_path(self, name: str) -> str | None:
+        """Return the path of the dataset with a ``name``; None if its group has no such object.
+
+        Raise ManifestError if there is no such group, or it cannot be read.
+        """
+        path = "/".join(part for part in name.split("/") if part not in ("", "."))
+        group = parent(path)[0]
+        if path in self._others or path in self._groups:
+            return path
+        if group not in self._groups:
+            raise ManifestError(f"{VIRTUAL} with the source {name!r}: expected a group at {group!r}, found none")
+        return None
+
+    def find(self, name: str, where: str) -> DatasetChunks | None:
+        """Return the chunks of a dataset; None if there is no such object.
+
+        Raise ManifestError, with the name of this file, ``where``, if the dataset is not shown.
+        """
+        path = self.find_path(name)
+        if path is None or path in self.chunks:
+            return None if path is None else self.chunks[path]
+        raise ManifestError(
+            f"{VIRTUAL} with the source {name!r} in {where}: expected a dataset there that can be shown, found none"
+        )
+
+
+# Takes the names of file and dataset. Returns the dataset's chunks; None if it does not exist. May raise ManifestError.
+FindSource = Callable[[str, str], DatasetChunks | None]
+
+
+# Datasets that grow with their sources.
+
+
+class _Unresolved(Exception):
+    """A source in the same file is a virtual dataset that has no mappings yet."""
+
+
+def resolve_extents(
+    objects: Mapping[str, HDF5Object], find: FindSource, find_own: Callable[[str], str | None]
+) -> tuple[dict[str, HDF5Object], list[str]]:
+    """Give virtual datasets that grow with their sources the extents and mappings that their sources have today.
+
+    Return all objects of the file, and the paths of virtual datasets: each follows its sources. ``find`` finds sources
+    in other files, ``find_own`` the path of a source in this file.
+    """
+    resolved = dict(objects)
+    in_order: list[str] = []
+    waiting = {
+        path
+        for path, hdf5_object in objects.items()
+        if isinstance(hdf5_object.layout, VirtualLayout) and hdf5_object.refusal is None
+    }
+
+    def find_shape(file: str, dataset: str) -> tuple[int, ...] | None:
+        if file != OWN:
+            chunks = find(file, dataset)
+            return None if chunks is None else chunks.dataset.outer_shape
+        path = find_own(dataset)
+        if path in waiting:
+            raise _Unresolved
+        return None if path is None else resolved[path].shape or () if path in resolved else ()
+
+    for _ in range(MOST_CHAINED):
+        found: list[str] = []
+        for path in sorted(waiting):
+            try:
+                resolved[path] = _resolve_extent(resolved[path], find_shape)
+            except _Unresolved:
+                continue
+            except ManifestError as e:
+                resolved[path] = msgspec.structs.replace(resolved[path], refusal=_name_virtual(e))
+            found.append(path)
+        waiting.difference_update(found)
+        in_order += found
+    for path in waiting:
+        reason = f"{VIRTUAL}: expected a chain of at most {MOST_CHAINED} virtual datasets, and no circle"
+        resolved[path] = msgspec.structs.replace(resolved[path], refusal=reason)
+    return resolved, in_order
+
+
+def _name_virtual(error: ManifestError) -> str:
+    return str(error) if str(error).startswith(VIRTUAL) else f"{VIRTUAL}: {error}"
+
+
+def _resolve_extent(dataset: HDF5Object, find_shape: Callable[[str, str], tuple[int, ...] | None]) -> HDF5Object:
+    """Return a virtual dataset without mappings that grow, and without mappings of sources that do not exist."""
+    assert isinstance(dataset.layout, VirtualLayout)
+    shape = list(dataset.shape or ())
+    grown: dict[int, int] = {}  # extents by axis
+    least = [0] * len(shape)
+    mappings: list[VirtualMapping] = []
+    for mapping in dataset.layout.sources:
+        growing = _find_growing_axis(mapping.place)
+        if mapping.place is not None:
+            ends = list_ends(mapping.place)
+            if len(ends) != len(shape):
+                raise ManifestError(f"a mapping has {len(ends)} axes: expected {len(shape)}, as the dataset")
+            least = [most if axis == growing else max(most, ends[axis]) for axis, most in enumerate(least)]
+        pieces = list(itertools.islice(_list_pieces(mapping, growing, find_shape), MOST_SOURCES + 1 - len(mappings)))
+        mappings += pieces
+        if len(mappings) > MOST_SOURCES:
+            raise ManifestError(f"it has more than {MOST_SOURCES} sources: expected at most {MOST_SOURCES}")
+        if growing is not None:
+            ends_of_pieces = [list_ends(piece.place)[growing] for piece in pieces if piece.place is not None]
+            grown[growing] = max(grown.get(growing, 0), *ends_of_pieces, 0)
+    for axis, extent in grown.items():
+        shape[axis] = max(extent, least[axis])
+    if math.prod(max(extent, 1) for extent in shape) >= 1 << 63:
+        raise ManifestError(f"it has the shape {shape}: expected fewer than 2**63 elements")
+    layout = msgspec.structs.replace(dataset.layout, sources=tuple(mappings))
+    return msgspec.structs.replace(dataset, shape=tuple(shape), layout=layout)
+
+
+def _find_growing_axis(selection: Selection) -> int | None:
+    if selection is None or isinstance(selection, Blocks):
+        return None
+    return next((axis for axis, part in enumerate(selection) if part.size == UNLIMITED), None)
+
+
+def _list_pieces(
+    mapping: VirtualMapping, growing: int | None, find_shape: Callable[[str, str], tuple[int, ...] | None]
+) -> Iterator[VirtualMapping]:
+    """Yield the mappings of today's sources, of a mapping that grows along the axis ``growing`` of the dataset."""
+    file, dataset, selection, place = mapping
+    source_axis = _find_growing_axis(selection)
+    are_many = is_numbered(file) or is_numbered(dataset)
+    if are_many != (growing is not None and source_axis is None) or (source_axis is not None and growing is None):
+        found = f"{file!r}, {dataset!r}"
+        raise ManifestError(
+            f"its mapping of {found} grows only in the source or only in the dataset: expected both, or a number %b "
+            "in a name of the source"
+        )
+    for number in itertools.count():
+        names = number_name(file, number), number_name(dataset, number)
+        shape = find_shape(*names)
+        if shape is None:
+            return
+        piece = VirtualMapping(*names, selection, place)
+        if growing is not None:
+            row = _get_axis(place, growing)
+            if source_axis is None:
+                block = select_all(row.block, row.start + number * row.stride)
+                piece = piece._replace(place=_replace_axis(place, growing, block))
+            else:
+                source = _get_axis(selection, source_axis)
+                size = int(source.count_before(shape[source_axis])) if source_axis < len(shape) else 0
+                if not size:
+                    return
+                piece = piece._replace(
+                    selection=_replace_axis(selection, source_axis, clip(source, size)),
+                    place=_replace_axis(place, growing, clip(row, size)),
+                )
+        yield piece
+        if not are_many:
+            return
+
+
+def _get_axis(selection: Selection, axis: int) -> Hyperslab:
+    """Return the selection along an axis that grows."""
+    assert isinstance(selection, tuple)
+    part = selection[axis]
+    assert isinstance(part, Hyperslab)
+    return part
+
+
+def _replace_axis(selection: Selection, axis: int, part: Hyperslab) -> Box:
+    assert isinstance(selection, tuple)
+    return (*selection[:axis], part, *selection[axis + 1 :])
 
 
 # Locating chunks.
 
 
-class SourceBox(NamedTuple):
-    """A box of elements of a source: it begins at ``start`` in the source, and at ``place`` in the virtual dataset.
-
-    ``sizes`` has the length of the box along each dimension of the source. ``axes`` maps each dimension of the source
-    to one of the virtual dataset, or to None if the box has only one element along it.
-    """
+class LocatedMapping(NamedTuple):
+    """A mapping of elements or, if it consists of whole chunks, of chunks. ``chunks`` are those of its source."""
 
     chunks: DatasetChunks
-    start: tuple[int, ...]
-    sizes: tuple[int, ...]
-    place: tuple[int, ...]
-    axes: tuple[int | None, ...]
+    source: Box
+    place: Box
+    axes: tuple[int | None, ...]  # see `BoxPair`
+
+    def find_ordinals(
+        self, coordinates: Sequence[Coordinates], count: int
+    ) -> tuple[list[Coordinates], npt.NDArray[np.bool_]]:
+        """Return the ordinals of ``count`` places for each axis, and whether the places belong to the mapping."""
+        ordinals = [axis.count_before(values) for axis, values in zip(self.place, coordinates, strict=True)]
+        is_inside = np.ones(count, bool)
+        for axis, values, before in zip(self.place, coordinates, ordinals, strict=True):
+            is_inside &= axis.count_before(values + 1) > before
+        return ordinals, is_inside
+
+    def locate(self, ordinals: Sequence[Coordinates]) -> list[Coordinates]:
+        """Return the coordinates in the source, for each of its axes."""
+        return [
+            part.locate(np.zeros(1, np.int64) if axis is None else ordinals[axis])
+            for part, axis in zip(self.source, self.axes, strict=True)
+        ]
+
+    def scale(self, shape: tuple[int, ...]) -> tuple[LocatedMapping, tuple[int, ...]] | None:
+        """Return the mapping of chunks, and the shape of a chunk of the virtual dataset, which has ``shape``.
+
+        Return None if the mapping does not consist of whole chunks.
+        """
+        dataset = self.chunks.dataset
+        if dataset.filters and not getattr(dataset.layout, "are_edges_filtered", True):
+            return None
+        chunk = [1] * len(shape)
+        for axis, extent in zip(self.axes, dataset.chunk, strict=True):
+            if axis is not None:
+                chunk[axis] = extent
+            elif extent > 1:
+                return None
+        if any(part.end > extent for part, extent in zip(self.source, dataset.outer_shape, strict=True)):
+            return None
+        if any(
+            part.end % size and part.end != extent for part, size, extent in zip(self.place, chunk, shape, strict=True)
+        ):
+            return None
+        source = [part.scale(extent) for part, extent in zip(self.source, dataset.chunk, strict=True)]
+        place = [part.scale(extent) for part, extent in zip(self.place, chunk, strict=True)]
+        if None in source or None in place:
+            return None
+        scaled = self._replace(
+            source=tuple(part for part in source if part is not None),
+            place=tuple(part for part in place if part is not None),
+        )
+        return scaled, tuple(chunk)
 
 
-class SourceChunks(NamedTuple):
-    """A box of chunks of a virtual dataset, which are chunks of one source.
+def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object, list[LocatedMapping]]:
+    """Return a virtual dataset with its chunk shape and filters, and its located mappings.
 
-    ``chunks`` locates the chunks of the source. In chunk coordinates, the box is [first, last) in the virtual dataset,
-    and begins at ``start`` in the source. ``axes`` maps each dimension of the source to one of the virtual dataset, or
-    to None if the box has only one chunk along it.
-    """
-
-    chunks: DatasetChunks
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-    start: tuple[int, ...]
-    axes: tuple[int | None, ...]
-
-
-FindSource = Callable[[str, str], DatasetChunks]  # takes the names of file and dataset; may raise ManifestError
-
-
-def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object, list[SourceChunks] | list[SourceBox]]:
-    """Return a virtual dataset with its chunk shape and filters, and a box of chunks or elements for each mapping.
-
-    A dataset that is not virtual is returned unchanged, with an empty list. Raises ManifestError if a source cannot be
-    shown, or has another datatype.
+    A dataset that is not virtual is returned unchanged, without mappings. Raises ManifestError if a source cannot be
+    shown, or has elements that cannot be converted.
     """
     if not isinstance(dataset.layout, VirtualLayout):
         return dataset, []
-    sources: list[SourceChunks] = []
-    boxes: list[SourceBox] = []
+    shape = dataset.shape or ()
+    elements: list[LocatedMapping] = []
+    whole: list[LocatedMapping] = []
     encodings: set[tuple[Any, ...]] = set()  # (chunk shape, filters) of the sources
-    for source in dataset.layout.sources:
-        chunks = find(source.file, source.dataset)
-        label = f"{source.dataset!r} of {source.file!r}"
-        _check_elements(dataset, chunks.dataset, label)
-        for box in _map_elements(source, chunks, dataset.shape or (), label, MOST_SOURCES - len(boxes)):
-            boxes.append(box)
-            if (whole := _map_chunks(box, dataset.shape or ())) is not None:
-                sources.append(whole[0])
-                encodings.add((whole[1], chunks.dataset.filters))
-    are_whole = len(sources) == len(boxes) and len(encodings) == 1
+    for mapping in dataset.layout.sources:
+        chunks = find(mapping.file, mapping.dataset)
+        if chunks is None:
+            continue
+        label = f"{mapping.dataset!r} of {mapping.file!r}"
+        assert dataset.datatype is not None
+        are_same = _check_elements(dataset.datatype, chunks.dataset, label)
+        for pair in _pair_elements(mapping, chunks.dataset.outer_shape, shape, label, MOST_SOURCES - len(elements)):
+            elements.append(LocatedMapping(chunks, *pair))
+            scaled = elements[-1].scale(shape) if are_same and len(whole) == len(elements) - 1 else None
+            if scaled is not None:
+                whole.append(scaled[0])
+                encodings.add((scaled[1], chunks.dataset.filters))
     assert dataset.datatype is not None
-    joined = (choose_chunks(dataset.shape or (), dataset.datatype.size), ())
-    chunk, filters = encodings.pop() if are_whole else joined
-    layout = msgspec.structs.replace(dataset.layout, chunk=chunk)
-    return msgspec.structs.replace(dataset, layout=layout, filters=filters), sources if are_whole else boxes
+    if len(whole) == len(elements) and len(encodings) == 1:
+        chunk, filters = encodings.pop()
+        layout = msgspec.structs.replace(dataset.layout, chunk=chunk)
+        return msgspec.structs.replace(dataset, layout=layout, filters=filters), whole
+    layout = msgspec.structs.replace(dataset.layout, chunk=choose_chunks(shape, dataset.datatype.size), are_joined=True)
+    return msgspec.structs.replace(dataset, layout=layout, filters=()), elements
+
+
+def _check_elements(datatype: Datatype, source: Dataset, label: str) -> bool:
+    """Return whether the elements of a source have the ``datatype`` of the virtual dataset, byte by byte.
+
+    Raise ManifestError unless they have, or can be converted without loss.
+    """
+    if source.object_codec:
+        raise ManifestError(f"{VIRTUAL}: expected elements of fixed length in {label}, found variable ones")
+    if source.datatype == datatype:
+        return True
+    if not (_is_number(source.datatype) and _is_number(datatype) and _is_lossless(source.datatype, datatype)):
+        found, own = (_name_type(each) for each in (source.datatype, datatype))
+        raise ManifestError(
+            f"{VIRTUAL} of the datatype {own}: expected in {label} the same datatype, or numbers that can be converted "
+            f"without loss, found {found}. Read the source"
+        )
+    return False
+
+
+def _name_type(datatype: Datatype) -> str:
+    return f"{datatype.kind} ({datatype.dtype})" if datatype.dtype is not None else repr(datatype.kind)
+
+
+def _is_number(datatype: Datatype) -> bool:
+    return datatype.kind in ("integer", "float") and not datatype.is_recast and datatype.dtype is not None
+
+
+def _is_lossless(source: Datatype, target: Datatype) -> bool:
+    """Return whether numbers can be converted without loss. numpy calls int64 to float64 safe, but it rounds."""
+    assert source.dtype is not None
+    assert target.dtype is not None
+    is_rounded = source.kind != target.kind and source.size == 8
+    return np.can_cast(source.dtype, target.dtype, "safe") and not is_rounded
+
+
+def _pair_elements(
+    mapping: VirtualMapping, source_shape: tuple[int, ...], shape: tuple[int, ...], label: str, most: int
+) -> Iterator[BoxPair]:
+    """Yield the pairs of boxes of a mapping. Raise ManifestError if the selections do not fit."""
+    selection = tuple(map(select_all, source_shape)) if mapping.selection is None else mapping.selection
+    place = tuple(map(select_all, shape)) if mapping.place is None else mapping.place
+    ranks = len(list_ends(selection)), len(list_ends(place))
+    if ranks != (len(source_shape), len(shape)):
+        raise ManifestError(
+            f"{VIRTUAL}: expected selections of {len(source_shape)} and {len(shape)} axes in its mapping of {label}, "
+            f"found {ranks[0]} and {ranks[1]}"
+        )
+    if count_elements(selection) == count_elements(place) == 0:
+        return
+    try:
+        yield from pair_selections(selection, place, most)
+    except ManifestError as e:
+        raise ManifestError(f"{VIRTUAL}: in its mapping of {label}, {e}") from None
 
 
 class VirtualChunks(DatasetChunks):
-    """The chunks of a virtual dataset, which are chunks of other datasets."""
+    """The chunks of a virtual dataset, which are chunks of other datasets: the mappings are mappings of chunks."""
 
     def __init__(
-        self,
-        file: MetadataFile,
-        superblock: Superblock,
-        dataset: Dataset,
-        grid: ChunkGrid,
-        url: str,
-        sources: list[SourceChunks],
+        self, opened: OpenedFile, dataset: Dataset, grid: ChunkGrid, mappings: Sequence[LocatedMapping]
     ) -> None:
-        super().__init__(file, superblock, dataset, grid, url, {})
-        self._sources = sources
-        self.is_small_coordinate = False  # only coordinates with values in this file are read when it is opened
-
-    def prepare(self) -> Steps[None]:
-        yield from ()
+        super().__init__(opened, dataset, grid, {})
+        self._mappings = mappings
+        self._begins = np.array([[part.start for part in mapping.place] for mapping in mappings], np.int64)
+        self._ends = np.array([[part.end for part in mapping.place] for mapping in mappings], np.int64)
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         if not self.fills_itself or self.grid.size > LISTABLE:
@@ -219,29 +469,45 @@ class VirtualChunks(DatasetChunks):
         return self.list_written(np.array(sorted(stored), np.uint64))
 
     def find_stored_chunks(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
+        if not numbers:
+            return {}
         sorted_numbers = np.array(sorted(set(numbers)), np.int64)
         counts = self.grid.counts[: len(self.dataset.chunk)]
-        coords = np.array(np.unravel_index(sorted_numbers, counts or (1,))).T[:, : len(counts)]
+        coordinates = np.array(np.unravel_index(sorted_numbers, counts or (1,))).reshape(-1, len(sorted_numbers))
+        coordinates = coordinates[: len(counts)]
         owners = np.full(len(sorted_numbers), -1)
-        for number, source in enumerate(self._sources):  # if mappings overlap, the last one counts
-            owners[((coords >= source.first) & (coords < source.last)).all(axis=1)] = number
-        lookups: list[Steps[dict[int, StoredChunk]]] = []
-        searches: list[tuple[SourceChunks, list[int], list[int]]] = []  # source, numbers in this dataset, in the source
-        for number in np.unique(owners[owners >= 0]).tolist():
-            source, rows = self._sources[number], np.flatnonzero(owners == number)
-            source_numbers = _number_source_chunks(source, coords[rows])
-            searches.append((source, sorted_numbers[rows].tolist(), source_numbers))
-            lookups.append(source.chunks.find_stored_chunks(source_numbers))
+        located: dict[int, tuple[npt.NDArray[np.intp], list[Coordinates]]] = {}  # rows, and coordinates in the source
+        for number in self.find_overlapping(coordinates.min(axis=1), coordinates.max(axis=1) + 1):
+            begin, end = self._begins[number][:, None], self._ends[number][:, None]
+            near = np.flatnonzero(((coordinates >= begin) & (coordinates < end)).all(axis=0))
+            ordinals, is_inside = self._mappings[number].find_ordinals([axis[near] for axis in coordinates], len(near))
+            owners[near[is_inside]] = number  # if mappings overlap, the last one counts
+            located[number] = near, self._mappings[number].locate(ordinals)
+        searches: list[
+            tuple[DatasetChunks, list[int], list[int]]
+        ] = []  # source, numbers in this dataset, in the source
+        for number, (near, source_coordinates) in located.items():
+            is_owned = owners[near] == number
+            source = self._mappings[number].chunks
+            columns = [np.broadcast_to(axis, len(near))[is_owned] for axis in source_coordinates]
+            source_numbers = _number_chunks(source, columns, int(is_owned.sum()))
+            searches.append((source, sorted_numbers[near[is_owned]].tolist(), source_numbers))
+        lookups = [source.find_stored_chunks(source_numbers) for source, _, source_numbers in searches]
         result: dict[int, StoredChunk] = {}
         for (source, own_numbers, source_numbers), stored in zip(
             searches, (yield from run_together(lookups)), strict=True
         ):
-            unwritten = self._make_unwritten_chunk(source.chunks) if len(stored) < len(source_numbers) else None
+            unwritten = self._make_unwritten_chunk(source) if len(stored) < len(set(source_numbers)) else None
             for own_number, source_number in zip(own_numbers, source_numbers, strict=True):
                 chunk = stored.get(source_number, unwritten)
                 if chunk is not None:
                     result[own_number] = chunk
         return result
+
+    def find_overlapping(self, first: Coordinates, last: Coordinates) -> list[int]:
+        """Return the numbers of the mappings whose bounds overlap the coordinates [first, last)."""
+        numbers: list[int] = np.flatnonzero(((self._begins < last) & (self._ends > first)).all(axis=1)).tolist()
+        return numbers
 
     def _make_unwritten_chunk(self, source: DatasetChunks) -> StoredChunk | None:
         """Make a chunk of the source's fill value; None if the virtual dataset has the same fill value."""
@@ -254,235 +520,226 @@ class VirtualChunks(DatasetChunks):
 class JoinedChunks(VirtualChunks):
     """The chunks of a virtual dataset, joined from parts of chunks of other datasets."""
 
-    def __init__(
-        self,
-        file: MetadataFile,
-        superblock: Superblock,
-        dataset: Dataset,
-        grid: ChunkGrid,
-        url: str,
-        boxes: list[SourceBox],
-    ) -> None:
-        super().__init__(file, superblock, dataset, grid, url, [])
-        self._boxes = boxes
-        self._begins = np.array([box.place for box in boxes], np.int64)
-        self._ends = self._begins + 1
-        for end, box in zip(self._ends, boxes, strict=True):
-            for size, axis in zip(box.sizes, box.axes, strict=True):
-                if axis is not None:
-                    end[axis] += size - 1
-
     def list_existing(self) -> Steps[list[Listed] | None]:
         yield from ()
         return None
 
-    def find_entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
-        with report_damage(self._url, self.where):
-            return (yield from run_together([self._join(number) for number in numbers]))
+    def find_stored_chunks(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
+        chosen = list(dict.fromkeys(numbers))
+        joined = yield from run_together([self._join(number) for number in chosen])
+        return {number: StoredChunk(Inline(data)) for number, data in zip(chosen, joined, strict=True)}
 
-    def _join(self, number: int) -> Steps[Entry]:
-        """Return a chunk of the virtual dataset. If mappings overlap, the last one counts."""
-        chunk, size = self.dataset.chunk, self.dataset.datatype.size
+    def _join(self, number: int) -> Steps[bytes]:
+        """Return the elements of a chunk of the virtual dataset. If mappings overlap, the last one counts."""
+        chunk, datatype = self.dataset.chunk, self.dataset.datatype
         coords = self.grid.coords(number)[: len(chunk)]
         first = [coord * extent for coord, extent in zip(coords, chunk, strict=True)]
         last = [min(at + extent, end) for at, extent, end in zip(first, chunk, self.dataset.outer_shape, strict=True)]
-        elements = np.frombuffer(bytearray(self.make_fill_elements()), f"V{size}").reshape(chunk)
-        boxes = np.flatnonzero(((self._begins < last) & (self._ends > first)).all(axis=1)).tolist()
-        sections = [
-            (self._boxes[box].chunks, section)
-            for box in boxes
-            for section in _cut_sections(self._boxes[box], first, last)
-        ]
-        if len(sections) > MOST_SECTIONS or sum(source.dataset.raw_size for source, _ in sections) > MOST_JOINED:
-            raise ManifestError(
-                f"{self._url}: {self.where}: chunk {number} is joined from {len(sections)} parts of its sources: "
-                f"expected at most {MOST_SECTIONS}, from chunks of at most {MOST_JOINED} bytes in all. Read the sources"
-            )
+        places = [range(*bounds) for bounds in zip(first, last, strict=True)]
+        request = _Request(places, list(range(len(chunk))), [range(len(axis)) for axis in places])
+        sections = self._choose_sections(number, request)
         numbers: dict[DatasetChunks, dict[int, None]] = {}
-        for source, section in sections:
-            numbers.setdefault(source, {})[section.number] = None
+        for section in sections:
+            if section.number is not None:
+                numbers.setdefault(section.chunks, {})[section.number] = None
         found = yield from run_together([source.find_stored_chunks(list(own)) for source, own in numbers.items()])
         stored = {
-            (source, own): chunk for source, chunks in zip(numbers, found, strict=True) for own, chunk in chunks.items()
+            (source, own): stored_chunk
+            for source, chunks in zip(numbers, found, strict=True)
+            for own, stored_chunk in chunks.items()
         }
-        answers = yield tuple(Load(chunk.entry, Raw()) for chunk in stored.values())
+        answers = yield tuple(Load(stored_chunk.entry, Raw()) for stored_chunk in stored.values())
         raw = dict(zip(stored, answers, strict=True))
+        data = bytearray(self.make_fill_elements())
         decoded, plain = None, b""  # most sections lie in the same chunk as the section before
-        for source, section in sections:
-            place = source, section.number
+        for section in sections:
+            source, place = section.chunks, (section.chunks, section.number or 0)
+            is_same = source.dataset.datatype == datatype
+            dtypes = [f"V{datatype.size}"] * 2 if is_same else [source.dataset.datatype.dtype, datatype.dtype]
+            elements = np.frombuffer(data, dtypes[1]).reshape(chunk)
+            if section.number is None:
+                elements[section.target] = np.frombuffer(source.fill_element, dtypes[0])[0]
+                continue
             if place != decoded and place in stored:
                 mask = source.find_mask(section.number, stored[place])
                 plain = FilterRecipe(source.dataset.codecs, mask).decode_elements(raw[place])
             elif place != decoded:
                 plain = source.make_fill_elements()
             decoded = place
-            values = np.frombuffer(plain, f"V{size}").reshape(source.dataset.chunk)[section.source]
+            values = np.asarray(np.frombuffer(plain, dtypes[0]).reshape(source.dataset.chunk)[section.source])
             elements[section.target] = values.reshape(elements[section.target].shape)
-        return Inline(self.dataset.codecs.encode(elements.tobytes()))
+        return bytes(data)
+
+    def _choose_sections(self, number: int, request: _Request) -> list[_Section]:
+        """Return the sections of a chunk. Raise ManifestError if they are too many, or from too large chunks."""
+        found = list(itertools.islice(self.list_sections(request), MOST_SECTIONS + 1))
+        sections = [section for section in found if section is not None]
+        size = sum(section.chunks.dataset.raw_size for section in sections if section.number is not None)
+        if len(found) > MOST_SECTIONS or size > MOST_JOINED:
+            count = f"more than {MOST_SECTIONS}" if len(found) > MOST_SECTIONS else len(sections)
+            raise ManifestError(
+                f"{self._url}: {self.where}: chunk {number} is joined from {count} parts of its sources: expected at "
+                f"most {MOST_SECTIONS}, from chunks of at most {MOST_JOINED} bytes in all. Read the sources"
+            )
+        return sections
+
+    def list_sections(self, request: _Request) -> Iterator[_Section | None]:
+        """Yield the sections of requested elements that have a source; None for each mapping without such elements."""
+        first, last = (np.array([axis[at] for axis in request.coordinates], np.int64) for at in (0, -1))
+        for number in self.find_overlapping(first, last + 1):
+            mapping = self._mappings[number]
+            below = request.move(mapping)
+            if below is None:
+                yield None
+            elif isinstance(mapping.chunks, JoinedChunks):  # its fill value first
+                yield _Section(mapping.chunks, None, (), _join_indexes(list(map(_make_index, below.targets))))
+                yield from mapping.chunks.list_sections(below)
+            else:
+                yield from below.cut(mapping.chunks)
 
 
 def make_virtual_chunks(
-    file: MetadataFile,
-    superblock: Superblock,
-    dataset: Dataset,
-    grid: ChunkGrid,
-    url: str,
-    sources: Sequence[SourceChunks | SourceBox],
+    opened: OpenedFile, dataset: Dataset, grid: ChunkGrid, mappings: Sequence[LocatedMapping]
 ) -> VirtualChunks:
     """Return the chunks of a virtual dataset, given the result of `resolve_mappings`."""
-    boxes = [source for source in sources if isinstance(source, SourceBox)]
-    if boxes:
-        return JoinedChunks(file, superblock, dataset, grid, url, boxes)
-    whole = [source for source in sources if isinstance(source, SourceChunks)]
-    return VirtualChunks(file, superblock, dataset, grid, url, whole)
+    are_joined = isinstance(dataset.layout, VirtualLayout) and dataset.layout.are_joined
+    return (JoinedChunks if are_joined else VirtualChunks)(opened, dataset, grid, mappings)
 
 
-class Section(NamedTuple):
-    """A part of chunk ``number`` of a source, and its place in a chunk of the virtual dataset."""
+class _Section(NamedTuple):
+    """A part of chunk ``number`` of a source, and its place in a chunk of the virtual dataset.
 
-    number: int
-    source: tuple[slice, ...]
-    target: tuple[slice, ...]
-
-
-def _cut_sections(box: SourceBox, first: Sequence[int], last: Sequence[int]) -> Iterator[Section]:
-    """Yield the sections of a mapping in the elements [first, last) of the virtual dataset.
-
-    Elements beyond the end of the source keep the fill value.
+    If the number is None, the fill value of ``chunks`` is shown at this place.
     """
-    dataset = box.chunks.dataset
-    target = [slice(start - at, start - at + 1) for start, at in zip(box.place, first, strict=True)]
-    ranges: list[tuple[int, int, int]] = []  # for each dimension of the source: begin, end, and begin in the chunk
-    for start, size, axis, extent in zip(box.start, box.sizes, box.axes, dataset.outer_shape, strict=True):
-        place, low, high = (box.place[axis], first[axis], last[axis]) if axis is not None else (0, 0, 1)
-        begin, end = max(place, low), min(place + size, high, place + extent - start)
-        if begin >= end:
+
+    chunks: DatasetChunks
+    number: int | None
+    source: tuple[Any, ...]  # an index of numpy
+    target: tuple[Any, ...]
+
+
+class _Request(NamedTuple):
+    """Elements of a dataset that are shown in a chunk of a virtual dataset.
+
+    For each axis of the dataset, the request has ascending coordinates, and the axis of the chunk; None if there is one
+    coordinate, and no such axis. ``targets`` are the positions in the chunk, for each of the chunk's axes.
+    """
+
+    coordinates: Sequence[Places]
+    axes: Sequence[int | None]
+    targets: Sequence[Places]
+
+    def move(self, mapping: LocatedMapping) -> _Request | None:
+        """Return the request for the elements of a mapping's source; None if there are none."""
+        targets, ordinals = list(self.targets), list[Places]()
+        for part, coordinates, axis in zip(mapping.place, self.coordinates, self.axes, strict=True):
+            chosen: Places
+            if isinstance(coordinates, range) and coordinates.step == 1:
+                numbers = range(*(int(part.count_before(end)) for end in (coordinates.start, coordinates.stop)))
+                chosen = _shift(part.locate_run(numbers), -coordinates.start) if numbers else numbers
+                ordinals.append(numbers)
+            else:
+                values = _make_array(coordinates)
+                before = part.count_before(values)
+                chosen = np.flatnonzero(part.count_before(values + 1) > before)
+                ordinals.append(before[chosen])
+            if not len(chosen):
+                return None
+            if axis is not None:
+                targets[axis] = _take(targets[axis], chosen)
+        axes = [None if axis is None else self.axes[axis] for axis in mapping.axes]
+        located: list[Places] = []
+        outer_shape = mapping.chunks.dataset.outer_shape
+        for part, number, axis, extent in zip(mapping.source, mapping.axes, axes, outer_shape, strict=True):
+            own = range(1) if number is None else ordinals[number]
+            found = part.locate_run(own) if isinstance(own, range) else part.locate(own)
+            count = bisect.bisect_left(found, extent)  # elements beyond the end are not shown
+            if not count:
+                return None
+            located.append(found[:count])
+            if axis is not None:
+                targets[axis] = targets[axis][:count]
+        return _Request(located, axes, targets)
+
+    def cut(self, chunks: DatasetChunks) -> Iterator[_Section | None]:
+        """Yield a section for each chunk of the dataset; None for each if they are more than `MOST_SECTIONS`."""
+        borders = [
+            _find_borders(coordinates, extent)
+            for coordinates, extent in zip(self.coordinates, chunks.dataset.chunk, strict=True)
+        ]
+        count = math.prod(len(inner) + 1 for inner in borders)
+        if count > MOST_SECTIONS:
+            yield from itertools.repeat(None, count)
             return
-        ranges.append((start + begin - place, start + end - place, begin - low))
-    mapped = set(box.axes)
-    if any(axis not in mapped and not at <= box.place[axis] < last[axis] for axis, at in enumerate(first)):
-        return
-    steps = [
-        range(begin // extent, -(-end // extent)) for (begin, end, _), extent in zip(ranges, dataset.chunk, strict=True)
-    ]
-    for coords in itertools.product(*steps):
-        cuts: list[slice] = []
-        for coord, (begin, end, at), extent, axis in zip(coords, ranges, dataset.chunk, box.axes, strict=True):
-            low, high = max(begin, coord * extent), min(end, (coord + 1) * extent)
-            cuts.append(slice(low - coord * extent, high - coord * extent))
-            if axis is not None:
-                target[axis] = slice(at + low - begin, at + high - begin)
-        number = 0
-        for coord, count in zip(coords, box.chunks.grid.counts, strict=False):
-            number = number * count + coord
-        yield Section(number, tuple(cuts), tuple(target))
+        groups: list[list[tuple[int, _Index, _Index]]] = []  # of each axis: coordinate of a chunk, and indexes
+        for inner, coordinates, axis, extent in zip(
+            borders, self.coordinates, self.axes, chunks.dataset.chunk, strict=True
+        ):
+            groups.append([])
+            for part in itertools.starmap(slice, itertools.pairwise([0, *inner, len(coordinates)])):
+                coord = int(coordinates[part.start]) // extent
+                source = _make_index(_shift(coordinates[part], -coord * extent))
+                target = slice(0) if axis is None else _make_index(self.targets[axis][part])
+                groups[-1].append((coord, source, target))
+        whole = [_make_index(target) for target in self.targets]
+        for cells in itertools.product(*groups):
+            targets = list(whole)
+            for axis, (_, _, target) in zip(self.axes, cells, strict=True):
+                if axis is not None:
+                    targets[axis] = target
+            (number,) = _number_chunks(chunks, [np.array([coord]) for coord, _, _ in cells], 1)
+            yield _Section(chunks, number, _join_indexes([source for _, source, _ in cells]), _join_indexes(targets))
 
 
-def _number_source_chunks(source: SourceChunks, coords: npt.NDArray[np.int64]) -> list[int]:
-    """Return the numbers of the source's chunks that are shown at ``coords`` of the virtual dataset's chunk grid."""
-    counts = source.chunks.grid.counts
-    numbers = np.zeros(len(coords), np.int64)
-    for axis, (start, virtual_axis) in enumerate(zip(source.start, source.axes, strict=True)):
-        coord = start if virtual_axis is None else start + coords[:, virtual_axis] - source.first[virtual_axis]
-        numbers = numbers * counts[axis] + coord
-    return [int(number) for number in numbers]
+_Index = slice | Coordinates
 
 
-def _check_elements(virtual: HDF5Object, dataset: Dataset, label: str) -> None:
-    """Raise ManifestError if the bytes of a source's chunks cannot be chunks of the virtual dataset."""
-    if dataset.datatype != virtual.datatype:
-        raise ManifestError(f"it is a virtual dataset: expected its datatype in {label}, too, found another one")
-    if dataset.object_codec:
-        raise ManifestError(
-            f"it is a virtual dataset: expected elements of fixed length in {label}, found variable ones"
-        )
-    if isinstance(dataset.layout, VirtualLayout):
-        raise ManifestError(f"it is a virtual dataset: expected stored values in {label}, found a virtual dataset")
+def _make_array(places: Places) -> Coordinates:
+    return np.arange(places.start, places.stop, places.step) if isinstance(places, range) else places
 
 
-def _map_elements(
-    source: VirtualMapping, chunks: DatasetChunks, shape: tuple[int, ...], label: str, most: int
-) -> Iterator[SourceBox]:
-    """Yield the boxes of a mapping, one for each block.
-
-    Raise ManifestError if its selections differ in shape, or have more than ``most`` blocks.
-    """
-    source_shape = chunks.dataset.outer_shape
-    place = source.place or tuple(map(_select_all, shape))
-    selection = source.selection or tuple(map(_select_all, source_shape))
-    axes = _match_axes([slab.size for slab in selection], [slab.size for slab in place])
-    if axes is None or len(place) != len(shape) or len(selection) != len(source_shape):
-        raise ManifestError(
-            f"it is a virtual dataset: expected boxes of one shape in its mapping of {label}, found "
-            f"{[slab.size for slab in selection]} in the source (of {len(source_shape)} dimensions) and "
-            f"{[slab.size for slab in place]} in the dataset (of {len(shape)})"
-        )
-    pairs = [
-        (slab, place[axis] if axis is not None else _select_all(slab.size))
-        for slab, axis in zip(selection, axes, strict=True)
-    ]
-    count = math.prod(sum(-(-slab.size // max(slab.block, 1)) for slab in pair) - 1 for pair in pairs)
-    if count > most:
-        raise ManifestError(
-            f"it is a virtual dataset: its mapping of {label} has {count} blocks: expected at most {most}"
-        )
-    for combination in itertools.product(*(_cut_blocks(*pair) for pair in pairs)):
-        begin = [slab.start for slab in place]
-        for (_, at, _), axis in zip(combination, axes, strict=True):
-            if axis is not None:
-                begin[axis] = at
-        start, sizes = ([piece[item] for piece in combination] for item in (0, 2))
-        yield SourceBox(chunks, tuple(start), tuple(sizes), tuple(begin), tuple(axes))
+def _shift(places: Places, distance: int) -> Places:
+    if isinstance(places, range):
+        return range(places.start + distance, places.stop + distance, places.step)
+    return places + distance
 
 
-def _cut_blocks(source: Hyperslab, place: Hyperslab) -> Iterator[tuple[int, int, int]]:
-    """Yield the pieces of two hyperslabs without gaps in either: begin in the source, begin in the place, and size."""
-    done = 0
-    while done < source.size:
-        (row, within), (row_at, within_at) = divmod(done, source.block), divmod(done, place.block)
-        size = min(source.block - within, place.block - within_at)
-        yield source.start + row * source.stride + within, place.start + row_at * place.stride + within_at, size
-        done += size
+def _take(places: Places, chosen: Places) -> Places:
+    """Return the chosen ones of ``places``."""
+    if isinstance(places, range) and places.step == 1:
+        return _shift(chosen, places.start)
+    return _make_array(places)[_make_array(chosen)]
 
 
-def _map_chunks(box: SourceBox, shape: tuple[int, ...]) -> tuple[SourceChunks, tuple[int, ...]] | None:
-    """Return the chunks of a mapping, and the shape of a chunk in the virtual dataset.
-
-    Return None if the mapping does not consist of whole chunks.
-    """
-    source = box.chunks.dataset
-    if source.filters and not getattr(source.layout, "are_edges_filtered", True):
-        return None
-    chunk, ends = [1] * len(shape), [start + 1 for start in box.place]
-    begin: list[int] = []
-    is_whole = all(
-        start + size <= extent for start, size, extent in zip(box.start, box.sizes, source.outer_shape, strict=True)
-    )
-    for start, size, axis, extent in zip(box.start, box.sizes, box.axes, source.chunk, strict=True):
-        begin.append(start // extent)
-        is_whole &= start % extent == 0
-        if axis is None:
-            is_whole &= extent == 1
-        else:
-            chunk[axis], ends[axis] = extent, box.place[axis] + size
-    for start, end, extent, full_extent in zip(box.place, ends, chunk, shape, strict=True):
-        is_whole &= start % extent == 0 and (end == full_extent or (end < full_extent and end % extent == 0))
-    if not is_whole:
-        return None
-    first_chunk = tuple(start // extent for start, extent in zip(box.place, chunk, strict=True))
-    end_chunk = tuple(-(-end // extent) for end, extent in zip(ends, chunk, strict=True))
-    return SourceChunks(box.chunks, first_chunk, end_chunk, tuple(begin), box.axes), tuple(chunk)
+def _find_borders(places: Places, extent: int) -> Sequence[int]:
+    """Return the numbers of the places that are the first in a chunk of ``extent`` places, except number 0."""
+    if isinstance(places, range) and places.step == 1:
+        return range((places.start // extent + 1) * extent - places.start, len(places), extent)
+    borders: list[int] = (np.flatnonzero(np.diff(_make_array(places) // extent)) + 1).tolist()
+    return borders
 
 
-def _match_axes(source_sizes: Sequence[int], virtual_sizes: Sequence[int]) -> list[int | None] | None:
-    """Map each dimension of a source to a dimension of the virtual dataset, or to None: then it has length 1.
+def _make_index(places: Places) -> _Index:
+    """Return an index for ascending places: a slice if possible, because it takes less time."""
+    if isinstance(places, range):
+        return slice(places.start, places.stop, places.step)
+    step = int(places[1] - places[0]) if len(places) > 1 else 1
+    is_regular = len(places) < 3 or bool((np.diff(places) == step).all())
+    return slice(int(places[0]), int(places[-1]) + 1, step) if is_regular else places
 
-    Returns None if the lengths other than 1 differ.
-    """
-    if list(source_sizes) == list(virtual_sizes):
-        return list(range(len(virtual_sizes)))
-    long = [axis for axis, size in enumerate(virtual_sizes) if size != 1]
-    if [size for size in source_sizes if size != 1] != [virtual_sizes[axis] for axis in long]:
-        return None
-    remaining = iter(long)
-    return [next(remaining) if size != 1 else None for size in source_sizes]
+
+def _join_indexes(axes: Sequence[_Index]) -> tuple[Any, ...]:
+    """Return the index of an array for the indexes of its axes."""
+    if all(isinstance(axis, slice) for axis in axes):
+        return tuple(axes)
+    arrays = [np.arange(axis.start, axis.stop, axis.step) if isinstance(axis, slice) else axis for axis in axes]
+    return np.ix_(*arrays)
+
+
+def _number_chunks(chunks: DatasetChunks, coordinates: Sequence[Coordinates], count: int) -> list[int]:
+    """Return the numbers of ``count`` chunks at coordinates of the chunk grid."""
+    numbers = np.zeros(count, np.int64)
+    for axis, extent in zip(coordinates, chunks.grid.counts, strict=False):
+        numbers = numbers * extent + axis
+    result: list[int] = numbers.tolist()
+    return result

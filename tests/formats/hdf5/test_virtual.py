@@ -13,7 +13,8 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.formats.hdf5.filters import FilterRecipe
 from tests.servers.http import RangeServer
 from tests.support.files_of_arrays import read_all_bytes
-from tests.support.hdf5_comparison import find_arrays
+from tests.support.hdf5_comparison import find_arrays, open_arrays
+from tests.support.virtual_datasets import FILL, write_growing_virtual_datasets, write_random_virtual_datasets
 
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
@@ -114,21 +115,26 @@ def test_mappings_of_parts_of_chunks_equal_h5py(tmp_path: Path, libver: str, kin
     assert not fs.left_whole
 
 
+@pytest.mark.parametrize("libver", ["earliest", "latest"])  # "earliest": selections are lists of blocks
 @pytest.mark.parametrize("chunks", [None, (1, 8), (4, 3)])
-def test_mappings_with_strides_equal_h5py(tmp_path: Path, chunks: tuple[int, int] | None) -> None:
+def test_mappings_with_strides_equal_h5py(tmp_path: Path, chunks: tuple[int, int] | None, libver: str) -> None:
     interleaved, steps = h5py.VirtualLayout((24, 8), "<i8"), h5py.VirtualLayout((9, 8), "<i8")
-    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+    lists = h5py.VirtualLayout((20, 8), "<i8")
+    with h5py.File(tmp_path / "a.h5", "w", libver=libver) as file:
         for number in range(4):
             data = file.create_dataset(f"data{number}", data=VALUES + 100 * number, chunks=chunks)
             interleaved[number::4] = h5py.VirtualSource(data)
         steps[::3, ::2] = h5py.VirtualSource(file["data0"])[1:4, 4:]
         steps[1:7, 1:8:3] = h5py.VirtualSource(file["data1"])[:, 2:7:2]
+        lists[[0, 3, 4, 9, 11, 12]] = h5py.VirtualSource(file["data2"])
         file.create_virtual_dataset("interleaved", interleaved)
         file.create_virtual_dataset("steps", steps, fillvalue=-1)
+        file.create_virtual_dataset("lists", lists)
     fs = RefShardFileSystem(str(tmp_path / "a.h5"))
-    assert compare_arrays(fs, tmp_path / "a.h5") == 6
+    assert compare_arrays(fs, tmp_path / "a.h5") == 7
     chunk = json.loads(fs.cat("interleaved/.zarray"))["chunks"]
     assert chunk == ([1, 8] if chunks == (1, 8) else [24, 8])
+    assert json.loads(fs.cat("lists/.zarray"))["chunks"] == ([1, 8] if chunks == (1, 8) else [20, 8])
 
 
 def test_joined_chunk_decodes_each_source_chunk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,12 +156,56 @@ def test_joined_chunk_decodes_each_source_chunk_once(tmp_path: Path, monkeypatch
     assert len(decoded) == 4
 
 
-def test_strides_of_too_many_blocks_are_refused(tmp_path: Path) -> None:
-    layout = h5py.VirtualLayout((1 << 18,), "|i1")
-    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
-        layout[::2] = h5py.VirtualSource(file.create_dataset("data", (1 << 17,), "|i1"))
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_stride_of_many_blocks_takes_one_section(tmp_path: Path, libver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, values = h5py.VirtualLayout((1 << 14,), "|u1"), np.arange(1 << 13).astype("|u1")
+    with h5py.File(tmp_path / "a.h5", "w", libver=libver) as file:
+        layout[::2] = h5py.VirtualSource(file.create_dataset("data", data=values))
         file.create_virtual_dataset("many", layout)
-    assert "has 131072 blocks" in RefShardFileSystem(str(tmp_path / "a.h5")).left_whole["many"]
+    monkeypatch.setattr("refshard_fs.formats.hdf5.virtual.MOST_SECTIONS", 1)
+    shown = np.frombuffer(RefShardFileSystem(str(tmp_path / "a.h5")).cat("many/0"), "|u1").reshape(-1, 2)
+    np.testing.assert_array_equal(shown, np.stack([values, np.zeros_like(values)], axis=1))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_virtual_datasets_equal_h5py(tmp_path: Path, seed: int) -> None:
+    path = write_random_virtual_datasets(tmp_path, np.random.default_rng(seed))
+    fs, arrays = open_arrays(path)
+    with h5py.File(path) as file:
+        for name in file:
+            if name in arrays:
+                expected = np.full(file[name].shape, FILL, file[name].dtype)
+                file[name].read_direct(expected)  # h5py leaves elements without a source as they are
+                np.testing.assert_array_equal(arrays[name][...], expected, f"{seed}: {name}")
+            else:
+                assert "without loss" in fs.left_whole[name] or "that can be shown" in fs.left_whole[name]
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_growing_virtual_datasets_equal_h5py(tmp_path: Path, libver: str) -> None:
+    path = write_growing_virtual_datasets(tmp_path, libver)
+    fs, arrays = open_arrays(path)
+    assert dict(fs.left_whole) == {}
+    with h5py.File(path) as file:
+        for name in file:
+            np.testing.assert_array_equal(arrays[name][...], file[name][...], name)
+    with h5py.File(tmp_path / "piece4.h5", "w", libver=libver) as file:
+        file["data"] = np.arange(12, dtype="<i4").reshape(3, 4)
+    assert open_arrays(path)[1]["files"][...].shape == (15, 4)
+
+
+def test_chain_of_growing_datasets_has_extents_of_today(tmp_path: Path) -> None:
+    """h5py takes the extent with which the middle dataset was written, unless the dataset is open."""
+    grows = h5py.h5s.UNLIMITED
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        file.create_dataset("c0", data=np.arange(7), maxshape=(None,))
+        for number in range(20):
+            layout = h5py.VirtualLayout((1,), "<i8", maxshape=(None,))
+            layout[:grows] = h5py.VirtualSource(file[f"c{number}"])[:grows]
+            file.create_virtual_dataset(f"c{number + 1}", layout)
+    fs, arrays = open_arrays(tmp_path / "a.h5")
+    assert all(arrays[f"c{number}"][...].tolist() == list(range(7)) for number in range(17))
+    assert all("a chain of at most 16 virtual datasets" in fs.left_whole[f"c{number}"] for number in range(17, 21))
 
 
 def test_virtual_dataset_of_no_elements_is_shown(tmp_path: Path) -> None:
@@ -182,8 +232,17 @@ def test_too_many_parts_of_chunks_are_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("refshard_fs.formats.hdf5.virtual.MOST_SECTIONS", 3)
     fs = RefShardFileSystem(str(tmp_path / "a.h5"))
     assert len(fs.cat("data/0.0")) == 64
-    with pytest.raises(Exception, match="'gaps': chunk 0 is joined from 10 parts .* expected at most 3"):
+    with pytest.raises(Exception, match="'gaps': chunk 0 is joined from more than 3 parts .* expected at most 3"):
         fs.cat("gaps/0.0")
+
+
+def write_virtual(
+    file: Any, name: str, source: tuple[str, str], dtype: str = "<i8", shape: tuple[int, ...] = (6, 8)
+) -> None:
+    """Write a virtual dataset of the values of one source, which has the names of file and dataset."""
+    layout = h5py.VirtualLayout(shape, dtype)
+    layout[...] = h5py.VirtualSource(*source, shape=shape)
+    file.create_virtual_dataset(name, layout, fillvalue=9)
 
 
 def test_unsupported_virtual_datasets_are_reported(tmp_path: Path) -> None:
@@ -192,34 +251,59 @@ def test_unsupported_virtual_datasets_are_reported(tmp_path: Path) -> None:
     with h5py.File(outside, "w") as file:
         file["data"] = VALUES
     path = tmp_path / "refused.h5"
-
-    def write_virtual(name: str, shape: tuple[int, ...], place: Any, source: Any, dtype: str = "<i8") -> None:
-        layout = h5py.VirtualLayout(shape, dtype)
-        layout[place] = source
-        file.create_virtual_dataset(name, layout)
-
-    def make_source(name: str = "source0.h5", dataset: str = "group/data", shape: tuple[int, ...] = (6, 8)) -> Any:
-        return h5py.VirtualSource(name, dataset, shape=shape)
-
+    (tmp_path / "text.h5").write_text("no HDF5 file")
     with h5py.File(path, "w", libver="latest") as file:
         file["seen"] = np.arange(5)
-        write_virtual("typed", (6, 8), slice(None), make_source(), "<f4")
-        write_virtual("missing", (6, 8), slice(None), make_source("nowhere.h5"))
-        write_virtual("nameless", (6, 8), slice(None), make_source("source0.h5", "nothing"))
-        write_virtual("above", (6, 8), slice(None), make_source(f"../{outside.name}", "data"))
-        write_virtual("absolute", (6, 8), slice(None), make_source(str(outside), "data"))
-        write_virtual("remote", (6, 8), slice(None), make_source("http://127.0.0.1:9/a.h5", "data"))
+        write_virtual(file, "typed", ("source0.h5", "group/data"), "<f4")
+        write_virtual(file, "text", ("text.h5", "data"))
+        write_virtual(file, "group", ("source0.h5", "group"))
+        write_virtual(file, "below", ("source0.h5", "partly/data"))
+        write_virtual(file, "no group", (".", "nothing/data"))
+        write_virtual(file, "above", (f"../{outside.name}", "data"))
+        write_virtual(file, "absolute", (str(outside), "data"))
+        write_virtual(file, "remote", ("http://127.0.0.1:9/a.h5", "data"))
+        write_virtual(file, "circle", (".", "circle"))
     with h5py.File(path, "a", libver="latest") as file:
-        write_virtual("circle", (6, 8), slice(None), make_source("refused.h5", "typed"))
+        write_virtual(file, "refers to refused", ("refused.h5", "typed"))
     fs = RefShardFileSystem(str(path))
     reasons = {
-        "typed": "datatype", "missing": "'nowhere.h5'",
-        "nameless": "that can be shown", "above": "directory", "absolute": "directory", "remote": "directory",
-        "circle": "that can be shown",
+        "typed": "found integer (int64)",
+        "text": "'text.h5' cannot be opened", "group": "that can be shown", "below": "a group at 'partly'",
+        "no group": "a group at 'nothing'",
+        "above": "directory", "absolute": "directory", "remote": "directory",
+        "circle": "no circle", "refers to refused": "that can be shown",
     }  # fmt: skip
     for name, reason in reasons.items():
         assert reason in fs.left_whole[name], name
     assert fs.cat("seen/0") == np.arange(5).tobytes()
+
+
+def test_source_that_does_not_exist_is_filled(http_server: RangeServer, tmp_path: Path) -> None:
+    write_files(tmp_path, "latest", "chunked")
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        write_virtual(file, "no file", ("nowhere.h5", "data"))
+        write_virtual(file, "no dataset", ("source0.h5", "group/none"))
+        write_virtual(file, "none here", (".", "nothing"))
+    assert compare_arrays(RefShardFileSystem(str(tmp_path / "a.h5")), tmp_path / "a.h5") == 3
+    for name in ("a.h5", "source0.h5"):
+        url = http_server.put(f"/data/{name}", (tmp_path / name).read_bytes()).replace("source0", "a")
+    assert compare_arrays(RefShardFileSystem(url), tmp_path / "a.h5") == 3
+    http_server.fault(503, "/data/nowhere.h5")
+    fs = RefShardFileSystem(url)
+    assert "'nowhere.h5' cannot be opened" in fs.left_whole["no file"]
+    assert set(fs.left_whole) == {"no file"}
+
+
+@pytest.mark.parametrize("dtype", ["<i4", ">i8", "<f8"])
+def test_sources_of_smaller_types_are_converted(tmp_path: Path, dtype: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("data", data=VALUES.astype(">i2"), chunks=(4, 3), compression="gzip")
+        file.create_dataset("none", (6, 8), "|u1", fillvalue=200)
+        for name in ("data", "none"):
+            write_virtual(file, f"virtual {name}", (".", name), dtype)
+        write_virtual(file, "twice", (".", "virtual data"), "<f8")
+    fs = RefShardFileSystem(str(tmp_path / "a.h5"))
+    assert compare_arrays(fs, tmp_path / "a.h5") == (5 if dtype != ">i8" else 4)
 
 
 def test_damaged_mappings_raise_only_refshard_errors(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ import numpy as np
 
 from refshard_fs.core import array_group
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats.hdf5 import chunk_index, file, structure
+from refshard_fs.formats.hdf5 import chunk_index, file, structure, virtual
 from refshard_fs.formats.hdf5.source import open_
 from tests.fuzz.array_files import open_file
 from tests.support.hdf5_messages import make_file_of_shared_messages
+from tests.support.virtual_datasets import GROWS, create_virtual, select
 
 __all__ = ["IS_TEXT", "WORDS", "set_up", "check_input", "make_seeds"]
 
@@ -118,8 +119,34 @@ def _links(file: h5py.File) -> None:
     file["out"] = h5py.ExternalLink("x.h5", "/a")
 
 
+def _virtual_of_blocks(file: h5py.File) -> None:
+    file.create_dataset("a", data=_VALUES, chunks=(2, 4), compression="gzip")
+    strides = select((4, 6), (0, 1), (2, 3), (2, 2), (1, 1))
+    corner = select((4, 6), (0, 0), (1, 1), (1, 1), (2, 2))
+    corner.select_hyperslab((2, 2), (1, 1), (1, 1), (1, 2), op=h5py.h5s.SELECT_OR)
+    create_virtual(file, "v", (4, 6), [(strides, ".", "a", corner), (corner, ".", "a", strides)], ">i8")
+    create_virtual(file, "w", (6,), [(select((6,), (0,), (1,), (1,), (6,)), ".", "v", strides)], ">i8")
+
+
+def _virtual_of_chunks(file: h5py.File) -> None:
+    file.create_dataset("a", data=_VALUES, chunks=(1, 6), shuffle=True)
+    strides, rows = select((8, 6), (0, 0), (4, 1), (2, 1), (1, 6)), select((4, 6), (0, 0), (1, 1), (1, 1), (4, 6))
+    create_virtual(file, "v", (8, 6), [(strides, ".", "a", rows)])
+    create_virtual(file, "w", (4, 6), [(rows, ".", "v", strides)])
+
+
+def _virtual_that_grow(file: h5py.File) -> None:
+    for name in ("a0", "a1"):
+        file.create_dataset(name, data=_VALUES[0], chunks=(3,), maxshape=(None,))
+    place, block = select((6,), (0,), (GROWS,), (7,), (6,)), select((6,), (0,), (1,), (1,), (6,))
+    every, later = select((6,), (1,), (GROWS,), (3,), (2,)), select((6,), (2,), (1,), (1,), (GROWS,))
+    create_virtual(file, "v", (6,), [(place, ".", "a%b", block)])
+    create_virtual(file, "w", (6,), [(every, ".", "a0", later), (later, ".", "v", every)])
+
+
 _FILLS = (_filtered, _growing_in_one_dimension, _growing_in_two_dimensions, _compact_and_contiguous, _kinds, _texts,
-          _dimensions, _many_attributes, _groups, _links, _elsewhere)  # fmt: skip
+          _dimensions, _many_attributes, _groups, _links, _elsewhere, _virtual_of_blocks, _virtual_of_chunks,
+          _virtual_that_grow)  # fmt: skip
 
 
 # A file with a named datatype, a dataset of this type, and a virtual dataset. It is stored here and not made, because
@@ -137,7 +164,7 @@ _TIMED = (
 @contextlib.contextmanager
 def set_up() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for module in (chunk_index, file, structure):
+        for module in (chunk_index, file, structure, virtual):
             stack.enter_context(mock.patch.object(module, "verify_checksum", lambda data, what: data[:-4]))
         stack.enter_context(mock.patch.object(array_group, "LISTABLE", 1 << 16))  # long listings would take the second
         yield
