@@ -26,7 +26,6 @@ HEADER: Final = 512  # bytes of an object header that are read first: most heade
 SMALL: Final = 1 << 16  # bytes: smaller coordinates are read whole, because xarray would read them in several rounds
 MOST_DIMENSIONS: Final = 32
 MOST_BLOCKS: Final = 1 << 16  # continuation blocks of one object header
-_IN_PARTS: Final = "expected a file in one part (h5repack joins the parts of a file)"
 UNDEFINED: Final = (1 << 32) - 1  # -1, the size of an undefined fill value in old files
 
 # Types of messages in object headers.
@@ -49,6 +48,9 @@ ATTRIBUTE_INFO: Final = 0x15
 
 _IS_SHARED: Final = 0x02  # flag of a message: its content lies in another place
 _MUST_BE_KNOWN: Final = 0x80  # flag of a message: readers that do not know its type may not open the object
+_FAMILY: Final = b"NCSAfami"
+_MULTI: Final = b"NCSAmult"
+_DRIVER_BLOCK: Final = 1024  # bytes of a driver information block that are read
 _LAST_KNOWN: Final = 0x18  # the largest type of message in the specification
 _ATTRIBUTE_HEAD = struct.Struct("<BBHHH")
 _OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("<BHB"), struct.Struct("<BHBH")
@@ -62,14 +64,17 @@ class Superblock(msgspec.Struct, frozen=True):
 
     ``chunk_k``, ``group_k`` and ``group_leaf_k`` are half of the most entries in a node of a chunk B-tree, in a node of
     a group's B-tree, and in a leaf of a group's B-tree. ``shared_messages`` are the address of the table of shared
-    messages, and its number of indexes.
+    messages, and its number of indexes. ``driver`` is the address of the driver information block. ``end`` is the
+    position in the file at which the data end.
     """
 
     root: int
+    end: int
     group_leaf_k: int = 4
     group_k: int = 16
     chunk_k: int = 32
     extension: int | None = None
+    driver: int | None = None
     shared_messages: tuple[int, int] | None = None
 
 
@@ -99,8 +104,6 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
     else:
         base, extension, end, root = fields.unpack("PPPP")
         verify_checksum(head[start : fields.at + 4], "the superblock")
-    if driver is not None:
-        raise ManifestError(f"it has a driver information block: {_IN_PARTS}")
     addresses = {"base address": base, "end": end, "root group": root}
     if base is None or end is None or root is None:
         missing = ", ".join(name for name, address in addresses.items() if address is None)
@@ -108,14 +111,28 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
     file.base = start  # the address in the superblock is wrong if the user block was added later
     file.sizes = fields.sizes
     end += start - base
-    if end > file.size:
-        raise ManifestError(f"it is cut short: expected {end} bytes, found {file.size}. Was it written to the end?")
-    return msgspec.structs.replace(Superblock(root, extension=extension), **ks)
+    return msgspec.structs.replace(Superblock(root, end, extension=extension, driver=driver), **ks)
 
 
 def read_extension(file: MetadataFile, superblock: Superblock) -> Steps[Superblock]:
-    """Read the superblock's extension, if it has one, and return the superblock with the values in it."""
-    messages = (yield from read_header(file, superblock.extension)) if superblock.extension is not None else []
+    """Read the superblock's extension, if it has one, and return the superblock with the values in it.
+
+    Raise ManifestError if the file is cut short, or is one of several files that make one HDF5 file.
+    """
+    is_short = superblock.end > file.size
+    messages: Sequence[Message] = ()
+    try:
+        if superblock.driver is not None:
+            block = yield from file.read_up_to(superblock.driver, 16, _DRIVER_BLOCK, "the driver information block")
+            _, size, name = file.make_fields(block).unpack("B3xI8s")
+            _check_driver(name, block[16 : 16 + size], is_short)
+        if superblock.extension is not None:
+            messages = yield from read_header(file, superblock.extension)
+    except ManifestError:
+        raise
+    except ValueError:
+        if not is_short:
+            raise
     for message in messages:
         if message.type == B_TREE_K:
             chunk_k, group_k, leaf_k = file.make_fields(message.data).unpack("xHHH")
@@ -126,8 +143,31 @@ def read_extension(file: MetadataFile, superblock: Superblock) -> Steps[Superblo
                 superblock, shared_messages=None if address is None else (address, count)
             )
         elif message.type == DRIVER:
-            raise ManifestError(f"it has driver information: {_IN_PARTS}")
+            fields = file.make_fields(message.data)
+            _, name, size = fields.unpack("B8sH")
+            _check_driver(name, fields.take(size), is_short)
+    if is_short:
+        found = f"expected {superblock.end} bytes, found {file.size}"
+        raise ManifestError(f"it is cut short: {found}. Was it written to the end?")
     return superblock
+
+
+def _check_driver(name: bytes, information: bytes, is_short: bool) -> None:
+    """Raise ManifestError if a driver of HDF5 wrote the file in several parts, which are not joined."""
+    if name == _FAMILY:
+        if is_short:
+            size = int.from_bytes(information[:8], "little")
+            raise ManifestError(
+                f"it is the first of several files of {size} bytes, which HDF5's family driver wrote: expected a file "
+                "in one part. Join the files in the order of their numbers: cat NAME0.h5 NAME1.h5 ... > joined.h5"
+            )
+        return
+    if name == _MULTI:
+        raise ManifestError(
+            "HDF5's split or multi driver wrote it in several files, this one for metadata: expected a file in one "
+            "part. Copy its objects to a new file with h5py: h5py.File(NAME, driver='split')"
+        )
+    raise ManifestError(f"it has information for the driver {name!r} of HDF5: expected a file in one part")
 
 
 # Object headers: their messages, from all of their blocks.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem, check
+from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import heaps
 from refshard_fs.formats.hdf5.structure import parse_attribute
 from tests.support.hdf5_comparison import check_attributes, open_arrays
@@ -163,3 +164,35 @@ def test_unreadable_attribute_is_reported() -> None:
 def test_short_attribute_message_is_an_error() -> None:
     with pytest.raises(ValueError, match="an attribute has 5 bytes: expected at least 8"):
         parse_attribute(bytes(5))
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_parts_of_a_family_are_refused_until_joined(tmp_path: Path, libver: str) -> None:
+    values = np.arange(4000)
+    with h5py.File(tmp_path / "part%d.h5", "w", driver="family", memb_size=4096, libver=libver) as file:
+        file["a"] = values
+    with pytest.raises(ManifestError, match="the first of several files of 4096 bytes.* cat NAME0.h5"):
+        RefShardFileSystem(str(tmp_path / "part0.h5")).ls("")
+    parts = sorted(tmp_path.glob("part*.h5"))
+    assert len(parts) == 9
+    (tmp_path / "joined.h5").write_bytes(b"".join(part.read_bytes() for part in parts))
+    assert RefShardFileSystem(str(tmp_path / "joined.h5")).cat("a/0") == values.tobytes()
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_file_of_the_split_driver_is_refused(tmp_path: Path, libver: str) -> None:
+    with h5py.File(tmp_path / "parts", "w", driver="split", libver=libver) as file:
+        file["a"] = np.arange(4000)
+    with pytest.raises(ManifestError, match="split or multi driver .* driver='split'"):
+        RefShardFileSystem(str(tmp_path / "parts-m.h5")).ls("")
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_file_that_is_cut_short_is_refused(tmp_path: Path, libver: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", libver=libver) as file:
+        file["a"] = np.arange(4000)
+    data = (tmp_path / "a.h5").read_bytes()
+    for size in (100, 200, len(data) - 1):
+        (tmp_path / "a.h5").write_bytes(data[:size])
+        with pytest.raises(ManifestError, match=f"cut short: expected {len(data)} bytes, found {size}"):
+            RefShardFileSystem(str(tmp_path / "a.h5")).ls("")
