@@ -103,9 +103,8 @@ class IcechunkKeySpace(PartedKeySpace):
             return self._locate(location)
         if scheme == "vcc":
             name, _, path = rest.partition("/")
-            known = list(self._containers)
-            if name not in known:
-                where = f"{location}: the configuration of {self.root_url}"
+            if name not in self._containers:
+                where, known = f"{location}: the configuration of {self.root_url}", list(self._containers)
                 raise ManifestError(f"{where} has no virtual chunk container {name!r}: expected one of {known}")
             scheme, _, rest = (self._containers[name] + path).partition("://")
         scheme = _PROTOCOLS.get(scheme, scheme)
@@ -245,9 +244,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     else:
         name = version.snapshot or (yield from _read_reference(locate, version, most))
         if not is_key(name) or "/" in name:
-            raise ManifestError(
-                f"{probe.url}: {name!r} cannot be the name of a snapshot: expected the name of an object"
-            )
+            raise ManifestError(f"{probe.url}: {name!r} cannot name a snapshot: expected the name of an object")
 
     def load(name: str) -> Load:
         return Load(Span(locate(f"snapshots/{name}")), ParsedIndex(decode_snapshot, (name, most)))
