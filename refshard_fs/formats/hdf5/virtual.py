@@ -141,7 +141,7 @@ class SourceDatasets:
         """
         path = "/".join(part for part in name.split("/") if part not in ("", "."))
         group = parent(path)[0]
-        if path in self._others or path in self._groups:
+        if path in self._others or path in self._groups or path in self.chunks:
             return path
         if group not in self._groups:
             raise ManifestError(f"{VIRTUAL} with the source {name!r}: expected a group at {group!r}, found none")
@@ -279,7 +279,9 @@ def _list_pieces(
                 piece = piece._replace(place=_replace_axis(place, growing, block))
             else:
                 source = _get_axis(selection, source_axis)
-                size = int(source.count_before(shape[source_axis])) if source_axis < len(shape) else 0
+                if source_axis >= len(shape):
+                    raise ManifestError(f"its mapping of {dataset!r} grows along axis {source_axis}: found {shape}")
+                size = int(source.count_before(shape[source_axis]))
                 if not size:
                     return
                 piece = piece._replace(

@@ -278,6 +278,26 @@ def test_unsupported_virtual_datasets_are_reported(tmp_path: Path) -> None:
     assert fs.cat("seen/0") == np.arange(5).tobytes()
 
 
+def test_source_behind_an_external_link_is_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "far.h5", "w") as file:
+        file["group/data"] = VALUES
+    with h5py.File(tmp_path / "near.h5", "w") as file:
+        file["link"] = h5py.ExternalLink("far.h5", "group")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        write_virtual(file, "virtual", ("near.h5", "link/data"))
+    assert compare_arrays(RefShardFileSystem(str(tmp_path / "a.h5")), tmp_path / "a.h5") == 1
+
+
+def test_growing_source_of_other_rank_is_reported(tmp_path: Path) -> None:
+    grows = h5py.h5s.UNLIMITED
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = np.arange(5)
+        layout = h5py.VirtualLayout((2, 3), "<i8", maxshape=(2, None))
+        layout[:, :grows] = h5py.VirtualSource(".", "data", shape=(2, 3), maxshape=(2, None))[:, :grows]
+        file.create_virtual_dataset("virtual", layout)
+    assert "grows along axis 1" in RefShardFileSystem(str(tmp_path / "a.h5")).left_whole["virtual"]
+
+
 def test_source_that_does_not_exist_is_filled(http_server: RangeServer, tmp_path: Path) -> None:
     write_files(tmp_path, "latest", "chunked")
     with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
