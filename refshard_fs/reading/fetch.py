@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from refshard_fs.core.lru import LRU
@@ -520,7 +520,7 @@ class Fetcher:
             is_mixed = any(span.mixed or span.interleaved for span, _ in members)
             is_mixed = is_mixed and self.requests.pool.versions.of(url).is_kept  # its other arrays are probably read
             if is_mixed and limits.gap > 0 and any(span.interleaved for span, _ in members):
-                wider = plan.coalesce(ranges, plan.Limits(max(INTERLEAVED, limits.gap), limits.block))
+                wider = plan.coalesce(ranges, plan.Limits(max(INTERLEAVED, limits.gap), self._room_for_spare))
                 has_gaps, pieces = len(wider) < len(pieces), wider
             elif is_index and limits.gap > 0 and len(pieces) >= MANY_APART:
                 wider = plan.coalesce(ranges, plan.Limits(REQUEST, limits.block))
@@ -533,19 +533,26 @@ class Fetcher:
             for start, stop, places in pieces:
                 merged = [members[i] for i in places if i < len(members)]
                 urgent = any(reader is not None for _, reader in merged)
-                for first, last in plan.split_block(start, stop, limits):
-                    block = self._open(Span(url, first, last, pin=pin, dense=dense, origin=origin), urgent=urgent)
+                cuts = plan.split_block(start, stop, limits)
+                blocks = [
+                    self._open(Span(url, first, last, pin=pin, dense=dense, origin=origin), urgent=urgent)
+                    for first, last in cuts
+                ]
+                for span, reader in merged:
+                    for i in range(bisect_right(cuts, span.start, key=itemgetter(0)) - 1, len(cuts)):
+                        begin, end = max(span.start, cuts[i][0]), min(span.stop or 0, cuts[i][1])
+                        if begin >= end:
+                            break
+                        if reader is None:
+                            blocks[i].expect(begin, end)
+                        else:
+                            self._join(reader, blocks[i], begin, end)
+                for block in blocks:
                     if has_gaps or (is_mixed and any(span.mixed for span, _ in merged)):
                         self._keep_for_a_while(block)
-                    for span, reader in merged:
-                        begin, end = max(span.start, first), min(span.stop or 0, last)
-                        if begin < end and reader is None:
-                            block.expect(begin, end)
-                        elif begin < end and reader is not None:
-                            self._join(reader, block, begin, end)
                     if window:
                         self._expect_all(block)
-                    last_urgent = block if urgent else last_urgent
+                last_urgent = blocks[-1] if urgent else last_urgent
             if any(reader is None for _, reader in members):  # `ReadAhead` follows an array of the file
                 self._files.discard(object_id)
             elif not window and extends and last_urgent is not None and merging.gap > 0 and self.most_ahead > 0:
@@ -695,7 +702,7 @@ class Fetcher:
 
         dask reads chunks in the order of their names (0, 1, 10, 100, ...), and returns later to chunks that it skipped.
         """
-        return self.requests.budget.memory // 8
+        return self.requests.budget.memory // 4
 
     def _keep_for_a_while(self, block: Block) -> None:
         """Make ``block`` spare, for at most `SPARE_SECONDS`."""

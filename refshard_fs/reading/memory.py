@@ -4,7 +4,7 @@
 
 ==================================  ==================================================================================
 blocks under way, or fetched ahead  `Dispatch`, of each event loop; data fetched ahead up to `Budget.ahead`
-bytes between ranges                an eighth, for each event loop, for a minute; dropped when a reader needs memory
+bytes between ranges                a quarter, for each event loop, for a minute; dropped when a reader needs memory
 windows, rest of small files        at most half, for each event loop, for a minute; dropped when needed, too
 chunks of selections                `SelectionRead`: from the request until they are decoded
 decoded chunks                      `source.DECODED`, at most an eighth; dropped first when a reader needs memory
