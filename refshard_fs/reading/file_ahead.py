@@ -43,7 +43,7 @@ class FileAhead:
             room = min(min(max(FREE, self.read // SHARE), MOST) - self.wasted, most) - unread
             if room >= FREE // 4:  # else too few bytes to save a request
                 stop = max(min(stop + room, size), stop)
-        self.last.append((start, stop))
+        self.last[-1] = start, stop
         return stop
 
     def note(self, start: int, stop: int) -> None:
