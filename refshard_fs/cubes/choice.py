@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -119,7 +119,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     ("/air" in the root). ``isel`` has bounds of slices. ``squeeze`` names dimensions of length 1 to drop, or is True
     for all. ``assign`` has, by path, arrays that are added, or that replace arrays of the source. A ``lenient`` choice
     is for one of several sources, which may lack names, but not all names in ``keep``, nor any dimension in ``isel`` or
-    ``squeeze``.
+    ``squeeze``. With ``zarr_format`` 3, metadata of version 2 are shown in version 3; the chunks stay the same.
     """
 
     drop: tuple[str, ...] = ()
@@ -130,6 +130,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     squeeze: tuple[str, ...] | bool = ()
     assign: dict[str, AssignedArray] = {}
     lenient: bool = False
+    zarr_format: Literal[3] | None = None
 
     @classmethod
     def of(
@@ -201,6 +202,9 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         arrays = {path.strip("/"): array.describe(path) for path, array in self.assign.items()}
         chunks = {path.strip("/"): SingleChunk(array.decode_data(path)) for path, array in self.assign.items()}
         return ArrayGroup(arrays, chunks, zarr_format, {})
+
+
+VERSION_3: Final = Choice(zarr_format=3)
 
 
 def _refers_to(name: str, path: str) -> bool:

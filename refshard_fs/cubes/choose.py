@@ -21,6 +21,9 @@ def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
     def find(name: str, argument: str) -> list[str]:
         return nodes.find_all(name) if choice.lenient else nodes.find(name, argument)
 
+    if choice.zarr_format == 3:
+        for node in nodes.values():
+            node.convert_to_version_3()
     kept = set(nodes)
     if choice.keep is not None:
         paths = {path for name in choice.keep for path in find(name, "keep")}

@@ -778,7 +778,9 @@ def _open_document(
         choices = (*document.select, *piece.select)
         if number != document.first and all(choice.only_leaves_out for choice in choices):
             choices = ()  # only the arrays in `axes` are read, and these choices do not change the arrays
-        roots = theirs.root_documents if choices else theirs.root_documents[:1]  # one shows that it is a hierarchy
+        is_converted = any(choice.zarr_format for choice in piece.select)  # its documents have another version
+        known = options.root_documents if is_converted else theirs.root_documents
+        roots = known if choices else known[:1]  # one shows that it is a hierarchy
         steps = open_selected(open_other(url, msgspec.structs.replace(theirs, root_documents=roots)), choices)
         if is_trusted(url):
             return (yield from steps)

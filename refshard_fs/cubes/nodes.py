@@ -11,6 +11,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.consolidated import may_repeat, reconsolidate
 from refshard_fs.core.dtypes import holds_characters
 from refshard_fs.core.keys import join, parent
+from refshard_fs.core.version_3 import convert_array, convert_group
 from refshard_fs.core.zarrmeta import CONSOLIDATED, object_in
 from refshard_fs.cubes.choice import DIMENSIONS, Attributes
 from refshard_fs.errors import ManifestError
@@ -105,6 +106,18 @@ class Node:
         self.documents["zarr.json" if "zarr.json" in self.documents else ".zarray"] = document
         self.edit_attributes(lambda attrs: {**attrs, DIMENSIONS: dims} if DIMENSIONS in attrs else attrs)
         self.dropped = ()
+
+    def convert_to_version_3(self) -> None:
+        """Convert documents of version 2; ManifestError if version 3 cannot express an array."""
+        if "zarr.json" in self.documents or not self.documents:
+            return
+        attributes = self.documents.get(".zattrs") or {}
+        array = self.documents.get(".zarray")
+        key = join(self.source, ".zarray")
+        self.documents = {
+            "zarr.json": convert_group(attributes) if array is None else convert_array(array, attributes, key)
+        }
+        self.stored = dict(self.array) if self.is_array else {}
 
     def rename_dimensions(self, names: Mapping[str, str]) -> None:
         """Rename dimensions in all metadata that name them."""

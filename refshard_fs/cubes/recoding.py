@@ -140,7 +140,7 @@ class Recoding(msgspec.Struct, frozen=True):
         raise ManifestError(f"{self.where}: expected whole chunks to recode, found a part of other decoded bytes")
 
     def _convert(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
-        if mine.dtype.kind in "SUO":
+        if mine.dtype.kind in "bSUO":
             return values.astype(mine.dtype)
         missing = theirs.is_missing(values)
         if theirs.times is not None and mine.times is not None and theirs.times != mine.times:
@@ -303,9 +303,9 @@ def _parse_encoding(document: bytes) -> _Encoding:
     found = zarrmeta.loads(document)
     meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
     dtype = None if meta is None else find_decoded_type(meta)
-    if meta is None or dtype is None or dtype.kind not in "iufSUO" or meta.chunks is None:
-        raise ValueError("only integers, floating-point numbers and text can be recoded")
-    if dtype.kind in "SUO":
+    if meta is None or dtype is None or dtype.kind not in "biufSUO" or meta.chunks is None:
+        raise ValueError("only integers, floating-point numbers, truth values and text can be recoded")
+    if dtype.kind in "bSUO":
         return _Encoding(meta, dtype, None, None, np.zeros(0, dtype), dtype, ChunkDecoder.of(meta))
     attributes = found["attributes"]
     scale, offset = (attributes.get(name) for name in PACKING)

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from numbers import Real
 from typing import Any, Final, Literal, get_args, overload
 
@@ -14,12 +15,13 @@ import msgspec
 import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from refshard_fs.cubes.choice import Choice, check_mapping, list_names
+from refshard_fs.cubes.choice import VERSION_3, Choice, check_mapping, list_names
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
 from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.sets.arrange import Overlap
 from refshard_fs.sets.chosen_names import check_chosen_names
+from refshard_fs.sets.common_version import convert_to_common_version
 from refshard_fs.sets.grid_join import find_dims
 from refshard_fs.sets.inputs import Inputs, get_set_url, iter_urls
 from refshard_fs.sets.join import find_and_join, join_sets
@@ -260,6 +262,11 @@ def concat(
     if choice != Choice():
         opened = [fo for number, fo in enumerate(whole_sources) if number not in failed]
         check_chosen_names(choice, read, opened, options)
+    if preprocess is None:
+        again = partial(_read_again, executor=executor, unread=unread)
+        read, converted = convert_to_common_version(read, selecting, again)
+        own = {read[number].fo: (VERSION_3,) for number in converted if isinstance(read[number].fo, str)}
+        rules = msgspec.structs.replace(rules, own=own)
     _check_names(read, rules, inputs.dims)
     read, rounded = equalize_coordinates(read, tolerance)
     if rounded:
@@ -280,6 +287,12 @@ def concat(
 def _list_selections(options: Mapping[str, Any], choice: Choice) -> list[Mapping[str, Any]]:
     """Return the selections of each source: those in ``options``, then ``choice``, whose names a source may lack."""
     return [*(options.get("select") or ()), msgspec.structs.replace(choice, lenient=True).to_json()]
+
+
+def _read_again(
+    sets: Sequence[Any], options: Mapping[str, Any], *, executor: Executor | None, unread: UnreadArrays | None
+) -> Sequence[NamedSet]:
+    return read_sets(sets, options, lambda _: None, executor=executor, unread=unread)
 
 
 def _leave_out(

@@ -193,14 +193,15 @@ class ValueDigest(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, part: NamedSet, path: str, chunks: Mapping[int, bytes]) -> ValueDigest | None:
-        """Return the digest; None if the values are not numbers."""
+        """Return the digest; None if the values are not numbers, nor truth values, of which none means "missing"."""
         values = part.decode(path, chunks)
-        if values is None or values.dtype.kind not in "iuf":
+        if values is None or values.dtype.kind not in "biuf":
             return None
         variable = part.variables[path]
-        marks = set(get_missing_values(variable.meta, variable.attributes, values.dtype))
+        is_number = values.dtype.kind != "b"
+        marks = set(get_missing_values(variable.meta, variable.attributes, values.dtype) if is_number else ())
         fill = variable.meta.raw.get("fill_value")
-        if variable.meta.zarr_format == 2 and isinstance(fill, int | float):
+        if is_number and variable.meta.zarr_format == 2 and isinstance(fill, int | float):
             marks.add(fill)
         plain = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
         content = plain.dtype.str, plain.shape, hashlib.sha256(plain.tobytes()).digest()

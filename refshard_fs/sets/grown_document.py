@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from refshard_fs.cubes.choice import Choice
+from refshard_fs.cubes.choice import VERSION_3, Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.added_piece import add_piece
+from refshard_fs.sets.common_version import convert_to_common_version, get_version
 from refshard_fs.sets.compatibility import check_merged
 from refshard_fs.sets.coordinates import OutOfOrder
 from refshard_fs.sets.grown_texts import find_text_dims
@@ -56,7 +57,7 @@ def extend_document(
     chosen: Mapping[str, tuple[Choice, ...]] = {}
     failed: dict[int, Exception] = {}
     errors = failed if rules.skips_unreadable else None
-    if preprocess is None and errors is None:
+    if preprocess is None and errors is None and not any(leads.values()):
         read = read_sets([*map(joined.resolve, leads), *urls], options, lambda _: None, unread=unread)
     else:
         read = [_read_lead(joined.resolve(url), select, options, unread) for url, select in leads.items()]
@@ -68,6 +69,13 @@ def extend_document(
             document = msgspec.structs.replace(document, preprocess=get_import_path(preprocess))
             before[0] = document
     opened = [number for number in range(len(urls)) if number not in failed]
+    if preprocess is None and 3 in map(get_version, read[: len(leads)]):
+
+        def read_again(sets: Sequence[Any], more: Mapping[str, Any]) -> Sequence[NamedSet]:
+            return read_sets(sets, more, lambda _: None, unread=unread)
+
+        read, converted = convert_to_common_version(read, options, read_again)
+        chosen = {urls[opened[number - len(leads)]]: (VERSION_3,) for number in converted}
     by_url = dict(zip([*leads, *(lines[number] for number in opened)], read, strict=True))
     after, wholes = list(before), dict[int, NamedSet]()
     added = [0 for _ in before]

@@ -378,9 +378,12 @@ def test_concat_accepts_other_key_spelling_and_missing_chunks(tmp_path: Path) ->
     np.testing.assert_array_equal(group["time"][:], np.arange(8))
 
 
-def test_error_names_the_zarr_formats_of_both_sets() -> None:
+def test_fill_value_that_means_missing_in_version_2_is_named() -> None:
+    """In version 2, xarray shows elements with the fill value as missing; in version 3, only with ``_FillValue``."""
     sets = [make_day_set(0, 4, 2), make_day_set(4, 4, 3)]
-    with pytest.raises(ManifestError, match="has the zarr_format 2 in set 0, and 3 in set 1"):
+    with pytest.raises(
+        ManifestError, match="attribute _FillValue 'AAAAAAAAAAA=' in set 0, and None in set 1.*lazy=True"
+    ):
         refshard_fs.concat(sets, "time")
 
 
