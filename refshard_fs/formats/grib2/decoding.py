@@ -47,8 +47,16 @@ class _FieldValues(msgspec.Struct, frozen=True):
         return self.count * 4
 
     def make(self, raw: bytes) -> bytes:
+        return self.decode(raw).tobytes()
+
+    def decode(self, raw: bytes) -> _Array:
+        """Return the values, row by row."""
         with np.errstate(all="ignore"):  # some numbers are larger than 32-bit floats, and become infinite
-            return _arrange_rows(self._decode(memoryview(raw)), self.across, self.flags).tobytes()
+            return _arrange_rows(self._decode(memoryview(raw)), self.across, self.flags)
+
+    def convert(self, values: _Array) -> _Array:
+        """Return decoded ``values`` unchanged."""
+        return values
 
     def _decode(self, raw: memoryview) -> _Array:
         """Return the values in the order of the file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -231,3 +232,20 @@ def test_restricted_ccsds_codes_of_many_bits_are_refused(bits: int) -> None:
     raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 105, 7) + bytes(100)
     with pytest.raises(ValueError, match=f"invalid CCSDS blocks of 32 values of {bits} bits"):
         Values(496, (25, 6, 105)).make(raw)
+
+
+@pytest.mark.parametrize("scans", [{}, {"jPointsAreConsecutive": 1}, {"alternativeRowScanning": 1}], ids=str)
+@pytest.mark.parametrize("values", [None, np.full(496, 3.25)], ids=["noise", "constant"])
+def test_xarray_reads_a_field_without_a_copy_of_bytes(
+    scans: dict[str, int], values: np.ndarray | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.grib"
+    path.write_bytes(make_message(values, **scans))
+    expected = open_array(path.read_bytes(), "t")[...]
+    monkeypatch.setattr(Values, "make", None)
+    with xr.open_dataset(path, engine="refshard") as ds:
+        found = ds["t"].values
+        part = ds["t"][3:9, 2].values
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(part, expected[3:9, 2])
+    assert found.flags.writeable
