@@ -22,7 +22,11 @@ from refshard_fs.core.model import Inline, Pin
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.sinks import icechunk as sinks_icechunk
 from tests.servers.http import RangeServer
+from tests.support.cdf_writer import read_real_file
+from tests.support.dmrpp_writer import write_dmrpp
+from tests.support.grib_messages import make_message
 from tests.support.icechunk_repositories import open_session, read
+from tests.support.jp2_files import encode, make_jp2_file, make_smooth_values
 
 icechunk = pytest.importorskip("icechunk", minversion="2.3")
 xr = pytest.importorskip("xarray")
@@ -111,6 +115,54 @@ def test_repository_has_the_values_of_its_source(kind: str, tmp_path: Path) -> N
     xr.testing.assert_identical(read(there), expected)
     ours = xr.open_dataset(there, engine="refshard", decode_times=False).load()
     xr.testing.assert_identical(ours, expected)
+
+
+def put(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    return str(path)
+
+
+def write_netcdf3(folder: Path) -> str:
+    make_dataset().astype("f4").to_netcdf(folder / "a.nc", engine="scipy", format="NETCDF3_CLASSIC")
+    return str(folder / "a.nc")
+
+
+def write_tiff(folder: Path) -> str:
+    values = np.arange(64 * 48, dtype="u2").reshape(64, 48)
+    pytest.importorskip("tifffile").imwrite(folder / "a.tif", values, tile=(16, 16), compression="zlib")
+    return str(folder / "a.tif")
+
+
+def write_fits(folder: Path) -> str:
+    fits = pytest.importorskip("astropy.io.fits")
+    fits.HDUList([fits.PrimaryHDU(np.arange(60, dtype=">f4").reshape(6, 10))]).writeto(folder / "a.fits")
+    return str(folder / "a.fits")
+
+
+FILES: dict[str, Callable[[Path], str]] = {
+    "NetCDF-3": write_netcdf3,
+    "DMR++": lambda folder: str(write_dmrpp(Path(write_netcdf(folder)))),
+    "TIFF": write_tiff,
+    "FITS": write_fits,
+    "GRIB1": lambda folder: put(folder / "a.grib", make_message(sample="regular_ll_pl_grib1")),
+    "GRIB2": lambda folder: put(folder / "a.grib2", make_message(level=1) + make_message(level=2)),
+    "JPEG 2000": lambda folder: put(folder / "a.jp2", make_jp2_file(encode(make_smooth_values(64, 48)))),
+    "CDF": lambda folder: put(folder / "a.cdf", read_real_file(3)),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_repository_has_the_arrays_of_each_kind_of_file(kind: str, tmp_path: Path) -> None:
+    there = str(tmp_path / "made.icechunk")
+    source = FILES[kind](tmp_path)
+    RefShardFileSystem(source).save(there)
+    expected, ours = (zarr.open_group(f"refshard::{url}", mode="r") for url in (source, there))
+    theirs = zarr.open_group(open_session(there).store, mode="r")
+    arrays = {path: member for path, member in expected.members(max_depth=None) if isinstance(member, zarr.Array)}
+    assert arrays
+    for path, array in arrays.items():
+        np.testing.assert_array_equal(theirs[path][...], array[...], path)
+        np.testing.assert_array_equal(ours[path][...], array[...], path)
 
 
 def test_repository_of_unlike_files_has_their_values(tmp_path: Path) -> None:
