@@ -19,7 +19,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Entry, Packed, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.structure import ExternalFiles, HDF5Object
-from refshard_fs.security.policy import is_absolute, protocol_of, relative_to
+from refshard_fs.security.policy import LOCAL, directory_of, is_absolute, protocol_of, relative_to
 
 MOST_TEXT: Final = 1 << 23  # characters of all paths that a file shows through external links
 SHOWN: Final = 100  # characters of a name that a report quotes: many reports may quote the same long name
@@ -34,6 +34,25 @@ def check_file_is_beside(name: str) -> None:
             f"{name[:SHOWN]!r}: expected a relative path into the directory of the file that refers to it, or below, "
             "without '..', '\\', '?', '#' and '%'"
         )
+
+
+def locate_beside(name: str, url: str) -> str:
+    """Return the URL of the file ``name``, to which the HDF5 file at ``url`` refers.
+
+    Of an absolute path, HDF5 also tries the last name, in the directory of the file that refers to it. Here, an
+    absolute path is accepted if it leads into this directory; if the directory is remote, the last name counts.
+
+    Raises ManifestError unless the file lies in this directory, or below.
+    """
+    directory = directory_of(url)
+    if name.startswith("/"):
+        protocol, folder = protocol_of(directory), directory.removeprefix("file://").rstrip("/")
+        if protocol not in (None, *LOCAL):
+            name = name.rpartition("/")[2]
+        elif folder.startswith("/"):
+            name = name.removeprefix(f"{folder}/")
+    check_file_is_beside(name)
+    return relative_to(directory, name)
 
 
 # External links.

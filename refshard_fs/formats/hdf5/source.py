@@ -20,7 +20,7 @@ from refshard_fs.formats.hdf5.external import (
     DimensionNames,
     ExternalLink,
     LinkedPaths,
-    check_file_is_beside,
+    locate_beside,
     resolve_files,
 )
 from refshard_fs.formats.hdf5.file import MetadataFile
@@ -38,7 +38,7 @@ from refshard_fs.formats.hdf5.virtual import (
     resolve_extents,
     resolve_mappings,
 )
-from refshard_fs.security.policy import directory_of, relative_to
+from refshard_fs.security.policy import directory_of
 
 MOST_PREPARED: Final = 256  # the most small coordinates that are read when a file is opened
 # `OpenOptions.depth` of a file to which the opened file refers; files to which that file refers have 1 more.
@@ -160,9 +160,7 @@ def _open_other_files(
 def _list_existing(names: Sequence[str], url: str) -> Steps[Sequence[str]]:
     """Return the names before the first file that does not exist; all if this is not known."""
     try:
-        for name in names:
-            check_file_is_beside(name)
-        found = yield tuple(Stat(relative_to(directory_of(url), name), fresh=True) for name in names)
+        found = yield tuple(Stat(locate_beside(name, url), fresh=True) for name in names)
     except (RefShardError, OSError):
         return names  # opening the files raises the errors
     return names[: next((number for number, facts in enumerate(found) if facts is None), len(names))]
@@ -173,10 +171,9 @@ def _open_other_file(name: str, url: str, options: OpenOptions) -> Steps[KeySpac
     other_options = msgspec.structs.replace(options, depth=depth, base_url=None, shards="whole")
     assert options.open_other is not None
     try:
-        check_file_is_beside(name)
+        other_url = locate_beside(name, url)
     except ManifestError as e:
         return str(e)
-    other_url = relative_to(directory_of(url), name)
     try:
         return (yield from options.open_other(other_url, other_options))
     except (RefShardError, OSError) as e:

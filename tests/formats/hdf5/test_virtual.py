@@ -278,6 +278,22 @@ def test_unsupported_virtual_datasets_are_reported(tmp_path: Path) -> None:
     assert fs.cat("seen/0") == np.arange(5).tobytes()
 
 
+def test_absolute_path_into_the_folder_is_read(http_server: RangeServer, tmp_path: Path) -> None:
+    """On a server, a file is beside the file that names it by the path that it had when it was written."""
+    (tmp_path / "sub").mkdir()
+    for name in ("source.h5", "sub/source.h5"):
+        with h5py.File(tmp_path / name, "w") as file:
+            file["data"] = VALUES + len(name)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        write_virtual(file, "beside", (str(tmp_path / "source.h5"), "data"))
+        write_virtual(file, "below", (str(tmp_path / "sub" / "source.h5"), "data"))
+    assert compare_arrays(RefShardFileSystem(str(tmp_path / "a.h5")), tmp_path / "a.h5") == 2
+    for name in ("a.h5", "source.h5"):
+        url = http_server.put(f"/data/{name}", (tmp_path / name).read_bytes())
+    fs = RefShardFileSystem(url.replace("source", "a"))
+    np.testing.assert_array_equal(find_arrays(zarr.open_group(fs.get_mapper(""), mode="r"))["beside"][...], VALUES + 9)
+
+
 def test_source_behind_an_external_link_is_read(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "far.h5", "w") as file:
         file["group/data"] = VALUES
