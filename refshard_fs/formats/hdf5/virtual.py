@@ -383,10 +383,10 @@ def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object,
             continue
         label = f"{mapping.dataset!r} of {mapping.file!r}"
         assert dataset.datatype is not None
-        are_same = _check_elements(dataset.datatype, chunks.dataset, label)
+        is_stored = _check_elements(dataset.datatype, chunks.dataset, label) and not isinstance(chunks, JoinedChunks)
         for pair in _pair_elements(mapping, chunks.dataset.outer_shape, shape, label, MOST_SOURCES - len(elements)):
             elements.append(LocatedMapping(chunks, *pair))
-            scaled = elements[-1].scale(shape) if are_same and len(whole) == len(elements) - 1 else None
+            scaled = elements[-1].scale(shape) if is_stored and len(whole) == len(elements) - 1 else None
             if scaled is not None:
                 whole.append(scaled[0])
                 encodings.add((scaled[1], chunks.dataset.filters))
@@ -485,9 +485,8 @@ class VirtualChunks(DatasetChunks):
             ordinals, is_inside = self._mappings[number].find_ordinals([axis[near] for axis in coordinates], len(near))
             owners[near[is_inside]] = number  # if mappings overlap, the last one counts
             located[number] = near, self._mappings[number].locate(ordinals)
-        searches: list[
-            tuple[DatasetChunks, list[int], list[int]]
-        ] = []  # source, numbers in this dataset, in the source
+        # Sources, numbers of chunks in this dataset, and in the source.
+        searches: list[tuple[DatasetChunks, list[int], list[int]]] = []
         for number, (near, source_coordinates) in located.items():
             is_owned = owners[near] == number
             source = self._mappings[number].chunks
@@ -569,7 +568,8 @@ class JoinedChunks(VirtualChunks):
                 plain = source.make_fill_elements()
             decoded = place
             values = np.asarray(np.frombuffer(plain, dtypes[0]).reshape(source.dataset.chunk)[section.source])
-            elements[section.target] = values.reshape(elements[section.target].shape)
+            with np.errstate(invalid="ignore"):  # numpy warns of signalling NaN
+                elements[section.target] = values.reshape(elements[section.target].shape)
         return bytes(data)
 
     def _choose_sections(self, number: int, request: _Request) -> list[_Section]:

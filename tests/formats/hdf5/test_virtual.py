@@ -330,6 +330,23 @@ def test_source_that_does_not_exist_is_filled(http_server: RangeServer, tmp_path
     assert set(fs.left_whole) == {"no file"}
 
 
+def test_listing_chunks_of_joined_chunks_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("data", data=VALUES.astype("<i2"), chunks=(4, 3), compression="gzip")
+        write_virtual(file, "joined", (".", "data"))
+        write_virtual(file, "outer", (".", "joined"))
+    fs, decode, decoded = RefShardFileSystem(str(tmp_path / "a.h5")), FilterRecipe.decode_elements, []
+
+    def decode_and_count(recipe: FilterRecipe, raw: bytes) -> bytes:
+        decoded.append(raw)
+        return decode(recipe, raw)
+
+    monkeypatch.setattr(FilterRecipe, "decode_elements", decode_and_count)
+    assert "outer/0.0" in fs.ls("outer", detail=False)
+    assert not decoded
+    assert compare_arrays(fs, tmp_path / "a.h5") == 3
+
+
 @pytest.mark.parametrize("dtype", ["<i4", ">i8", "<f8"])
 def test_sources_of_smaller_types_are_converted(tmp_path: Path, dtype: str) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
