@@ -14,6 +14,7 @@ from typing import Any
 
 import h5netcdf
 import numpy as np
+import xarray as xr
 import zarr
 
 from benchmarks.jobs.job import Site
@@ -127,6 +128,20 @@ class Variables(_Files):
                 )
                 variable[:] = np.random.default_rng(number).normal(size=(4, 20, 30))
                 variable.attrs["units"] = "K"
+
+
+@dataclass(frozen=True)
+class Records(_Files):
+    """A NetCDF-3 file of four variables, whose records of 32 kB lie between each other."""
+
+    count: int
+
+    def write(self, folder: Path) -> None:
+        rng = np.random.default_rng(0)
+        values = rng.normal(size=(4, self.count, 90, 90)).astype("f4")
+        variables = {f"v{number}": (("time", "y", "x"), values[number]) for number in range(4)}
+        ds = xr.Dataset(variables, {"time": np.arange(self.count, dtype="f8")})
+        ds.to_netcdf(folder / "records.nc", engine="scipy", format="NETCDF3_64BIT", unlimited_dims=["time"])
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""Jobs with one file, compared with h5netcdf (with xarray's default block cache), rasterio and cfgrib."""
+"""Jobs with one file, compared with h5netcdf (with xarray's default block cache), scipy, rasterio and cfgrib."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+import fsspec
 import numpy as np
 import xarray as xr
 
-from benchmarks.jobs.data import Era5, Months, Scenes, Variables
+from benchmarks.jobs.data import Era5, Months, Records, Scenes, Variables
 from benchmarks.jobs.job import Job, Site, Sizes
 from refshard_fs.xarray_backend import RefShardBackend
 
@@ -96,6 +97,22 @@ class AllVariables(Job):
 
     def run_theirs(self, site: Site) -> Any:
         with xr.open_dataset(f"{site.url}/variables.nc", engine="h5netcdf") as ds:
+            return ds.load().to_array().values
+
+
+class LoadRecords(Job):
+    """Load all variables of a NetCDF-3 file."""
+
+    title = "a NetCDF-3 file of {count} records: ds.load()"
+    sizes = Sizes(Records(60), Records(300))
+    peer = "scipy"
+
+    def run_ours(self, site: Site) -> Any:
+        with xr.open_dataset(f"{site.url}/records.nc", engine=RefShardBackend) as ds:
+            return ds.load().to_array().values
+
+    def run_theirs(self, site: Site) -> Any:
+        with fsspec.open(f"{site.url}/records.nc") as file, xr.open_dataset(file, engine="scipy") as ds:
             return ds.load().to_array().values
 
 
