@@ -85,7 +85,7 @@ def test_undamaged_shards_are_read(tmp_path: Path, kind: str, sized: bool) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_of_truncated_shards_are_right_or_errors(tmp_path: Path, kind: str) -> None:
     whole = KINDS[kind][3]
-    for size in range(len(whole)):
+    for size in range(len(whole) - 1, -1, -2):
         fs, shard = source(tmp_path, kind, whole[:size], sized=True)
         for slot, data in CHUNKS.items():
             got = outcome(fs, key(shard, slot))

@@ -150,14 +150,15 @@ def check_file(path: Path, refused: frozenset[str] = frozenset(), **options: Any
 
     With ``zarr_format``, zarr reads them.
     """
-    fs, shown = open_arrays(path)
     if options:
         fs = RefShardFileSystem(fo=str(path), **options)
         shown = find_arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
-    elif keys := [key for array in shown.values() for key in array.keys]:
-        data = fs.cat(keys, on_error="omit")
-        for array in shown.values():
-            array.take_chunks(data)
+    else:
+        fs, shown = open_arrays(path)
+        if keys := [key for array in shown.values() for key in array.keys]:
+            data = fs.cat(keys, on_error="omit")
+            for array in shown.values():
+                array.take_chunks(data)
     with h5py.File(path) as file:
         known = {name: dataset for name, dataset in find_datasets(file).items() if not is_bare(dataset)}
         shown = {find_hdf5_name(name, known): array for name, array in shown.items()}

@@ -438,12 +438,13 @@ def of_kind(kind: str) -> list[str]:
     return [name for name in WRITERS if name.split(" ")[0] == kind]
 
 
-def pairs(names: list[str]) -> list[str]:
-    """Return some of the names, such that any two words of one name also occur together in a returned name."""
-    seen: set[tuple[str, str]] = set()
+def choose(names: list[str]) -> list[str]:
+    """Return some of the names: each version of the format with each index, layout or order, and each other word."""
+    seen: set[tuple[str, ...]] = set()
     chosen = []
-    for name in names:
-        here = {*itertools.combinations(["", *name.split(" ")], 2)}
+    for name in reversed(names):  # the last ones have the most members and attributes
+        words = name.split(" ")
+        here = {tuple(words[:3]), *((word,) for word in words)}
         if not here <= seen:
             seen |= here
             chosen.append(name)

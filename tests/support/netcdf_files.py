@@ -174,13 +174,14 @@ def _writers() -> Iterator[tuple[str, Writer]]:
 
 
 WRITERS: dict[str, Callable[[Path], None]] = dict(_writers())
-# The remaining names have each encoding with limited and with unlimited dimensions.
+# The remaining names have each encoding, and each number of unlimited dimensions.
 MORE = frozenset(
     [
-        *(f"netcdf4 NETCDF4 {encoding} ('time',)" for encoding in ("zlib", "zstd")),
-        *(f"netcdf4 NETCDF4 {encoding} ('time', 'x')" for encoding in ("plain", "chunked", "zstd")),
-        *("netcdf4 NETCDF4 shuffle ()", "netcdf4 NETCDF4 chunked ()"),
+        *(f"netcdf4 NETCDF4 {encoding} ('time',)" for encoding in ("plain", "zlib", "zstd")),
+        *(f"netcdf4 NETCDF4 {encoding} ('time', 'x')" for encoding in ("plain", "zlib", "chunked", "zstd")),
+        *(f"netcdf4 NETCDF4 {encoding} ()" for encoding in ("zlib", "shuffle", "chunked")),
         *("netcdf4 CLASSIC plain ('time',)", "netcdf4 CLASSIC zlib ()", "netcdf4 CLASSIC chunked ('time',)"),
+        *("netcdf4 CLASSIC zlib ('time',)", "xarray netcdf4 plain"),
         *("h5netcdf plain True", "h5netcdf gzip False", "h5netcdf lzf True", "h5netcdf fletcher32 False"),
         "xarray netcdf4 chunked",
     ]

@@ -28,13 +28,12 @@ SOUND = [s for s in EVERY if not s.is_refused]
 SAMPLE_IDS = {"ids": lambda s: s.name}
 
 
-@pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
-def test_zarr_reads_the_written_values(sample_: Sample, verify: bool) -> None:
+def test_zarr_reads_the_written_values(sample_: Sample) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     expected = sample_.expected
     for zarr_format in reading.FORMATS:
-        group = reading.open_group(RefShardFileSystem(fo=str(sample_.path), zarr_format=zarr_format, verify=verify))
+        group = reading.open_group(RefShardFileSystem(fo=str(sample_.path), zarr_format=zarr_format))
         actual = reading.read_values(group["data"])
         reading.check(actual, expected, zarr_format)
         attributes = dict(group["data"].attrs)
@@ -71,7 +70,7 @@ def test_full_chunk_is_the_range_of_its_frame(sample_: Sample) -> None:
             assert len(chunk or b"") == full + 16
 
 
-@pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
+@pytest.mark.parametrize("sample_", SOUND[::3], **SAMPLE_IDS)
 @pytest.mark.parametrize("options", [{}, {"max_gap": -1}, {"max_gap": 1 << 20}], ids=str)
 def test_zarr_requests_only_offsets_headers_and_frames(sample_: Sample, options: dict[str, Any]) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")

@@ -110,7 +110,7 @@ def test_server_without_listings_is_read_by_names(http_server: Any) -> None:
     assert fs.cat_file("data/2", start=4, end=8) == struct.pack("<I", 80)
 
 
-@pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
+@pytest.mark.parametrize("sample_", SOUND[::3], **SAMPLE_IDS)
 def test_zarr_requests_header_and_frame_of_each_chunk_once(sample_: Sample) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     with RangeServer(directory=sample_.path.parent) as server:

@@ -20,23 +20,26 @@ xr = pytest.importorskip("xarray")
 fits = pytest.importorskip("astropy.io.fits")
 
 
-@pytest.mark.parametrize("tile", [None, (32, 32), (90, 70), (7, 70)])
+CODED: list[tuple[str, str, dict[str, Any]]] = [
+    ("RICE_1", "i2", {}),
+    ("RICE_1", "i4", {}),
+    ("RICE_1", "u1", {}),
+    ("RICE_1", "u2", {}),
+    ("RICE_1", "f4", {"quantize_method": 1, "dither_seed": 77}),
+    ("RICE_1", "f4", {"quantize_method": 2, "dither_seed": 9999}),
+    ("GZIP_1", "i4", {}),
+    ("GZIP_2", "f8", {"quantize_level": 0}),
+    ("NOCOMPRESS", "i2", {}),
+    ("PLIO_1", "i2", {}),
+    ("PLIO_1", "u1", {}),
+    ("PLIO_1", "i4", {}),
+]
+TILES: list[tuple[int, ...] | None] = [(32, 32), None, (90, 70), (7, 70)]
+
+
 @pytest.mark.parametrize(
-    ("kind", "dtype", "options"),
-    [
-        ("RICE_1", "i2", {}),
-        ("RICE_1", "i4", {}),
-        ("RICE_1", "u1", {}),
-        ("RICE_1", "u2", {}),
-        ("RICE_1", "f4", {"quantize_method": 1, "dither_seed": 77}),
-        ("RICE_1", "f4", {"quantize_method": 2, "dither_seed": 9999}),
-        ("GZIP_1", "i4", {}),
-        ("GZIP_2", "f8", {"quantize_level": 0}),
-        ("NOCOMPRESS", "i2", {}),
-        ("PLIO_1", "i2", {}),
-        ("PLIO_1", "u1", {}),
-        ("PLIO_1", "i4", {}),
-    ],
+    ("tile", "kind", "dtype", "options"),
+    [*((TILES[0], *coded) for coded in CODED), *((tile, *CODED[4]) for tile in TILES[1:])],
 )
 def test_tiles_have_the_pixels_that_astropy_decodes(
     tmp_path: Path, tile: tuple[int, ...] | None, kind: str, dtype: str, options: dict[str, Any]

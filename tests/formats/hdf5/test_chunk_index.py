@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import h5py
@@ -211,7 +212,7 @@ def write_two_leaves() -> tuple[bytearray, int, int]:
     with h5py.File(file, "w") as file_object:
         file_object.create_dataset("a", data=np.arange(80 * 8000, dtype="i4"), chunks=(8000,))
     data = bytearray(file.getvalue())
-    leaves = [at for at in range(len(data)) if data[at : at + 6] == b"TREE\x01\x00"]
+    leaves = [found.start() for found in re.finditer(b"TREE\1\0", data)]
     assert len(leaves) == 2
     return data, leaves[0], leaves[1]
 

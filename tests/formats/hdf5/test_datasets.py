@@ -22,7 +22,7 @@ from tests.support.hdf5_corpus import written
 SAMPLES = Path(__file__).parents[2] / "data"
 
 
-@pytest.mark.parametrize("choose", [corpus.pairs, pytest.param(list, marks=pytest.mark.slow)], ids=["pairs", "all"])
+@pytest.mark.parametrize("choose", [corpus.choose, pytest.param(list, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("kind", corpus.kinds())
 def test_values_equal_h5py(kind: str, choose: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
     refused = frozenset(corpus.REFUSED if kind == "refused" else ())

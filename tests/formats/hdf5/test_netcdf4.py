@@ -21,8 +21,8 @@ XARRAY = [
     name
     for name in corpus.WRITERS
     if name.startswith(("matlab", "anndata", "nexus", "keras"))
-    or (name.startswith(("scaled ", "attributed ")) and name.split(" ")[1] in ("earliest", "latest"))
-    or name in ("chunked v110 extensible gzip", "unchunked latest contiguous True", "chunked earliest fixed plain")
+    or (name.startswith(("scaled latest ", "attributed latest ")) and not name.endswith(" 0"))
+    or name in ("attributed earliest True 200", "chunked v110 extensible gzip", "unchunked latest contiguous True")
 ]
 
 

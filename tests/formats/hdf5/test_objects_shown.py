@@ -71,7 +71,7 @@ def convert_expected(file: h5py.File, column: Any, dtype: np.dtype[Any]) -> Any:
 
 
 @pytest.mark.parametrize("low", LOW)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 20))])
 def test_objects_equal_h5py(seed: int, low: str, tmp_path: Path) -> None:
     write_random(tmp_path / "a.h5", np.random.default_rng(seed), low)
     fs, arrays = open_arrays(tmp_path / "a.h5")

@@ -66,8 +66,7 @@ def count_in_columns(refs: ReferenceSet) -> int:
         {"separators": (", ", ":")},
     ],
 )
-@pytest.mark.parametrize("slashes", [False, True])
-@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize(("slashes", "version"), [(False, 1), (True, 0)])
 def test_documents_with_various_white_space_are_read(spelling: dict[str, Any], slashes: bool, version: int) -> None:
     refs = make_references()
     text = json.dumps({"version": 1, "templates": {}, "refs": refs} if version else refs, **spelling)
@@ -235,7 +234,7 @@ def test_invalid_json_is_refused(text: str | bytes, many: int) -> None:
 
 
 @pytest.mark.parametrize("before", ["\ufeff\ufeff", " \ufeff", "\ufeff \ufeff"])
-@pytest.mark.parametrize("piece", [1, 513, 514, 516, 1 << 20])
+@pytest.mark.parametrize("piece", [1, 514, 1 << 20])
 def test_byte_order_mark_is_accepted_only_at_the_start(before: str, piece: int) -> None:
     text = json.dumps(make_references())
     assert read_entries(read("\ufeff" + text, piece)) == make_references()

@@ -149,9 +149,8 @@ def test_sets_written_by_fsspec_are_read(engine: str, threshold: int, tmp_path: 
             fs.cat_file(key)
 
 
-@pytest.mark.parametrize("array", ["", "a", "g/deep/a"])
+@pytest.mark.parametrize(("record_size", "array"), [(1, "a"), (2, "g/deep/a"), (4, ""), (100, "a")])
 @pytest.mark.parametrize(("meta", "name", "tail"), ENCODINGS.values(), ids=ENCODINGS)
-@pytest.mark.parametrize("record_size", [1, 2, 4, 100])
 def test_keys_follow_the_arrays_own_metadata(
     record_size: int, meta: dict[str, Any], name: str, tail: str, array: str, tmp_path: Path, target: str
 ) -> None:
