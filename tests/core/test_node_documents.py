@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import warnings
 from functools import partial
 from pathlib import Path
@@ -116,6 +117,15 @@ def test_named_nodes_equal_listed_nodes(tmp_path: Path, zarr_format: int) -> Non
             assert found[0] == found[1]
 
 
+@pytest.fixture(scope="module")
+def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plate of each version of zarr."""
+    folder = tmp_path_factory.mktemp("plates")
+    for zarr_format in (2, 3):
+        write_plate(folder / str(zarr_format), zarr_format)
+    return folder
+
+
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("path", ["/A/1/0", "/A/2/0"])
 @pytest.mark.parametrize(
@@ -123,9 +133,9 @@ def test_named_nodes_equal_listed_nodes(tmp_path: Path, zarr_format: int) -> Non
     [{"keep": ["0"]}, {"keep": ["/0"]}, {"keep": ["labels"]}, {"keep": ["/labels/cells/1"]}, {"drop": ["0"]}, {}],
 )
 def test_selected_resolutions_equal_those_of_consolidated_stores(
-    tmp_path: Path, zarr_format: int, path: str, choice: dict[str, Any]
+    plates: Path, tmp_path: Path, zarr_format: int, path: str, choice: dict[str, Any]
 ) -> None:
-    write_plate(tmp_path / "plate.zarr", zarr_format)
+    shutil.copytree(plates / str(zarr_format), tmp_path / "plate.zarr")
     if "labels" in str(choice) and path == "/A/1/0":
         pytest.skip("the image has no labels")
     with RangeServer(directory=tmp_path) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import refshard_fs
@@ -27,8 +28,7 @@ from tests.support.joined_sets import VERSIONS, draw_archives, make_array, make_
 pytest.importorskip("zarr")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize(("kind", "version"), list(zip(TARGETS, itertools.cycle(VERSIONS), strict=False)))
 def test_appended_set_equals_the_concatenation(tmp_path: Path, kind: str, version: int) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
@@ -171,7 +171,6 @@ def test_commands_make_and_extend_a_document(tmp_path: Path, capsys: pytest.Capt
     assert read(url)["time"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-@settings(max_examples=25)
 @given(draw_archives(), st.sampled_from(["json", "parquet"]), st.integers(1, 9))
 def test_random_appends_equal_the_concatenation(
     archive: tuple[list[dict[str, Any]], int], kind: Any, record_size: int

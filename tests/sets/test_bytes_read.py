@@ -114,8 +114,13 @@ KINDS: dict[str, tuple[Callable[[int, Path], bytes], str, set[bool]]] = {
 }
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["scanned", "opened"])
-@pytest.mark.parametrize(("kind", "lazy"), [(kind, lazy) for kind, (*_, how) in KINDS.items() for lazy in sorted(how)])
+@pytest.mark.parametrize(
+    ("kind", "lazy", "named"),
+    [
+        *((kind, lazy, False) for kind, (*_, how) in KINDS.items() for lazy in sorted(how)),
+        *[("COG", False, True), ("NetCDF-3, records", True, True), ("GRIB2", True, True)],
+    ],
+)
 def test_concat_reads_little_more_than_the_heads_of_files(
     kind: str, http_server: RangeServer, tmp_path: Path, *, lazy: bool, named: bool
 ) -> None:
@@ -187,8 +192,9 @@ def test_part_replaced_after_concat_is_an_error(http_server: RangeServer, tmp_pa
     assert fs.cat_file("v/20.0")
 
 
-@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
-@pytest.mark.parametrize(("predictor", "dtype"), [(1, "u2"), (2, "u2"), (3, "f4")])
+@pytest.mark.parametrize(
+    ("predictor", "dtype", "lazy"), [(1, "u2", False), (2, "u2", False), (2, "u2", True), (3, "f4", True)]
+)
 def test_joining_by_names_reads_no_overview(
     predictor: int, dtype: str, s3_server: SeaweedServer, s3_proxy: CountingProxy, *, lazy: bool
 ) -> None:

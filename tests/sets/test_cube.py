@@ -145,10 +145,9 @@ def test_selected_cube_equals_the_selection_of_xarray(words: str, tmp_path: Path
         whole.select(**arguments),
         refshard_fs.open(f"{tmp_path}/whole.refshard", **arguments),
     ]
-    for part in parts:
-        part.save(f"{tmp_path}/part.refshard")
+    parts[0].save(f"{tmp_path}/part.refshard")
+    for part in (*parts, f"{tmp_path}/part.refshard"):
         xr.testing.assert_equal(xr.open_dataset(part, engine="refshard").load(), expected)
-        xr.testing.assert_equal(xr.open_dataset(f"{tmp_path}/part.refshard", engine="refshard").load(), expected)
     assert [len(part) for part in parts] == [{"range": 2, "months": 2, "day": 1, "box": 1, "member": 4}[words]] * 3
 
 
@@ -335,9 +334,12 @@ def test_requests_for_ome_zarr_wells_are_bounded(
     assert len(http_server.requests()) <= (1 + again + 1) * len(WELLS) + rows + others + 2
 
 
-@pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize(
-    "changed", [{}, {"dtype": "i1"}, {"chunks": (4, 8)}, {"shape": (8, 7)}, {"zarr_format": 2}, {"zarr_format": 3}]
+    ("version", "changed"),
+    [
+        *[(2, {}), (2, {"dtype": "i1"}), (2, {"chunks": (4, 8)}), (2, {"zarr_format": 3})],
+        *[(3, {}), (3, {"shape": (8, 7)}), (3, {"zarr_format": 2})],
+    ],
 )
 def test_image_replaced_after_joining_is_noticed(
     tmp_path: Path, http_server: RangeServer, version: Any, changed: dict[str, Any]
@@ -355,7 +357,7 @@ def test_image_replaced_after_joining_is_noticed(
     put_files(tmp_path, http_server)
     with xr.open_dataset(cube, engine="refshard") as ds:
         assert (ds["0"].sel(row="B", column=3).values == make_pixels("B", 3)).all()
-        if not changed or changed == {"zarr_format": version}:
+        if not changed:
             assert (ds["0"].sel(row="B", column=2).values == 99).all()
             return
         with pytest.raises(RefShardError):

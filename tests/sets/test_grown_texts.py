@@ -20,7 +20,6 @@ WAYS = ["characters of NetCDF-4", "texts of NetCDF-4", "characters of zarr 2"]
 TEXTS = [
     [["abc"], ["ab"], ["a"]],
     [["a"], ["abc"], ["abcde"]],
-    [["ab"], ["ab"], ["abcd"]],
     [["abc"], ["a"], ["ab", "abcd"]],
 ]
 CASES = list(itertools.product(WAYS, TEXTS, [1, 2]))

@@ -19,15 +19,14 @@ from tests.support.gapped_files import UNITS, write_days  # noqa: E402  # xarray
 from tests.support.outer_cubes import (  # noqa: E402  # xarray may be absent
     DIMS,
     check_values,
+    list_in_turn,
     load_each,
     make_member_day,
-    versions,
     write_member_day,
 )
 
 
-@versions
-@pytest.mark.parametrize("dims", [DIMS, DIMS[::-1]])
+@pytest.mark.parametrize(("dims", "version"), list_in_turn(DIMS, DIMS[::-1]))
 def test_days_that_all_files_lack_are_filled_in(tmp_path: Path, dims: tuple[str, str], version: int) -> None:
     here = [(0, 0), (0, 1), (2, 0), (5, 1)]
     for day, member in here:
