@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from refshard_fs import RefShardFileSystem
 
 SOURCE = Path(__file__).parent / "data" / "air.nc"
-TASK = 5_000  # references that one task reads
+TASK = 2_500  # references that one task reads
 
 
 def main() -> None:

@@ -269,11 +269,20 @@ def test_large_local_selection_needs_no_event_loop(
     assert (read == values).all()
 
 
-def test_large_local_chunks_are_decoded_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+LARGE = np.arange(5 << 20, dtype="<i4").reshape(5, 1 << 20)
+
+
+@pytest.fixture(scope="module")
+def large_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write `LARGE` in chunks of 4 MiB."""
+    path = tmp_path_factory.mktemp("large") / "a.nc"
+    encoding = {"a": {"zlib": True, "complevel": 1, "chunksizes": (1, 1 << 20)}}
+    xr.Dataset({"a": (("x", "y"), LARGE)}).to_netcdf(path, engine="h5netcdf", encoding=encoding)
+    return path
+
+
+def test_large_local_chunks_are_decoded_by_several_threads(large_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_array, "WORKERS", 2)
-    values = np.arange(5 << 20, dtype="<i4").reshape(5, 1 << 20)
-    encoding = {"a": {"zlib": True, "chunksizes": (1, 1 << 20)}}
-    xr.Dataset({"a": (("x", "y"), values)}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding=encoding)
     threads: set[int] = set()
     decode = DirectArray._decode
 
@@ -282,8 +291,8 @@ def test_large_local_chunks_are_decoded_by_several_threads(tmp_path: Path, monke
         return decode(self, *arguments)
 
     monkeypatch.setattr(DirectArray, "_decode", note_thread)
-    with xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend) as ds:
-        np.testing.assert_array_equal(ds["a"].values, values)
+    with xr.open_dataset(large_file, engine=RefShardBackend) as ds:
+        np.testing.assert_array_equal(ds["a"].values, LARGE)
     assert len(threads - {threading.get_ident()}) > 1
 
 
@@ -300,12 +309,9 @@ def test_large_local_chunk_is_read_whole(tmp_path: Path, shuffle: bool) -> None:
 
 @pytest.mark.parametrize(("is_main", "most"), [(True, 2), (False, 1)])
 def test_max_memory_bounds_local_chunks_decoded_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_main: bool, most: int
+    large_file: Path, monkeypatch: pytest.MonkeyPatch, is_main: bool, most: int
 ) -> None:
     monkeypatch.setattr(direct_array, "WORKERS", 64)
-    values = np.arange(5 << 20, dtype="<i4").reshape(5, 1 << 20)
-    encoding = {"a": {"zlib": True, "chunksizes": (1, 1 << 20)}}
-    xr.Dataset({"a": (("x", "y"), values)}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding=encoding)
     counts: list[int] = []
     take_chunks = Immediate.take_chunks
 
@@ -314,12 +320,13 @@ def test_max_memory_bounds_local_chunks_decoded_together(
         return take_chunks(self, jobs)
 
     monkeypatch.setattr(Immediate, "take_chunks", note_count)
-    array = xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend, storage_options={"max_memory": 8 << 20})["a"]
+    options = {"max_memory": 8 << 20, "skip_instance_cache": True}
+    array = xr.open_dataset(large_file, engine=RefShardBackend, storage_options=options)["a"]
     if not is_main:
         thread = threading.Thread(target=array.load)
         thread.start()
         thread.join()
-    np.testing.assert_array_equal(array.values, values)
+    np.testing.assert_array_equal(array.values, LARGE)
     assert max(counts) == most  # dask's threads decode one chunk after the other
 
 

@@ -155,7 +155,7 @@ def test_snapshot_refuses_rewritten_files_and_reads_the_rest(run: Callable[..., 
 
 @pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesystem with zarr 3")
 @pytest.mark.skipif(not find_spec("distributed"), reason="distributed is not installed")
-@pytest.mark.parametrize("count", ["20,000", pytest.param("1,000,000", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", ["10,000", pytest.param("1,000,000", marks=pytest.mark.slow)])
 def test_cluster_reads_many_references(count: str, run: Callable[..., str]) -> None:
     printed = run("dask_cluster.py", "--references", count.replace(",", ""), python=[sys.executable])
     assert f"references {count}, " in printed

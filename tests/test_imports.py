@@ -42,8 +42,6 @@ def _list_modules(code: str) -> frozenset[str]:
 @pytest.mark.parametrize(
     "code",
     [
-        "import refshard_fs",
-        "from refshard_fs import RefShardFileSystem",
         "from refshard_fs import RefShardFileSystem as FS\nassert FS({'a': 'text'}).cat('a') == b'text'",
         "from refshard_fs import RefShardFileSystem as FS\nassert FS(b'{\"a\":\"text\"}').cat('a') == b'text'",
     ],

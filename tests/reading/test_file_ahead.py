@@ -22,6 +22,7 @@ from tests.servers.http import RangeServer
 
 SIZE = 1 << 30
 COUNT = 110
+VALUES = np.random.default_rng(1).normal(size=(4, 30, 40))
 
 
 def extend(file: FileAhead, start: int, size: int = 1000) -> int:
@@ -70,11 +71,10 @@ def test_requests_are_not_extended_beyond_the_end() -> None:
 def many_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a file of many variables that is too large to be read whole."""
     path = tmp_path_factory.mktemp("many") / "many.nc"
-    values = np.random.default_rng(1).normal(size=(4, 30, 40))
     with h5netcdf.File(path, "w") as file:
         file.dimensions = {"t": 4, "y": 30, "x": 40}
         for i in range(COUNT):
-            file.create_variable(f"v{i}", ("t", "y", "x"), "f8", chunks=(1, 30, 40), compression="gzip")[:] = values + i
+            file.create_variable(f"v{i}", ("t", "y", "x"), "f8", chunks=(1, 30, 40), compression="gzip")[:] = VALUES + i
     assert path.stat().st_size > SMALL_FILE
     return path
 
@@ -85,14 +85,13 @@ def many(http_server: RangeServer, many_file: Path) -> str:
     return http_server.put("many.nc", many_file.read_bytes())
 
 
-def test_load_of_many_variables_takes_few_requests(http_server: RangeServer, many: str, many_file: Path) -> None:
-    with (
-        xr.open_dataset(many, engine="refshard") as ds,
-        xr.open_dataset(many_file, engine="h5netcdf") as same,
-    ):
+def test_load_of_many_variables_takes_few_requests(http_server: RangeServer, many: str) -> None:
+    with xr.open_dataset(many, engine="refshard") as ds:
         before = len(http_server.requests())
-        xr.testing.assert_identical(ds.load(), same)
+        ds.load()
     assert len(http_server.requests()) - before < COUNT // 3
+    for i in range(COUNT):
+        np.testing.assert_array_equal(ds[f"v{i}"].values, VALUES + i)
 
 
 def test_load_fetches_bytes_between_metadata_once(http_server: RangeServer, many: str, many_file: Path) -> None:
@@ -138,7 +137,8 @@ def test_unread_bytes_of_a_real_file_are_bounded(many: str) -> None:
 
 @pytest.mark.parametrize("kind", ["long_body", "missing_content_range", "gzip"])
 def test_requests_after_a_refused_extension_are_not_extended(http_server: RangeServer, kind: Kind) -> None:
-    data = random.Random(1).randbytes(2 * (SURE + 4) * SMALL_FILE)  # more windows than twice the requests
+    data = random.Random(1).randbytes(1 << 20)
+    data += bytes(2 * (SURE + 4) * SMALL_FILE)  # more windows than twice the requests
     url = http_server.put("data", data)
     refs = {f"a{i}": [url, 30_000 * i, 1000] for i in range(SURE + 4)}
     fs = RefShardFileSystem({"version": 1, "refs": refs}, retries=0, skip_instance_cache=True)
@@ -167,7 +167,7 @@ def test_options_limit_how_far_requests_are_extended(http_server: RangeServer, o
 
 def put_chunks(server: RangeServer, files: int, chunks: int, size: int) -> dict[str, list[object]]:
     """Serve ``files`` files of ``chunks`` chunks, and return references to the chunks."""
-    urls = [server.put(f"data{n}", random.Random(n).randbytes(chunks * size)) for n in range(files)]
+    urls = [server.put(f"data{n}", np.arange(n, n + chunks * size // 8).tobytes()) for n in range(files)]
     return {f"{n}/{i}": [url, i * size, size] for n, url in enumerate(urls) for i in range(chunks)}
 
 
@@ -200,7 +200,7 @@ def test_windows_of_shuffled_reads_are_fetched_once(http_server: RangeServer) ->
     assert http_server.bytes_sent < 1.05 * 400 * 30_000
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_window_leaves_out_chunks_that_were_read(http_server: RangeServer, seed: int) -> None:
     """A chunk of 30 kB is longer than the gaps over which ranges are merged."""
     refs = put_chunks(http_server, 1, 250, 30_000)
@@ -231,11 +231,11 @@ def test_window_leaves_out_gaps_between_chunks_that_were_read(http_server: Range
 
 
 def test_chunks_that_are_read_twice_are_noted_once(http_server: RangeServer) -> None:
-    refs = put_chunks(http_server, 1, 4000, 3000)
+    refs = put_chunks(http_server, 1, 1000, 12_000)
     fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True)
     for key in refs:
         assert fs.cat_file(key) == fs.cat_file(key)
-    assert http_server.bytes_sent <= 2 * 4000 * 3000
+    assert http_server.bytes_sent <= 2 * 1000 * 12_000
     assert len(http_server.requests()) <= 60
 
 
@@ -264,11 +264,11 @@ def test_small_file_that_was_half_read_is_not_fetched_whole(http_server: RangeSe
 @pytest.mark.parametrize("count", [4, 40])
 def test_unread_bytes_of_small_files_are_bounded(http_server: RangeServer, count: int) -> None:
     """Of each file of 1 MB, ``count`` chunks of 10 kB are read."""
-    refs = put_chunks(http_server, 40, 100, 10_000)
+    refs = put_chunks(http_server, 10, 100, 10_000)
     stats = []
     for options in ({}, {"readahead": 0}):
         fs = RefShardFileSystem({"version": 1, "refs": refs}, skip_instance_cache=True, **options)
-        orders = [random.Random(n).sample(range(100), count) for n in range(40)]
+        orders = [random.Random(n).sample(range(100), count) for n in range(10)]
         for i in range(count):
             for n, order in enumerate(orders):
                 fs.cat_file(f"{n}/{order[i]}")

@@ -152,11 +152,10 @@ def test_array_metadata_are_requested_beside_the_first_chunk(tmp_path: Path, ser
     assert [request.path for request in server.requests()] == ["/s.zarr/v/c/5/0/0"]
 
 
-@pytest.mark.parametrize("before", ["v2", "v3", "shards"])
+@pytest.mark.parametrize(("before", "is_local"), [("v2", True), ("v3", False), ("shards", False), ("shards", True)])
 @pytest.mark.parametrize(
     "after", [SHARDS, {"chunks": (2, 2, 6), "shards": (4, 4, 6)}, {"chunks": (2, 2, 6)}, {"chunks": (8, 4, 6)}]
 )
-@pytest.mark.parametrize("is_local", [False, True])
 def test_array_unlike_consolidated_metadata_is_right_or_an_error(
     before: str, after: Any, is_local: bool, tmp_path: Path, server: RangeServer
 ) -> None:

@@ -133,9 +133,9 @@ def test_inline_data_is_compared_with_read_bytes(tmp_path: Path) -> None:
 
 
 def test_comparing_large_sets_takes_less_than_8_mib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole columns of both would take 30 MB."""
+    """Whole columns of both would take 15 MB."""
     pytest.importorskip("pyarrow")
-    count = 300_000
+    count = 150_000
     refs = {f"a/{i}": ["memory://x", i, 1 + i % 7] for i in range(count)}
     a = RefShardFileSystem({"a/.zarray": json.dumps(make_metadata([count], [1])), **refs})
     del refs

@@ -39,12 +39,12 @@ def test_no_shape_leaves_the_page_or_covers_a_text(name: str, asked: bool) -> No
     page, *shapes = scene.shapes
     assert isinstance(page, Boxes)
     cells = [box for shape in shapes if isinstance(shape, Boxes) for box in shape.boxes]
+    texts = [label.box._replace(y=label.y - 0.7 * label.size, height=0.7 * label.size) for label in scene.labels]
     for cell in cells:
         assert 0 <= cell.x <= cell.x + cell.width <= scene.width
         assert 0 <= cell.y <= cell.y + cell.height <= scene.height
-        for label in scene.labels:
-            text = label.box._replace(y=label.y - 0.7 * label.size, height=0.7 * label.size)
-            assert not do_overlap(text, cell), (label.text, cell)
+        for text in texts:
+            assert not do_overlap(text, cell), (text, cell)
 
 
 def test_picture_of_a_set_shows_arrays_and_their_bytes() -> None:
