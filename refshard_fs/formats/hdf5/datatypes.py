@@ -467,6 +467,8 @@ Heap = Mapping[tuple[int, int], bytes]  # objects of the global heap by (address
 def list_heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
     """Return the places of elements' values in the global heap; empty values have no place."""
     match datatype.kind:
+        case "vlen-string" | "vlen-sequence" if raw.count(0) == len(raw):  # nothing was written
+            return []
         case "vlen-string" | "vlen-sequence":
             unit = datatype.unit
             return [
@@ -501,6 +503,8 @@ def _iter_descriptors(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int
 def decode_sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
     """Return the bytes of each variable-length element; elements that were never written are empty."""
     unit = datatype.unit
+    if raw.count(0) == len(raw) and len(raw) % datatype.size == 0:  # nothing was written
+        return [b""] * (len(raw) // datatype.size)
     elements = []
     total = 0
     for address, index, count in _iter_descriptors(datatype, raw):
@@ -531,7 +535,8 @@ def decode_objects(
     base, size = datatype.base, datatype.size
     match datatype.kind:
         case "vlen-string":
-            return [text.split(b"\0")[0].decode("utf-8", errors) for text in decode_sequences(datatype, raw, heap)]
+            texts = decode_sequences(datatype, raw, heap)
+            return [text.split(b"\0")[0].decode("utf-8", errors) if text else "" for text in texts]
         case "reference" | "region":
             if datatype.kind == "reference":
                 addresses = [raw[position : position + size] for position in range(0, len(raw), size)]

@@ -166,6 +166,15 @@ def test_repeated_long_text_is_refused() -> None:
         datatypes.decode_objects(parse(h5py.string_dtype()), raw, {(96, 1): text}, {})
 
 
+def test_elements_that_were_never_written_take_no_time_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 800 bytes may have chunks of half a million empty texts."""
+    datatype = parse(h5py.string_dtype())
+    monkeypatch.setattr(datatypes, "_iter_descriptors", None)
+    raw = bytes(1000 * datatype.size)
+    assert datatypes.list_heap_ids(datatype, raw) == []
+    assert datatypes.decode_objects(datatype, raw, {}, {}) == [""] * 1000
+
+
 def test_damaged_messages_raise_only_value_errors() -> None:
     rng = np.random.default_rng(1)
     samples = [
