@@ -487,9 +487,14 @@ class Grib(FileBytes):
         self.windows_at.update(zip(missing, windows, strict=True))
 
     def _read_block(self, start: int, size: int) -> Steps[None]:
-        """Read a block of the file from byte ``start`` on, and keep the windows of its messages."""
+        """Read a block of the file from byte ``start`` on, and keep the windows of its messages.
+
+        The engine keeps its bytes, too: the next reads are probably of its fields.
+        """
         size = min(size, self.size - start)
-        windows: Windows = yield Load(self.part(start, size), ParsedIndex(cut_windows, (start + size == self.size,)))
+        block = self.part(start, size)
+        block = msgspec.structs.replace(block, mixed=True) if isinstance(block, Span) else block
+        windows: Windows = yield Load(block, ParsedIndex(cut_windows, (start + size == self.size,)))
         self.windows_at.update((start + at, data) for at, data in windows.data.items())
 
     def _search_message(self, due: int) -> Steps[int | None]:

@@ -286,6 +286,21 @@ def test_concat_takes_two_requests_for_each_file() -> None:
     assert np.ptp(found, axis=0).max() == 0
 
 
+@pytest.mark.usefixtures("large_files")
+def test_fields_of_short_messages_are_fetched_once(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of short messages is read in blocks when it is opened, and its fields lie in these blocks."""
+    monkeypatch.setattr(source, "WHOLE", 0)
+    keys = {"Ni": 120, "Nj": 120, "bitsPerValue": 16, "values": np.resize(POINTS, 14_400)}
+    data = b"".join(
+        make_message_on_level(500, shortName=name, step=step, **keys) for step in range(30) for name in ("t", "z")
+    )
+    with xr.open_dataset(http_server.put("/a.grib2", data), engine="refshard") as ds:
+        assert ds["t"].shape == (30, 120, 120)
+        assert np.ptp(ds["t"].values, axis=0).max() == 0
+    assert http_server.bytes_sent < 1.1 * len(data)
+    assert len(http_server.requests()) <= 12
+
+
 @pytest.mark.parametrize("size", ["small", "large", "sidecar"])
 def test_scan_is_cached_on_disk_for_this_version_of_the_file(
     tmp_path: Path, size: str, monkeypatch: pytest.MonkeyPatch
