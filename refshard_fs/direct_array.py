@@ -519,7 +519,7 @@ class _Selection:
         if self._has_arrays:
             return None
         targets = [at.target for at in self._chunks[number] if at.target is not None]
-        return self.out[(*targets, ...)]  # without the ellipsis, no slices would return a copy
+        return self.out[(*targets, ...)]  # an ellipsis, because () alone would return a copy
 
     def find_box(self, number: int) -> tuple[list[int], list[int]]:
         """Return the least and the greatest positions of elements in a chunk, along each dimension."""

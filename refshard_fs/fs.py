@@ -717,19 +717,21 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         All arguments take the names of this filesystem. A name without a slash means the variables, or groups, of that
         name in every group; a name with a slash is one path (``"/air"`` in the root).
 
-        ``drop`` leaves out variables and groups. ``keep`` keeps only these, their coordinates, and the variables that
-        ``grid_mapping``, ``bounds``, ``cell_measures`` and ``formula_terms`` of these name, if they have no other
-        dimensions; ``ds[["air"]]`` does so in xarray after ``decode_coords="all"``. ``rename`` gives variables, groups
-        and dimensions other names, also in the attributes that name them (``coordinates``, ``bounds``,
-        ``grid_mapping``, ``ancillary_variables``, ``cell_measures`` ...). ``attrs`` sets attributes of a variable or
-        group (``""``: of the root); the value None removes an attribute. ``isel`` takes a range of elements along
-        dimensions: slices of step 1, whose negative bounds count from the end, or an integer, which drops the
-        dimension. ``sel`` takes labels of coordinates as xarray does (``{"time": slice("2024-01", "2024-03")}``); it
-        needs xarray, and reads the coordinates. If a slice begins where a chunk begins, its chunks stay references,
-        wherever it ends. Otherwise chunks are decoded, cut and joined, uncompressed, when they are read. ``squeeze``
-        drops dimensions of length 1: those that it names, or all if it is True. ``assign`` adds or replaces small
-        arrays, under the names of the result: values along a dimension with the array's name, or ``(dims, values,
-        attrs)``, as in ``ds.assign_coords``.
+        ``drop`` leaves out variables and groups. ``keep`` keeps the named variables and groups, and the coordinates of
+        these. It also keeps variables without other dimensions that attributes of the kept variables name:
+        ``grid_mapping``, ``bounds``, ``climatology``, ``cell_measures``, ``formula_terms``, and CF's attributes of
+        geometries. ``ds[["air"]]`` of xarray keeps the same after ``decode_coords="all"``.
+
+        ``rename`` gives variables, groups and dimensions other names, also in the attributes that name them
+        (``coordinates``, ``bounds``, ``grid_mapping``, ``ancillary_variables``, ``cell_measures`` ...). ``attrs`` sets
+        attributes of a variable or group (``""``: of the root); the value None removes an attribute. ``isel`` takes a
+        range of elements along dimensions: slices of step 1, whose negative bounds count from the end, or an integer,
+        which drops the dimension. ``sel`` takes labels of coordinates as xarray does (``{"time": slice("2024-01",
+        "2024-03")}``); it needs xarray, and reads the coordinates. If a slice begins where a chunk begins, its chunks
+        stay references, wherever it ends. Otherwise chunks are decoded, cut and joined, uncompressed, when they are
+        read. ``squeeze`` drops dimensions of length 1: those that it names, or all if it is True. ``assign`` adds or
+        replaces small arrays, under the names of the result: values along a dimension with the array's name, or
+        ``(dims, values, attrs)``, as in ``ds.assign_coords``.
 
         Raise ManifestError, with the names that exist, for a name that does not exist, and for a slice that begins
         within a chunk that cannot be decoded; an asynchronous filesystem raises it at its first read. Raise ValueError

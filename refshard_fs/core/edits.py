@@ -155,7 +155,10 @@ class Edits:
             return dict(self._changes)
 
     def list_prefixes(self) -> Mapping[str, int]:
-        """Return the removed prefixes and the numbers of the removals; edits below a prefix were made later."""
+        """Return the removed prefixes and the numbers of the removals.
+
+        Remaining edits below a prefix were made after its removal.
+        """
         with self._lock:
             return dict(self._prefixes)
 

@@ -94,7 +94,10 @@ def check_metadata(path: str, one: ArrayFacts, other: ArrayFacts, ignored: Conta
     versions = one.meta.zarr_format, other.meta.zarr_format
     if versions[0] != versions[1]:  # checked first, because almost all fields differ between versions
         error = make_difference_error(path, "zarr_format", one.name, versions[0], other.name, versions[1])
-        raise ManifestError(f"{error}: concat and open show sets at URLs in version 3, without preprocess=")
+        raise ManifestError(
+            f"{error}: pass the set of version 2 as a URL, without preprocess=; if a set of version 2 is to grow, make "
+            "it anew"
+        )
     mine, theirs = _list_fields(one), _list_fields(other)
     for field in dict.fromkeys([*mine, *theirs]):
         first, second = mine.get(field), theirs.get(field)

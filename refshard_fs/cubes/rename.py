@@ -70,7 +70,9 @@ def rename_nodes(
 
 
 def list_describing_variables(attributes: Attributes) -> list[str]:
-    """Return the names of the variables that describe a variable with these ``attributes``, except ``coordinates``.
+    """Return the names of the variables that describe a variable with these ``attributes``.
+
+    Those in ``coordinates`` and ``ancillary_variables`` are left out.
 
     In "crs: x y", the attribute ``grid_mapping`` names the variable crs, and its coordinates x and y.
     """

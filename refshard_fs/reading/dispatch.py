@@ -122,7 +122,8 @@ class Host:
         self.name = name
         self.active = 0  # requests under way on this loop
         self.waits: deque[float] = deque(maxlen=8)  # seconds until recent answers began, or arrived
-        # Bytes of recent answers of `MEASURABLE` bytes or more, and the seconds in which they arrived, but none before.
+        # Bytes of recent answers of `MEASURABLE` bytes or more, and the seconds in which they arrived: from the first
+        # byte, or from the end of the answer before it, if that is later.
         self.received: deque[tuple[int, float]] = deque(maxlen=8)
         self.arrived = 0.0  # the time of the loop when the last of them had arrived
         self.sizes: deque[int] = deque(maxlen=8)  # bytes of recent objects that were read whole

@@ -32,7 +32,7 @@ from refshard_fs.targets.failures import NOT_FOUND
 from refshard_fs.targets.versioned import SMALL_FILE, Version, VersionedObject
 
 FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while look-ups find out what to read of it
-SPARE = 16 * plan.MIB  # bytes that may be fetched in vain with the ranges of readers
+SPARE = 16 * plan.MIB  # bytes of windows that may be unread in any case; after many rounds, more
 SPARE_SECONDS = 60.0  # time for which bytes between metadata or chunks are kept: the file's arrays are often read soon
 # A small source is fetched whole for look-ups, since more rounds follow. For its first chunks, it is fetched whole only
 # if its missing bytes are at most twice the bytes of these chunks, plus IN_VAIN bytes (20 ms at 100 Mbit/s).
@@ -45,7 +45,7 @@ MANY_APART: Final = 32
 REQUEST: Final = 64 * plan.KIB
 INTERLEAVED: Final = 128 * plan.KIB  # the same for ranges that are `Span.interleaved`: the next array is in the gaps
 FILES = 4096  # files whose next bytes are predicted
-GIVEN: Final = 64  # ranges of a file that readers got last: they are not fetched again with the bytes around them
+LAST_RANGES: Final = 64  # ranges of a file that readers got last: they are not fetched again with the bytes around them
 NEAREST = 4  # so many blocks before a range are searched for one that contains its start
 # Seconds for which a whole object that was fetched ahead serves readers: nothing pins its version, as an index pins the
 # version of a file, and it may be written meanwhile. A loop over an array reads its next chunks within a second.
@@ -86,7 +86,7 @@ class Fetcher:
         self._questions = asyncio.Semaphore(budget.budget.requests)
         self.most_ahead = MOST  # the most bytes of a file that are fetched ahead of readers that go through the file
         self._files: LRU[Hashable, FileAhead] = LRU(FILES)
-        self._given: LRU[Hashable, deque[tuple[int, int]]] = LRU(FILES)  # the last ranges that readers got, by object
+        self._last_ranges: LRU[Hashable, deque[tuple[int, int]]] = LRU(FILES)  # that readers got, by object
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Set the future of each reader; also fetch the spans ``ahead``, and keep them until they are read.
@@ -386,7 +386,7 @@ class Fetcher:
         self._waiting[reader.future] = reader
         reader.future.add_done_callback(self._on_reader_done)
         if not span.size:
-            whole = self._find_expected(reader) or self._open(span, urgent=True, shared=False)
+            whole = self._find_whole_ahead(reader) or self._open(span, urgent=True, shared=False)
             self._join(reader, whole, span.start, span.start)
             return []
         reader.missing = span.size
@@ -406,7 +406,7 @@ class Fetcher:
                 self._join(reader, block, start, stop)
         return [(_cut_span(span, start, stop), reader) for start, stop in gaps]
 
-    def _find_expected(self, reader: Reader) -> Block | None:
+    def _find_whole_ahead(self, reader: Reader) -> Block | None:
         """Return the block of a whole object that was fetched ahead for ``reader``, unless it is no longer fresh."""
         if reader.span.start or reader.span.stop is not None or reader.most is not None:
             return None
@@ -436,7 +436,7 @@ class Fetcher:
         if span.stop is None:
             start, stop = 0, len(block.data or b"")
         else:
-            self._note_given(span, start, stop)
+            self._note_range(span, start, stop)
         if block.expected:
             self.progress += 1
             block.note_read(start, stop)
@@ -472,13 +472,13 @@ class Fetcher:
         if not reader.future.done():
             reader.future.set_result(data)
 
-    def _note_given(self, span: Span, start: int, stop: int) -> None:
+    def _note_range(self, span: Span, start: int, stop: int) -> None:
         """Note that a reader got ``[start, stop)`` of the object of ``span``."""
         object_id = _identify_object(span)
-        ranges = self._given.get(object_id)
+        ranges = self._last_ranges.get(object_id)
         if ranges is None:
-            ranges = deque(maxlen=GIVEN)
-            self._given.put(object_id, ranges)
+            ranges = deque(maxlen=LAST_RANGES)
+            self._last_ranges.put(object_id, ranges)
         if ranges and ranges[-1][0] <= start <= ranges[-1][1]:
             ranges[-1] = ranges[-1][0], max(ranges[-1][1], stop)
         else:
@@ -594,7 +594,7 @@ class Fetcher:
         gaps = [(low, high) for low, high, block in self._known.cover(window) if block is None and low <= start < high]
         if not gaps or stop > gaps[0][1] or stop - first > extent + extent // 4:
             return []
-        unread = plan.leave_out(*gaps[0], self._given.peek(object_id) or ())
+        unread = plan.leave_out(*gaps[0], self._last_ranges.peek(object_id) or ())
         size = sum(high - low for low, high in unread)
         room = self._find_room_for_windows(url)
         if size > min(room, self.most_ahead) or 2 * file.read > facts.size:
@@ -689,11 +689,15 @@ class Fetcher:
                     self._forget(spare)
 
     def _find_room_for_windows(self, url: str) -> int:
-        """Return the most unread bytes of windows: as many as arrive in the time of all rounds so far, or `SPARE`."""
+        """Return the most unread bytes of windows.
+
+        That is as many as arrive in the time of all rounds so far, or `SPARE` if that is more; at most half of the
+        memory.
+        """
         return min(max(SPARE, self._rounds * self._measure_round(url)), self.requests.budget.memory // 2)
 
     def _measure_round(self, url: str) -> int:
-        """Return the bytes of ``url`` that may be fetched to save a round: those that arrive in its time, or more."""
+        """Return the bytes of ``url`` that may be fetched to save a round: as many as arrive in it, or `SMALL_FILE`."""
         return max(SMALL_FILE, self.requests.measure_round(url))
 
     @property

@@ -24,7 +24,7 @@ chunks that wait for ``cache_dir``  `chunk_cache.WAITING`, 32 MiB a process
 versions of objects                 `versioned.MAX_VERSIONS`, 65,536 a source
 ranges of pieces with metadata      `scanning.REMEMBERED`, 32 MiB a set that `concat` returned
 open local files                    `local.OPEN_FILES` a process
-places of ranges that readers got   `fetch.GIVEN` an object, about 8 kB, of `fetch.FILES` objects an event loop
+places of ranges that readers got   `fetch.LAST_RANGES` an object, about 8 kB, of `fetch.FILES` objects an event loop
 open pieces of a cube               ``cache_size=`` a source
 ==================================  ==================================================================================
 """

@@ -450,7 +450,7 @@ def _parse_prefix(prefix: Any) -> str:
         raise ValueError(sanitize(f"invalid URL prefix {prefix!r} in allow= or options=: {e}{advice}")) from None
 
 
-_LOCAL_STARTS = ("", *(f"{protocol}://" for protocol in LOCAL))  # stand before a path; all open the same file
+_LOCAL_STARTS = ("", *(f"{protocol}://" for protocol in LOCAL))  # before a path, each means the same file
 
 
 def _find_local_path(prefix: str) -> str | None:

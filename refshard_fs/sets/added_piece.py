@@ -93,7 +93,7 @@ def add_piece(
             if np.isin(new_values[0], list_values_in_gaps(document, known)).any():
                 raise ManifestError(
                     f"{url} has values both inside and outside of the gaps of {name}, or values that are not in order: "
-                    "append one set for each gap"
+                    "append the values inside and outside of gaps as two sets, each in the order of the cube"
                 )
             elements = find_new_elements(extent, new, rules._replace(any_order=True))
             if elements is None:

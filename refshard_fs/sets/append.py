@@ -85,9 +85,9 @@ def append(
     on_duplicate:
         What happens to values of the coordinate that the set has already: ``"error"``; ``"skip"`` appends only
         elements with other values; ``"replace"`` replaces the last elements of the old set by those of the new set. In
-        a document, ``"replace"`` also replaces pieces that together have exactly these values, and may be damaged or
-        gone, but not the first piece. If a piece has become shorter, or a piece before the last one has become longer,
-        make the document anew.
+        a document, ``"replace"`` also replaces pieces that together have exactly these values. These may be damaged or
+        gone; the first piece cannot be replaced. If a piece has become shorter, or a piece before the last one has
+        become longer, make the document anew.
     on_error:
         ``"skip"`` leaves out sets that cannot be opened or read, or are out of order, with a warning for each; a later
         call appends them if it can. A document that gets longer records them.
@@ -114,7 +114,7 @@ def append(
         The sets cannot be joined. The error names the sets, the variable and what differs.
     ConflictError
         Another writer has changed the target meanwhile. If a pattern or a list of new files is appended to a document,
-        this is tried again several times.
+        append first tries 7 more times, except with ``on_duplicate="replace"``.
     ReadOnlyError
         The target cannot be written.
     """

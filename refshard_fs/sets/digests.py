@@ -193,7 +193,10 @@ class ValueDigest(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, part: NamedSet, path: str, chunks: Mapping[int, bytes]) -> ValueDigest | None:
-        """Return the digest; None if the values are not numbers, nor truth values, of which none means "missing"."""
+        """Return the digest; None if the values are neither numbers nor truth values.
+
+        No truth value means "missing".
+        """
         values = part.decode(path, chunks)
         if values is None or values.dtype.kind not in "biuf":
             return None

@@ -95,7 +95,7 @@ def _find_places(values: npt.NDArray[Any], new_values: npt.NDArray[Any]) -> npt.
 
 
 def fill_gaps(document: ConcatDocument, fillings: Sequence[Filling]) -> ConcatDocument:
-    """Move parts of the last piece of a document into gaps, which are divided."""
+    """Move parts of the last piece of a document into gaps; the rest of each gap stays a gap."""
     *pieces, new = document.pieces
     left, done = deque(fillings), 0
     found: list[Piece] = []

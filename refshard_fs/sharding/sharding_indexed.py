@@ -91,7 +91,7 @@ def _parse_levels(codecs: list[Any], ndim: int) -> tuple[list[_Level], list[Any]
     while (at := _find_sharding(codecs)) is not None:
         try:
             axes = _permute_axes(codecs[:at], axes)
-            trailer = _find_trailer(codecs[at + 1 :])
+            trailer = _find_trailer_size(codecs[at + 1 :])
             configuration = _convert(_parse_codec(codecs[at]).configuration, _Configuration)
             index = _make_index(configuration, trailer)
         except _OpaqueShard as e:
@@ -156,7 +156,7 @@ def _permute_axes(before: Sequence[Any], axes: Coords) -> Coords:
     return axes
 
 
-def _find_trailer(after: Sequence[Any]) -> int:
+def _find_trailer_size(after: Sequence[Any]) -> int:
     """Return the number of bytes that the codecs ``after`` sharding append; _OpaqueShard if one is not crc32c."""
     for codec in map(_parse_codec, after):
         if codec.name != "crc32c":

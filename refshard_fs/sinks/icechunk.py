@@ -592,7 +592,7 @@ def _list_versions(
         for pin, text in zip(pins, texts, strict=True)
     ]
     targets = chunks.ranges.targets
-    if not chunks.checks and len(rows) < LEAST_RUN * len(set(versions)):  # runs are short: equal versions need no code
+    if not chunks.checks and len(rows) < LEAST_RUN * len(set(versions)):  # runs are too short to group chunks
         return versions, targets[rows].astype(np.int64)
     codes = {version: code for code, version in enumerate(dict.fromkeys(versions))}
     code_of_target = list(map(codes.__getitem__, versions))

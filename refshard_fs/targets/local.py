@@ -207,7 +207,7 @@ class LocalTarget(ImmediateTarget):
 
 
 def _stat(path: str) -> os.stat_result:
-    """Return the status of ``path``. FileNotFoundError if no file can have one of its names, because it is too long."""
+    """Return the status of ``path``. FileNotFoundError if a name in it is longer than the file system permits."""
     try:
         return os.stat(path)
     except OSError as e:

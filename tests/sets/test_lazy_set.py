@@ -701,7 +701,7 @@ def read_times(fo: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("join", ["exact", "outer"])
 @pytest.mark.parametrize("is_store_first", [False, True])
 def test_files_shown_as_version_3_are_joined_with_stores(tmp_path: Path, is_store_first: bool, join: Any) -> None:
-    """A cube of files and stores once read the files as version 2, and found no arrays in the stores."""
+    """The files of a cube are read as version 3, like its stores."""
     if 3 not in VERSIONS:
         pytest.skip("zarr 2 writes version 2 alone")
     paths = write_day_files(tmp_path, "h5py", 2)

@@ -221,7 +221,7 @@ def test_source_that_is_replaced_while_it_is_opened(http_server: RangeServer) ->
     assert len(http_server.requests()) == 4
 
 
-def test_source_that_is_replaced_all_the_time(http_server: RangeServer) -> None:
+def test_source_replaced_at_each_opening_is_an_error(http_server: RangeServer) -> None:
     url = http_server.put("refs.json", make_large_set("a"))
     for number in range(20):
         http_server.fault("replaced", data=make_large_set(f"a{number}"), times=1)

@@ -63,7 +63,7 @@ def read_pending_edits(data: bytes, where: str) -> Edits | None:
     try:
         nodes = msgspec.convert(extension, _PendingNodes)
     except msgspec.ValidationError as e:
-        raise ManifestError(f"{where}: its 'refshard' is not valid: {e}") from None
+        raise ManifestError(f"{where}: its member 'refshard' is not valid: {e}") from None
     edits = Edits()
     for path in (*nodes.pending, *nodes.gone):
         if not is_key(path):

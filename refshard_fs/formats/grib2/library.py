@@ -169,8 +169,8 @@ def _check_projection(library: Any, handle: Any, edition: int, kind: int) -> Non
     )
     if not (_RADII[0] <= major <= _RADII[1] and _FLATTEST * major <= minor <= major):
         raise ValueError(
-            f"its earth has radii of {major:g} and {minor:g} m: expected {_RADII[0]:g} to {_RADII[1]:g} m, and the "
-            f"second from {_FLATTEST} to 1 of the first"
+            f"its earth has radii of {major:g} and {minor:g} m: expected {_RADII[0]:g} to {_RADII[1]:g} m, and a "
+            f"ratio of {_FLATTEST} to 1"
         )
     if name == "mercator":
         around = math.cos(math.radians(get("LaDInDegrees"))) * major
@@ -183,14 +183,14 @@ def _check_projection(library: Any, handle: Any, edition: int, kind: int) -> Non
             raise ValueError(f"its parallels are {parallels} degrees: expected a sum of {_LEAST_SUM} degrees or more")
         if is_oblate and (most := max(*parallels, get("LaDInDegrees"))) >= 90:
             raise ValueError(f"a parallel of its Lambert projection is {most} degrees: expected less than 90")
-    elif is_oblate and (distance := _find_centre(get, minor / major, major)) < _NEAREST:
+    elif is_oblate and (distance := _compute_distance_from_centre(get, minor / major, major)) < _NEAREST:
         raise ValueError(
             f"a point of its grid is {distance * major:g} m from the centre of its projection: expected "
             f"{_NEAREST * major:g} m or more for eccodes"
         )
 
 
-def _find_centre(get: Callable[[str], float], ratio: float, major: float) -> float:
+def _compute_distance_from_centre(get: Callable[[str], float], ratio: float, major: float) -> float:
     """Return the least distance of a grid's points from the centre of a Lambert azimuthal projection, in radii.
 
     ``ratio`` is the minor axis of the ellipsoid divided by the major axis. eccodes uses the same formulas, which are

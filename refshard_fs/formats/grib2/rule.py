@@ -310,7 +310,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return zarrmeta.dumps(head)[:-1] + b',"variables":{\n' + b",\n".join(lines) + b"\n}}\n"
 
     def check(self) -> None:
-        """Raise ValueError if members contradict each other."""
+        """Raise ValueError if a member is invalid, or contradicts another."""
         names = {"time", "step"} | ({"number"} if self.number else set())
         for template in (self.url, self.sidecar):
             check_template(template, names)

@@ -574,7 +574,7 @@ def _compute_axis(grid: Grid, axis: int, count: int) -> bytes:
         west += 360 if west < east else 0
     elif east < west:
         west -= 360
-    elif east - (east - west) / max(count - 1, 1) > 360:  # like eccodes, if more than the last point exceed 360
+    elif east - (east - west) / max(count - 1, 1) > 360:  # as eccodes does if the point before the last exceeds 360
         west, east = west - 360, east - 360
     first, last = (west, east) if axis else (north, south)
     return np.linspace(first, last, count).astype("<f8").tobytes()

@@ -410,7 +410,9 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int
     if remainders.any() or entries["at"][:, rank].any():
         row = (remainders.any(axis=1) | (entries["at"][:, rank] > 0)).argmax()
         found = entries["at"][row].tolist()
-        raise ValueError(f"{name} has a chunk at {found}: expected multiples of {space.chunk}, and 0 as last number")
+        raise ValueError(
+            f"{name} has a chunk at {found}: expected multiples of {space.chunk}, and 0 as the last number"
+        )
     firsts, is_inside = space.number_coords(coords)
     if (firsts[1:] < firsts[:-1]).any():
         raise ValueError(f"{name} lists chunks in the wrong order: expected ascending coordinates")

@@ -39,7 +39,7 @@ def check_file_is_beside(name: str) -> None:
 def locate_beside(name: str, url: str) -> str:
     """Return the URL of the file ``name``, to which the HDF5 file at ``url`` refers.
 
-    Of an absolute path, HDF5 also tries the last name, in the directory of the file that refers to it. Here, an
+    If a path is absolute, HDF5 also looks for its last name in the directory of the file that refers to it. Here, an
     absolute path is accepted if it leads into this directory; if the directory is remote, the last name counts.
 
     Raises ManifestError unless the file lies in this directory, or below.

@@ -112,7 +112,7 @@ class _OtherFiles(NamedTuple):
     reason: str
 
     def get(self, name: str) -> KeySpace | str | None:
-        """Return the file with a name."""
+        """Return what ``opened`` has for ``name``; ``reason`` if the file was not opened."""
         return self.opened.get(name, self.reason)
 
 

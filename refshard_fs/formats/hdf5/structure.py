@@ -153,7 +153,7 @@ def read_extension(file: MetadataFile, superblock: Superblock) -> Steps[Superblo
 
 
 def _check_driver(name: bytes, information: bytes, is_short: bool) -> None:
-    """Raise ManifestError if a driver of HDF5 wrote the file in several parts, which are not joined."""
+    """Raise ManifestError unless the file is in one part, as far as the driver ``name`` tells."""
     if name == _FAMILY:
         if is_short:
             size = int.from_bytes(information[:8], "little")

@@ -1,8 +1,8 @@
 """Virtual datasets of HDF5: their values lie in other datasets, in the same file or in other files. No I/O here.
 
 A mapping places a selection of a source dataset in the virtual dataset. If mappings consist of whole chunks, and all
-sources have its type and the same chunk shape and filters, each chunk of the virtual dataset is an unchanged chunk of a
-source. Otherwise its chunks are joined from parts of the sources' chunks when they are read.
+sources have the type of the virtual dataset and the same chunk shape and filters, each chunk of the virtual dataset is
+an unchanged chunk of a source. Otherwise its chunks are joined from parts of the sources' chunks when they are read.
 """
 
 from __future__ import annotations
@@ -167,17 +167,17 @@ FindSource = Callable[[str, str], DatasetChunks | None]
 # Datasets that grow with their sources.
 
 
-class _Unresolved(Exception):
-    """A source in the same file is a virtual dataset that has no mappings yet."""
+class _SourceNotReady(Exception):
+    """The extent of a source in the same file, a virtual dataset, is not known yet."""
 
 
 def resolve_extents(
     objects: Mapping[str, HDF5Object], find: FindSource, find_own: Callable[[str], str | None]
 ) -> tuple[dict[str, HDF5Object], list[str]]:
-    """Give virtual datasets that grow with their sources the extents and mappings that their sources have today.
+    """Compute extents and mappings of virtual datasets that grow, from the present extents of their sources.
 
-    Return all objects of the file, and the paths of virtual datasets: each follows its sources. ``find`` finds sources
-    in other files, ``find_own`` the path of a source in this file.
+    Return all objects of the file, and the paths of its virtual datasets, each after its sources. ``find`` finds
+    sources in other files, ``find_own`` the path of a source in this file.
     """
     resolved = dict(objects)
     in_order: list[str] = []
@@ -193,7 +193,7 @@ def resolve_extents(
             return None if chunks is None else chunks.dataset.outer_shape
         path = find_own(dataset)
         if path in waiting:
-            raise _Unresolved
+            raise _SourceNotReady
         return None if path is None else resolved[path].shape or () if path in resolved else ()
 
     for _ in range(MOST_CHAINED):
@@ -201,7 +201,7 @@ def resolve_extents(
         for path in sorted(waiting):
             try:
                 resolved[path] = _resolve_extent(resolved[path], find_shape)
-            except _Unresolved:
+            except _SourceNotReady:
                 continue
             except ManifestError as e:
                 resolved[path] = msgspec.structs.replace(resolved[path], refusal=_name_virtual(e))
@@ -263,8 +263,8 @@ def _list_pieces(
     if are_many != (growing is not None and source_axis is None) or (source_axis is not None and growing is None):
         found = f"{file!r}, {dataset!r}"
         raise ManifestError(
-            f"its mapping of {found} grows only in the source or only in the dataset: expected both, or a number %b "
-            "in a name of the source"
+            f"its mapping of {found}: expected selections that grow in both source and dataset or in neither, or a "
+            "selection that grows only in the dataset, with %b in a name of the source"
         )
     for number in itertools.count():
         names = number_name(file, number), number_name(dataset, number)
@@ -280,7 +280,10 @@ def _list_pieces(
             else:
                 source = _get_axis(selection, source_axis)
                 if source_axis >= len(shape):
-                    raise ManifestError(f"its mapping of {dataset!r} grows along axis {source_axis}: found {shape}")
+                    raise ManifestError(
+                        f"its mapping of {dataset!r} grows along axis {source_axis}: expected a source with this axis, "
+                        f"found the shape {shape}"
+                    )
                 size = int(source.count_before(shape[source_axis]))
                 if not size:
                     return
@@ -402,7 +405,7 @@ def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object,
 def _check_elements(datatype: Datatype, source: Dataset, label: str) -> bool:
     """Return whether the elements of a source have the ``datatype`` of the virtual dataset, byte by byte.
 
-    Raise ManifestError unless they have, or can be converted without loss.
+    Raise ManifestError unless they have it, or can be converted without loss.
     """
     if source.object_codec:
         raise ManifestError(f"{VIRTUAL}: expected elements of fixed length in {label}, found variable ones")
@@ -593,7 +596,7 @@ class JoinedChunks(VirtualChunks):
             below = request.move(mapping)
             if below is None:
                 yield None
-            elif isinstance(mapping.chunks, JoinedChunks):  # its fill value first
+            elif isinstance(mapping.chunks, JoinedChunks):  # parts without a source show the fill value
                 yield _Section(mapping.chunks, None, (), _join_indexes(list(map(_make_index, below.targets))))
                 yield from mapping.chunks.list_sections(below)
             else:

@@ -37,7 +37,8 @@ class Boxes(NamedTuple):
 def read_boxes(file: FileBytes) -> Steps[Boxes]:
     """Read the boxes of a file; none if the file is a bare code stream.
 
-    Raises ValueError if a box ends after the end of the file, or no box contains a code stream.
+    Raises ValueError if a box ends after the end of the file, if no box contains a code stream, or if boxes or their
+    metadata are too many.
     """
     (head,) = yield from file.load([(0, min(4, file.size))])
     if head == CODE_STREAM:

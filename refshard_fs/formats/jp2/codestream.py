@@ -316,7 +316,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def check_cost(tile: Size, codings: list[Coding], most: int) -> None:
-    """Raise ValueError if samples, code blocks or packets of a tile take or count as more than ``most`` bytes."""
+    """Raise ValueError if samples, code blocks or packets of a tile cost more than ``most`` bytes."""
     samples = math.prod(tile.compute_shape(0)) * tile.bands * tile.dtype.itemsize
     for coding in codings:
         blocks, precincts = coding.count_blocks(tile)
@@ -324,7 +324,7 @@ def check_cost(tile: Size, codings: list[Coding], most: int) -> None:
         needed = max(samples, BLOCK_BYTES * blocks * tile.bands, packets * tile.bands)
         if needed > most:
             raise ValueError(
-                f"decoding a tile takes the memory or the time of {needed} bytes ({tile.compute_shape(0)} rows and "
+                f"decoding a tile costs as much as {needed} bytes ({tile.compute_shape(0)} rows and "
                 f"columns, {blocks} code blocks in {coding.layers} layers): expected at most {most}"
             )
 

@@ -358,8 +358,8 @@ BAND: Final = 256 << 10  # bytes of the file that a chunk of several records spa
 SPARSE: Final = 16 << 10  # bytes: if records are larger, a request for each record costs less than reading all bytes
 SPARSE_IN_SMALL_FILE: Final = 64 << 10  # the same, if all records together have at most `LONGEST_TIMELINE` bytes
 GAP: Final = 64 << 10  # bytes between the records of a variable that cost less than a request for each record
-# Bytes of a record, and of all records together, up to which reading all bytes costs less than a request for the time
-# of each record, if the variables are read next: they find their records in memory.
+# The most bytes of a record, and of all records, with which small values, such as times, are read together with all
+# bytes between them: other variables are usually read next, and find their records in memory.
 RECORD_WITH_TIME: Final = 128 << 10
 RECORDS_WITH_TIMES: Final = 16 * PIECE
 REMEMBERED: Final = 16  # headers in the cache

@@ -188,7 +188,7 @@ class MinishardIndex(msgspec.Struct, frozen=True):
             row = int(wrong.argmax())
             found_range = f"[{starts[row]}, {stops[row]})"
             reason = f"expected a range before byte {self.room}, outside the index of its minishard"
-            raise ValueError(f"chunk {ids[row]} lies at {found_range} after the table of the shard: {reason}")
+            raise ValueError(f"chunk {ids[row]} lies at {found_range} after the shard index: {reason}")
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
         is_repeated = ids[1:] == ids[:-1]

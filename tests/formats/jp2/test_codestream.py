@@ -69,9 +69,7 @@ def test_tile_of_too_many_empty_packets_is_refused() -> None:
     deep = [file[: at + 3] + b"\x0a" + file[at + 4 :] for file in files]
     for file in (*files, deep[0]):
         assert Files({ROOT: file}).open().grids
-    with pytest.raises(
-        RefShardError, match=r"takes the memory or the time of 92274688 bytes.* in 65535 layers\): expected at most"
-    ):
+    with pytest.raises(RefShardError, match=r"costs as much as 92274688 bytes.* in 65535 layers\): expected at most"):
         Files({ROOT: deep[1]}).open()
 
 
