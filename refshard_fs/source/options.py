@@ -78,7 +78,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     shard_options: Annotated[Mapping[str, Any] | None, _describe("Layout of zarr v2 prototype shards.")] = None
     zarr_format: Annotated[int, _describe("Zarr format (2 or 3) in which sources without zarr metadata are shown.")] = 2
     group: Annotated[
-        str | None, _describe("The group that xarray opens. Other groups of an HDF5 file need not be read.")
+        str | None, _describe("The group that xarray opens; other groups of an HDF5 file need not be read.")
     ] = None
     branch: Annotated[str | None, _describe("Branch of an Icechunk repository; by default `main`.")] = None
     tag: Annotated[str | None, _describe("Tag of an Icechunk repository, in place of a branch.")] = None
