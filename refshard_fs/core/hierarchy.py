@@ -32,7 +32,7 @@ from refshard_fs.core.model import (
     Tree,
     run_together,
 )
-from refshard_fs.core.ome_zarr import DEEPEST, list_members
+from refshard_fs.core.ome_zarr import DEEPEST, Member, list_members
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import make_locator
@@ -160,21 +160,32 @@ class Hierarchy(KeySpace):
 
         Only existing nodes are returned. If ``prefix`` is an array, the result is this array.
         """
+        found = yield from self._find_members(prefix)
+        while prefix and not (found.keys or found.arrays):
+            prefix = parent(prefix)[0]
+            found = yield from self._find_members(prefix)
+        return found
+
+    def _find_members(self, prefix: str) -> Steps[KnownNodes]:
+        """Find the nodes that attributes of the group ``prefix`` name. If it names no existing node, return none."""
         if prefix in self._named_arrays:
             return KnownNodes(frozenset(), frozenset([prefix]))
         own = yield from self._read_nodes([prefix], (ROOT,) if self._is_v3 else (*NODE_DOCUMENTS, ".zattrs"))
         if any(node.is_array for node in own.values()):
             return KnownNodes(frozenset(own), frozenset([prefix]))
-        paths = [join(prefix, name) for node in own.values() for name in node.members]
+        members = {member.locate(prefix): member for node in own.values() for member in node.members}
+        members = {path: member for path, member in members.items() if is_key(path) and path.count("/") < DEEPEST}
         documents = ARRAY_DOCUMENTS[:1] if join(prefix, "zarr.json") in own else NODE_DOCUMENTS[1:]
-        below = yield from self._read_nodes(
-            [p for p in dict.fromkeys(paths) if is_key(p) and p.count("/") < DEEPEST], documents
+        below = yield from self._read_nodes([*members], documents)
+        if not below:
+            return KnownNodes()
+        arrays = frozenset(parent(key)[0] for key, node in below.items() if node.is_array)
+        self._named_arrays |= arrays
+        indexes = [self._find_members(path) for path, member in members.items() if member.kind == "index"]
+        parts = [KnownNodes(frozenset(own) | frozenset(below), arrays), *(yield from run_together(indexes))]
+        return KnownNodes(
+            frozenset().union(*(part.keys for part in parts)), frozenset().union(*(part.arrays for part in parts))
         )
-        if below:
-            arrays = frozenset(parent(key)[0] for key, node in below.items() if node.is_array)
-            self._named_arrays |= arrays
-            return KnownNodes(frozenset(own) | frozenset(below), arrays)
-        return (yield from self._find_named(parent(prefix)[0])) if prefix else KnownNodes()
 
     def _read_nodes(self, paths: Sequence[str], names: Sequence[str]) -> Steps[dict[str, Node]]:
         """Read the documents ``names`` of the nodes at ``paths``; return the existing ones by key."""
@@ -240,10 +251,10 @@ def _parse_consolidated(data: bytes, name: str) -> KnownNodes:
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node: whether it is an array, and the paths of the nodes below it that its attributes name."""
+    """A node: whether it is an array, and the nodes that its attributes name."""
 
     is_array: bool
-    members: tuple[str, ...] = ()
+    members: tuple[Member, ...] = ()
 
 
 def _parse_node(data: bytes, key: str) -> Node:
@@ -252,8 +263,8 @@ def _parse_node(data: bytes, key: str) -> Node:
     if not isinstance(doc, dict):
         return Node(False)
     attributes = doc.get("attributes") if name == ROOT else doc if name == ".zattrs" else None
-    members = tuple(member.path for member in list_members(attributes))
-    return Node(name == ".zarray" or doc.get("node_type") == "array", members)
+    is_array = name == ".zarray" or doc.get("node_type") == "array"
+    return Node(is_array, tuple(list_members(attributes)))
 
 
 def _list_nodes(known: KnownNodes, prefix: str, url: str) -> list[Listed] | None:

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from refshard_fs.core import ome_zarr, zarrmeta
 from refshard_fs.core.consolidated import parse_json
-from refshard_fs.core.keys import is_key, is_within, iterate_splits, join
+from refshard_fs.core.keys import is_key, is_within, iterate_splits, join, parent
 from refshard_fs.core.model import Listed, Steps, run_together
 from refshard_fs.core.ome_zarr import Kind
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
@@ -26,6 +26,7 @@ _FIRST: Final[Mapping[Kind | None, Sequence[str]]] = {
     "resolution": (".zarray", ".zattrs"),
     "group": (".zgroup", ".zattrs"),
     "labels": (".zgroup",),
+    "index": (".zgroup", ".zattrs"),
     None: (".zarray", ".zgroup", ".zattrs"),
 }
 
@@ -124,9 +125,10 @@ def _list_below(
     """
     named: dict[str, Kind | None] = {}
     for member in ome_zarr.list_members(_get_attributes(node)):
-        below = join(path, member.path)
+        below = member.locate(path)
         if is_key(below) and below.count("/") < ome_zarr.DEEPEST:
-            between = [above for above, _ in iterate_splits(below) if len(above) > len(path) and above != below]
+            top = path if is_within(below, path) else parent(path)[0]
+            between = [above for above, _ in iterate_splits(below) if len(above) > len(top) and above != below]
             named = {**dict.fromkeys(between, "group"), **named, below: member.kind}
     if not can_list and (named or any(is_within(other, path) for other in seen if other != path)):
         return named

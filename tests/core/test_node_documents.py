@@ -117,6 +117,34 @@ def test_named_nodes_equal_listed_nodes(tmp_path: Path, zarr_format: int) -> Non
             assert found[0] == found[1]
 
 
+def write_series(root: Path, zarr_format: Any) -> None:
+    """Write a hierarchy as bioformats2raw does: the group OME names two images beside it."""
+
+    def describe(group: Any, **attributes: Any) -> None:
+        group.attrs.update(attributes if zarr_format == 2 else {"ome": attributes})
+
+    top = zarr.open_group(str(root), mode="w", zarr_format=zarr_format)
+    describe(top, **{"bioformats2raw.layout": 3})
+    describe(top.create_group("OME"), series=["0", "b/1"])
+    for path in ("0", "b/1"):
+        image = top.create_group(path)
+        describe(image, multiscales=[{"datasets": [{"path": "0"}]}])
+        image.create_array("0", shape=(4,), chunks=(2,), dtype="i4")[:] = 1
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_series_beside_the_group_ome_equal_listed_nodes(tmp_path: Path, zarr_format: int) -> None:
+    write_series(tmp_path / "a.zarr", zarr_format)
+    with RangeServer(directory=tmp_path) as server:
+        found = []
+        for place in (str(tmp_path), server.url):
+            fs = RefShardFileSystem(f"{place}/a.zarr", skip_instance_cache=True)
+            named = {name for name in fs.ls("", detail=False) if fs.isdir(name)}
+            found.append((fs.source.run("", fs.source.open().documents), named))
+        assert found[0][0] == found[1][0]
+        assert found[0][1] == found[1][1] == {"0", "OME", "b"}
+
+
 @pytest.fixture(scope="module")
 def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a plate of each version of zarr."""
