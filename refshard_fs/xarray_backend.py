@@ -130,7 +130,7 @@ class RefShardBackend(BackendEntrypoint):
         """
         self._check_names(options)
         root = _find_group(filename_or_obj, storage_options, options)
-        top = PurePosixPath("." if root else "/")
+        top = PurePosixPath("." if root or options.get("group") else "/")
         with _begin_opening(_make_filesystem(filename_or_obj, storage_options, root), options) as opening:
             groups = {
                 str(top / make_relative(path, root)): opening.make_dataset(group)

@@ -18,6 +18,10 @@ xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr", minversion="3")
 codecs = pytest.importorskip("numcodecs")
 pytest.importorskip("h5netcdf")
+pytestmark = [  # of zarr 3.1, for texts and codecs
+    pytest.mark.filterwarnings("ignore:The data type .FixedLengthUTF32"),
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr"),
+]
 
 DAYS = 2
 
