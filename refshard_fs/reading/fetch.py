@@ -422,8 +422,10 @@ class Fetcher:
     def _join(self, reader: Reader, block: Block, start: int, stop: int) -> None:
         """Let ``reader`` wait for ``[start, stop)`` of ``block``, or give it the bytes if they have arrived."""
         if block.data is not None or block.absence is not None:
+            is_spare = block in self._idle and not block.is_wanted
             self._give(reader, block, start, stop)
-            self._keep_or_drop(block)
+            if not is_spare:
+                self._keep_or_drop(block)
             return
         if not block.readers and block.state == QUEUED:  # it was in the queue for later, and is now urgent
             block.host.urgent.append(block)
