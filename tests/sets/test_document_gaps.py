@@ -43,7 +43,7 @@ def test_set_with_values_inside_and_outside_of_gaps_is_refused(tmp_path: Path, d
     url = tmp_path / "cube.refshard"
     refshard_fs.concat(files, "time", lazy=True, freq="1D").save(str(url))
     before = url.read_bytes()
-    with pytest.raises(ManifestError, match=r"new\.nc.* both inside and outside of the gaps of .*: append one set for"):
+    with pytest.raises(ManifestError, match=r"new\.nc.* both inside and outside of the gaps of .*: append the values"):
         refshard_fs.append(url, write_days(tmp_path / "new.nc", days), "time", on_duplicate=how)
     assert url.read_bytes() == before
 
