@@ -137,7 +137,7 @@ class SourceDatasets:
     def find_path(self, name: str) -> str | None:
         """Return the path of the dataset with a ``name``; None if its group has no such object.
 
-        Raise ManifestError if there is no such group, or it cannot be read.
+        Raise ManifestError if the group does not exist, or cannot be read.
         """
         path = "/".join(part for part in name.split("/") if part not in ("", "."))
         group = parent(path)[0]
@@ -148,7 +148,7 @@ class SourceDatasets:
         return None
 
     def find(self, name: str, where: str) -> DatasetChunks | None:
-        """Return the chunks of a dataset; None if there is no such object.
+        """Return the chunks of a dataset; None if the file has no object at the path.
 
         Raise ManifestError, with the name of this file, ``where``, if the dataset is not shown.
         """
