@@ -293,7 +293,7 @@ class DirectArray(BackendArray):
             number = numbers[place]
             decoded = self._decode(data)
             part = selection.part(number, decoded.values)
-            if is_fixed and part.size < decoded.values.size:
+            if is_fixed and (part.size < decoded.values.size or not source.is_local):
                 source.decoded.put((self._token, keys[number]), decoded, decoded.values.nbytes)
             selection.put_part(number, part, out)
 
@@ -374,7 +374,8 @@ class DirectArray(BackendArray):
                 decoded = cached.get(key) or self._decode(found)
             values, _, box, steps = decoded
             part = selection.part(number, values, box, steps)
-            is_shared = key in cached or (part.size < values.size and is_fixed and box is None)
+            will_be_kept = is_fixed and box is None and (part.size < values.size or not source.is_local)
+            is_shared = key in cached or will_be_kept
             if is_shared and key in encoded:
                 source.decoded.put((self._token, key), decoded, values.nbytes)
             part = _convert(part, decoded, key)

@@ -450,6 +450,20 @@ def test_loop_over_steps_fetches_a_large_chunk_once(http_server: RangeServer, mo
     assert http_server.bytes_sent == sum(map(len, data))
 
 
+@pytest.mark.parametrize("large", [0, 1 << 24])
+def test_chunk_that_was_read_takes_no_request_again(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr(direct_array, "LARGE", large)
+    refs, values = steps(http_server)
+    ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
+    for _ in range(2):
+        read = ds["a"][4:8].values
+        assert read.tobytes() == values[400:800]
+        read[:] = 0  # changes no later result
+    assert http_server.bytes_sent == 400
+
+
 def test_chunk_of_a_writable_store_is_not_remembered(tmp_path: Path) -> None:
     array = zarr.open_group(tmp_path, mode="w", zarr_format=2).create_array(
         "a", shape=(6,), chunks=(4,), dtype="i4", attributes={"_ARRAY_DIMENSIONS": ["x"]}

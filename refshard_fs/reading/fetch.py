@@ -145,7 +145,7 @@ class Fetcher:
         return True
 
     def _read_kept(self, reader: Reader, all_readers: Sequence[Reader], in_ranges: set[Version]) -> bool:
-        """Serve ``reader`` from a small source in memory, or fetch the source whole; return False to do neither.
+        """Serve ``reader`` from kept bytes of the source, or fetch a small source whole; return False to do neither.
 
         ``all_readers`` are the readers of the same call. If they need only a small part of the source, it is added to
         ``in_ranges``, and its ranges are fetched.
@@ -155,7 +155,7 @@ class Fetcher:
         if version is None:
             return False
         rest = version.rest
-        if rest is None or version.holds(span):
+        if version.holds(span):
             try:
                 answer = version.answer(span.start, span.stop, span.pin)
                 check(answer, span.start, span.stop, exact=span.exact)
@@ -165,6 +165,8 @@ class Fetcher:
                 self._stats.add(cache_hits=1, bytes_wanted=len(answer.data))
                 reader.future.set_result(bytes(answer.data))
             return True
+        if rest is None:
+            return False
         waiting = self._for_whole.get(version)
         if waiting is None:
             if span.start < 0 or span.stop is None or not span.exact or version in in_ranges:

@@ -228,7 +228,7 @@ class Immediate:
 
     def _is_kept(self, span: Span) -> bool:
         kept = self._pool.versions.find_kept(span)
-        return (kept is not None and kept.is_whole) or self._find_mixed(span) is not None
+        return (kept is not None and kept.holds(span)) or self._find_mixed(span) is not None
 
     def _find_mixed(self, span: Span) -> bytes | None:
         """Return the bytes of a range that is `Span.mixed`, if they are kept."""
@@ -393,7 +393,7 @@ class Immediate:
     def _find_kept(self, span: Span) -> Answer | None:
         """Return the bytes of ``span`` if they are kept in memory."""
         kept = self._pool.versions.find_kept(span)
-        if kept is not None and kept.is_whole:
+        if kept is not None and kept.holds(span):
             found = kept.answer(span.start, span.stop, span.pin)
             check(found, span.start, span.stop, exact=span.exact)
             return found

@@ -17,7 +17,7 @@ it is divided into chunks, and these data, which have limits of their own:
 ==================================  ==================================================================================
 chunks for reading again            ``block_cache=`` bytes a source; none by default
 manifests and decoded indexes       `source.INDEXES`, a gibibyte a process; while files are scanned, 32 MiB
-the head or all of a small source   `versioned.SMALL_FILE`, 4 MiB a source
+the head of a source, or all        `versioned.SMALL_FILE`, 4 MiB a source
 inflated members of archives        `zip.MOST_INFLATED`, 128 MiB an event loop
 files compressed as a whole         `compression.MOST_DECOMPRESSED`, 256 MiB a process
 chunks that wait for ``cache_dir``  `chunk_cache.WAITING`, 32 MiB a process

@@ -68,8 +68,8 @@ class Version:
         self.url = url
         self.seen: Facts | None = None  # the facts in the answers so far
         self.is_absent = False  # whether the object was missing in the last answer
-        self.is_kept = False  # whether to keep bytes of the object, if it is small
-        self.content = b""  # the kept bytes: the first ones, or all
+        self.is_kept = False  # whether to keep bytes of the object
+        self.content = b""  # the kept bytes: the first ones or, of a small object, all
         self.is_sampled = False  # whether ranges of a small object were read, while only its first bytes are kept
         self.is_answered = False  # whether the server reported the version to us: a version from a cache may be old
         self.only_size = only_size
@@ -84,20 +84,19 @@ class Version:
     def rest(self) -> tuple[int, int] | None:
         """The missing range of a small object whose first bytes are kept; None if no range is missing."""
         size = None if self.seen is None else self.seen.size
-        return (len(self.content), size) if self.content and size is not None and len(self.content) < size else None
+        return (len(self.content), size) if size is not None and len(self.content) < size <= SMALL_FILE else None
 
     def holds(self, span: Span) -> bool:
         """Return whether the bytes of ``span`` are kept."""
-        return span.stop is not None and 0 <= span.start <= span.stop <= len(self.content)
+        return self.is_whole or (span.stop is not None and 0 <= span.start <= span.stop <= len(self.content))
 
     def keep(self, content: bytes) -> None:
-        """Keep ``content``, the first bytes of the object or all, if it is small and `is_kept`."""
-        size = None if self.seen is None else self.seen.size
-        if self.is_kept and size is not None and size <= SMALL_FILE and len(content) > len(self.content):
+        """Keep ``content``, the first bytes of the object or all, if `is_kept`."""
+        if self.is_kept and len(content) > len(self.content):
             self.content = content
 
     def answer(self, start: int, stop: int | None, pin: Pin | None) -> Answer:
-        """Return the answer for bytes ``[start, stop)`` of a whole kept object."""
+        """Return the answer for bytes ``[start, stop)``, which the object `holds`."""
         assert self.seen is not None
         if pin is not None:
             self.observe(self.seen, pin)

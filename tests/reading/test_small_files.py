@@ -99,6 +99,19 @@ def test_file_beyond_the_small_limit_is_read_in_ranges(http_server: RangeServer,
     assert http_server.bytes_sent < SMALL_FILE // 4
 
 
+def test_array_in_the_first_bytes_takes_no_request(http_server: RangeServer, tmp_path: Path) -> None:
+    path = tmp_path / "large.nc"
+    with h5netcdf.File(path, "w") as file:
+        file.dimensions = {"x": 64, "y": SMALL_FILE}
+        file.create_variable("first", ("x",), "f8", chunks=(64,))[:] = np.arange(64)
+        file.create_variable("v", ("y",), "u1", chunks=(1 << 16,))[:] = 1
+    url = http_server.put("/large.nc", path.read_bytes())
+    with xr.open_dataset(url, engine="refshard") as ds:
+        before = len(http_server.requests())
+        assert ds["first"].values.tolist() == list(range(64))
+    assert len(http_server.requests()) == before
+
+
 def test_replaced_small_file_keeps_its_first_version(http_server: RangeServer, tmp_path: Path) -> None:
     _netcdf4(tmp_path / "file")
     old = (tmp_path / "file").read_bytes()
