@@ -329,7 +329,8 @@ class ArrayGroup(KeySpace):
 
     ``attributes`` are the attributes of the root; ``groups`` has the attributes of other groups by path, and groups
     between the root and an array may be left out. ``reports`` says by path why an array or a group of the file is not
-    shown; reading its keys raises an error, because they are not missing.
+    shown; reading its keys raises an error, because they are not missing. An array for which zarr has no metadata of
+    the version is not shown; raise ManifestError if there are only such arrays.
     """
 
     consolidates = True
@@ -351,13 +352,24 @@ class ArrayGroup(KeySpace):
             )
         arrays = {path: array for path, array in arrays.items() if _is_path(path)}
         groups = {path: attributes for path, attributes in (groups or {}).items() if _is_path(path)}
+        nodes: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        for path, array in arrays.items():
+            try:
+                nodes[path] = list(array.make_metadata(zarr_format))
+            except ManifestError as e:  # zarr has no metadata of this version for the array
+                if len(arrays) == 1:
+                    raise
+                self.reports[path] = str(e)
+        if arrays and not nodes:
+            raise ManifestError(self.reports[next(iter(arrays))])
+        arrays = {path: arrays[path] for path in nodes}
         self.grids = {path: array.grid(zarr_format) for path, array in arrays.items()}
         self.file_codecs = {path: array.file_codecs for path, array in arrays.items() if array.file_codecs}
         self.chunks_by_path = chunks
         above = dict.fromkeys(name for path in (*self.grids, *groups) for name in _list_ancestors(path))
         shown = {"": attributes, **{path: groups.get(path, {}) for path in above if path not in self.grids}}
         self.group_attributes = {path: _name_objects(members) for path, members in shown.items()}
-        self._documents = _Documents(arrays, self.group_attributes, zarr_format)
+        self._documents = _Documents(nodes, self.group_attributes, zarr_format)
 
     @cached_property
     def _tree(self) -> dict[str, dict[str, bool]]:
@@ -534,18 +546,20 @@ class ArrayGroupBuilder:
 
 
 class _Documents(Mapping[str, bytes]):
-    """The metadata of ``arrays`` and ``groups`` by key, with consolidated metadata at the root.
+    """The metadata of arrays and ``groups`` by key, with consolidated metadata at the root.
+
+    ``arrays`` has the names and contents of each array's documents, by path.
 
     Each document is encoded when it is first read: a cube reads only one or two documents of a piece.
     """
 
     def __init__(
         self,
-        arrays: Mapping[str, ArrayDescription],
+        arrays: Mapping[str, list[tuple[str, dict[str, Any]]]],
         groups: Mapping[str, Mapping[str, Any]],
         zarr_format: int,
     ) -> None:
-        nodes = {path: list(array.make_metadata(zarr_format)) for path, array in arrays.items()}
+        nodes = dict(arrays)
         for path, attributes in groups.items():
             if zarr_format == 3:
                 nodes[path] = [("zarr.json", convert_group(attributes))]

@@ -225,6 +225,22 @@ def test_invalid_names_are_reported_and_left_out(path: str) -> None:
     assert list(group.reports) == [path[:100]]
 
 
+def test_array_that_version_3_cannot_hold_is_left_out() -> None:
+    numbers = describe_array((2,), "<i2")
+    sequences = describe_array((2,), "|O", codecs=[{"id": "vlen-array", "dtype": "<i4"}])
+    chunks = {"a": StoredChunks(b"abcd"), "g/b": StoredChunks(b"")}
+    group = ArrayGroup({"a": numbers, "g/b": sequences}, chunks, 3, {}, groups={"g": {"k": 1}})
+    assert run(group.lookup("a/c.0")) == Inline(b"abcd")
+    assert json.loads(run(group.lookup("g/zarr.json")).data)["attributes"] == {"k": 1}
+    assert list(group.reports) == ["g/b"]
+    with pytest.raises(ManifestError, match="open the source with zarr_format=2"):
+        run(group.lookup("g/b/zarr.json"))
+    assert set(ArrayGroup({"a": numbers, "g/b": sequences}, chunks, 2, {}).grids) == {"a", "g/b"}
+    for arrays in ({"g/b": sequences}, {"g/b": sequences, "g/c": sequences}):
+        with pytest.raises(ManifestError, match="open the source with zarr_format=2"):
+            ArrayGroup(arrays, {}, 3, {})
+
+
 class Sparse(StoredChunks):
     def list_existing(self) -> Steps[list[Listed] | None]:
         yield from ()
