@@ -40,6 +40,7 @@ def convert_exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArr
 RECODED: Final = frozenset({"compressor", "filters", "codecs", "order", "fill_value", "dtype", "data_type"})
 FEW: Final = 8  # the most numbers that are searched faster one by one than together
 EXACT: Final = 2**53  # floating-point numbers of 64 bits hold all integers up to this one exactly
+LEAST: Final = -(2**63)  # numpy's and xarray's number of a missing time
 MISSING: Final = ("_FillValue", "missing_value")  # attributes whose values mean "missing"
 _UNSIGNED: Final = "_Unsigned"  # the attribute of signed numbers that mean unsigned numbers, or the reverse
 STORED: Final = (*PACKING, *MISSING, _UNSIGNED)  # attributes that define how numbers are stored
@@ -324,12 +325,17 @@ def _parse_encoding(document: bytes) -> _Encoding:
 
 
 def get_missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> list[int | float]:
-    """Return the numbers that mean "missing" by the attributes of an array."""
+    """Return the numbers that mean "missing" by the attributes of an array.
+
+    xarray writes a missing time that has no fill value as the least integer of 64 bits, and reads this integer as a
+    missing time.
+    """
     named: list[Any] = []
     for value in map(attributes.get, MISSING):
         named += value if isinstance(value, list) else [value]
     known = [decode_from_xarray(value, dtype) if meta.zarr_format == 3 else value for value in named]
-    return [value for value in known if isinstance(value, int | float)]
+    marks = [value for value in known if isinstance(value, int | float)]
+    return [*marks, LEAST] if (dtype.kind, dtype.itemsize) == ("i", 8) and is_time(attributes) else marks
 
 
 def find_meant_dtype(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:

@@ -58,9 +58,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def check_equal(found: Any, files: list[str]) -> None:
+def check_equal(found: Any, files: list[str], dim: str = "time") -> None:
     each = [xr.load_dataset(file, engine="netcdf4") for file in files]
-    expected = xr.concat(each, "time")
+    expected = xr.concat(each, dim)
     xr.testing.assert_equal(found, expected)
 
 
@@ -283,6 +283,20 @@ def test_missing_times_stay_missing_in_other_units(tmp_path: Path, lazy: bool, f
             file.createVariable("v", "f4", ("time",), chunksizes=(3,))[:] = np.arange(3) + 3 * number
     cube = refshard_fs.concat(files, "time", lazy=lazy)
     check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("dim", ["time", "x"])
+def test_missing_times_without_a_fill_value_stay_missing(tmp_path: Path, lazy: bool, dim: str) -> None:
+    """xarray writes a missing time as the least integer, without a fill value."""
+    files = []
+    for number in range(2):
+        files.append(str(tmp_path / f"{number}.nc"))
+        times = np.array([f"2024-01-0{1 + number}", "NaT"], "M8[ns]")
+        ds = xr.Dataset({"v": (dim, np.arange(2.0) + number), "time": (dim, times)}, {"x": (dim, np.arange(2) + 2 * number)})
+        ds.to_netcdf(files[-1], encoding={"time": {"units": f"days since 202{number}-01-01"}})
+    cube = refshard_fs.concat(files, dim, lazy=lazy)
+    check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files, dim)
 
 
 def test_bounds_at_fractions_of_days_get_finer_units(tmp_path: Path) -> None:
