@@ -193,6 +193,14 @@ def parse_pair(text: str) -> tuple[str, Any]:
         return key, value
 
 
+def parse_attributes(text: str) -> tuple[str, dict[str, Any]]:
+    """Split NAME=JSON, a variable or group and its attributes; without NAME, they are the attributes of the root."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ArgumentTypeError(f'expected NAME=JSON, such as \'air={{"units": "K"}}\', got {text!r}')
+    return name, _parse_mapping(value)
+
+
 def parse_positive(text: str) -> int:
     """Parse a number of at least 1."""
     if not text.isdecimal() or not int(text):
@@ -283,6 +291,7 @@ _OPTIONS: Final = (
     *(
         "any_order",
         "assign",
+        "attrs",
         "chunks",
         "create",
         "dim",
@@ -298,7 +307,7 @@ _OPTIONS: Final = (
     ),
     *("on_duplicate", "on_error", "rename"),
     *("overlap", "overwrite", "remote_options", "remote_protocol", "resume", "same", "sel", "sort", "squeeze"),
-    "subchunks",
+    *("subchunks", "tolerance"),
 )
 _OTHERS: Final = (  # arguments that --option takes
     *("allow", "base_url", "format", "head", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),

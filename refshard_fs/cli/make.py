@@ -12,6 +12,7 @@ from refshard_fs.cli.command import (
     command,
     get_opening_options,
     open_source,
+    parse_attributes,
     parse_extent,
     parse_labels,
     parse_length,
@@ -22,6 +23,7 @@ from refshard_fs.cli.command import (
     print_written,
 )
 from refshard_fs.core.stats import format_count
+from refshard_fs.source.normalizing import TABLES
 
 DOCUMENT = ".refshard"  # the suffix of documents of cubes
 _WHERE = (
@@ -53,6 +55,13 @@ _PART = (
     argument("--keep", "keep only this variable or group, with its coordinates; may be repeated", "NAME", **_MANY),
     argument("--drop", "leave out this variable or group; may be repeated", "NAME", **_MANY),
     argument("--rename", "rename a variable, group or dimension", "OLD=NEW", type=parse_renaming, **_MANY),
+    argument(
+        "--attrs",
+        "set attributes of a variable or group (no NAME: of the root); null removes one",
+        "NAME=JSON",
+        type=parse_attributes,
+        **_MANY,
+    ),
 )
 
 
@@ -124,7 +133,8 @@ def _rebase(arguments: Namespace) -> None:
 
 def _get_part(arguments: Namespace) -> dict[str, Any]:
     """Return the options in `_PART` that are set, as arguments of `RefShardFileSystem.select`."""
-    words = {"keep": arguments.keep, "drop": arguments.drop, "rename": dict(arguments.rename)}
+    words = {"keep": arguments.keep, "drop": arguments.drop}
+    words |= {name: dict(getattr(arguments, name)) for name in ("rename", "attrs")}
     return {name: value for name, value in words.items() if value}
 
 
@@ -190,8 +200,12 @@ def _concat(arguments: Namespace) -> None:
             options["on_error"] = arguments.on_error
         else:
             sources = _nest_sources(arguments.sources, options["dims"], arguments.counts)
-    options["lazy"] |= arguments.output.endswith(DOCUMENT)
-    _save(arguments, refshard_fs.concat(sources, **options), arguments.output)
+    is_lazy = options.pop("lazy") or arguments.output.endswith(DOCUMENT)
+    is_table = arguments.dims is None and len(sources) == 1 and sources[0].endswith(TABLES)
+    if is_lazy and is_table:
+        _save(arguments, refshard_fs.open(sources[0], **options), arguments.output)
+        return
+    _save(arguments, refshard_fs.concat(sources, lazy=is_lazy, **options), arguments.output)
 
 
 def _get_arguments(arguments: Namespace, *names: str) -> dict[str, Any]:
@@ -223,13 +237,14 @@ def _nest_sources(sources: list[str], dims: list[str], text: str | None) -> Any:
     ),
     _ON_ERROR,
     argument("--any-order", "append values that are out of order, too; a cube gets late files in order without it"),
-    sources=("TARGET", "SOURCE"),
+    sources=("TARGET", "SOURCE..."),
 )
 def _append(arguments: Namespace) -> None:
-    """Append another set, or all that match a pattern, to a reference set or a cube, in place."""
+    """Append sets, or all that match patterns, to a reference set or a cube, in place."""
     options = get_opening_options(arguments)
     options |= _get_arguments(arguments, "same", "on_duplicate", "on_error", "any_order", "create")
-    added = refshard_fs.append(arguments.target, arguments.source, arguments.dim, **options)
+    sources = arguments.sources if len(arguments.sources) > 1 else arguments.sources[0]
+    added = refshard_fs.append(arguments.target, sources, arguments.dim, **options)
     is_changed = added or arguments.on_duplicate == "replace"
     what = f"{arguments.dim or _find_dim(arguments)}: {added:+,}" if is_changed else "nothing new, left as it is"
     print_line(f"{arguments.target}: {what}")
@@ -246,8 +261,9 @@ def _append(arguments: Namespace) -> None:
 )
 def _watch(arguments: Namespace) -> None:
     """Append the files of a pattern, or of a directory (DIR/), that a cube lacks; the first run makes the cube."""
+    arguments.sources = [arguments.source]
     if arguments.source.endswith("/"):
-        arguments.source += "**/*.*"  # directories rarely have a dot in their names
+        arguments.sources = [f"{arguments.source}**/*.*"]  # directories rarely have a dot in their names
     arguments.on_duplicate, arguments.any_order, arguments.create = "error", False, True
     _append.run(arguments)
 

@@ -47,6 +47,7 @@ from refshard_fs.cli.command import name_options
         ("another store (endpoint_url=)", "another store (--fo-option endpoint_url=...)"),
         ("allow=3: it is 'any'", "--option allow=3: it is 'any'"),
         ("same='a/b' takes the first, drop='b' leaves it out", "--same a/b takes the first, --drop b leaves it out"),
+        ("and tolerance= takes small differences as rounding", "and --tolerance takes small differences as rounding"),
     ],
 )
 def test_errors_spell_arguments_as_options(text: str, said: str) -> None:

@@ -249,6 +249,31 @@ def test_append_to_a_missing_set_needs_create(refshard: Callable[..., str], tmp_
     assert refshard("append", "all.refshard", "*.nc", "--create") == "all.refshard: time: +1\n"
 
 
+def test_append_takes_several_sources(refshard: Callable[..., str], tmp_path: Path) -> None:
+    for day in range(4):
+        write_packed(tmp_path / f"{day}.nc", day)
+    refshard("concat", "0.nc", "-o", "all.refshard")
+    assert refshard("append", "all.refshard", "1.nc", "[2-3].nc") == "all.refshard: time: +3\n"
+    assert "nothing new" in refshard("append", "all.refshard", "1.nc", "[2-3].nc")
+
+
+def test_attributes_are_set_by_the_option_attrs(refshard: Callable[..., str], tmp_path: Path) -> None:
+    for day in range(2):
+        write_packed(tmp_path / f"{day}.nc", day)
+    options = ("--attrs", 't={"units": "K", "scale_factor": null}', "--attrs", '={"title": "days"}')
+    refshard("concat", "0.nc", "1.nc", "-o", "all.refshard", *options)
+    refshard("convert", "0.nc", "part.json", *options)
+    for name in ("all.refshard", "part.json"):
+        fs = RefShardFileSystem(str(tmp_path / name))
+        attributes = json.loads(fs.cat_file("t/.zattrs"))
+        assert attributes["units"] == "K"
+        assert "scale_factor" not in attributes
+        assert json.loads(fs.cat_file(".zattrs"))["title"] == "days"
+    assert "expected NAME=JSON" in refshard("convert", "0.nc", "part.json", "--attrs", "units", status=2)
+    said = refshard("concat", "0.nc", "1.nc", "-o", "all.refshard", "--attrs", 'y={"units": "K"}', status=2)
+    assert "--attrs names 'y'" in said
+
+
 @pytest.mark.parametrize("source", ["data/", "data/*/*.nc"])
 def test_watch_appends_only_new_files(refshard: Callable[..., str], tmp_path: Path, source: str) -> None:
     folder = tmp_path / "data" / "2024"
