@@ -72,7 +72,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         ``(store, path)``, an object in a store of obstore, or in any other store with obspec's methods. The format is
         recognised by the content; ``format=`` overrides this.
         A pattern, a list of URLs, or a table of URLs and their positions opens all of these as one cube: see
-        `refshard_fs.open`.
+        `refshard_fs.open`. The table may be a Parquet file; at a remote URL that ends in .parquet, this needs
+        ``concat``, which may be {}, because a parquet set may have such a URL, too.
     target:
         URL of references without a URL (``[null, offset, length]``).
     ref_storage_args:

@@ -15,7 +15,7 @@ from refshard_fs.sets.opened_set import open_set
 from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.sets.tables import adopt_rows, move_credentials, read_parquet_table
 from refshard_fs.source.in_memory_source import make_portable_source
-from refshard_fs.source.normalizing import is_many_sources, list_sources, parse_options
+from refshard_fs.source.normalizing import TABLES, is_many_sources, list_sources, parse_options
 from refshard_fs.source.options import prepare_keywords
 from refshard_fs.source.source import Source
 
@@ -113,7 +113,7 @@ def _read_table(
 
     TargetNotAllowed if the file is not the user's own, and names a URL that the user may not take over.
     """
-    if not url.endswith((".parquet", ".geoparquet")):
+    if not url.endswith(TABLES):
         return None
     place = str(make_portable_source(url, options.get("target_protocol"), None, True))
     reading = Source.of(parse_options({}, choose_reading_options([place], options)))

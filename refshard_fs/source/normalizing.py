@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,10 +12,11 @@ from typing import Any, Concatenate, Final, ParamSpec
 from urllib.parse import quote
 
 import fsspec
+from fsspec.core import split_protocol
 from fsspec.implementations.reference import LazyReferenceMapper
 
 from refshard_fs.security.admission import WEB
-from refshard_fs.security.policy import ARCHIVES, protocol_of
+from refshard_fs.security.policy import ARCHIVES, LOCAL, protocol_of
 from refshard_fs.source.in_memory_source import ICECHUNK, InMemorySource, find_target_arguments, make_portable_source
 from refshard_fs.source.options import Options, parse_configuration, spread_storage_options
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
@@ -81,9 +83,10 @@ def resolve_source(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, An
         if type(store).__name__ != "LocalStore":
             given["options"] = {root: store, **(given.get("options") or {})}
     fo = list_sources(fo)
-    if given.get("concat") is not None and not is_many_sources(fo):
+    if given.get("concat") is not None and not is_many_sources(fo) and not is_table_file(fo, given):
         raise ValueError(
-            f"concat={given['concat']!r} needs several sources: expected a pattern or a list for fo=, got {fo!r:.200}"
+            f"concat={given['concat']!r} needs several sources: expected a pattern, a list or a table for fo=, got "
+            f"{fo!r:.200}"
         )
     return fo, given
 
@@ -171,6 +174,23 @@ def is_many_sources(fo: Any) -> bool:
             # A DataFrame has columns, and a collection of pystac a list of items.
             is_table = hasattr(fo, "columns") and hasattr(fo, "to_dict")
             return isinstance(fo, Sequence) or is_table or isinstance(getattr(fo, "items", None), list)
+
+
+TABLES: Final = (".parquet", ".geoparquet")  # suffixes of Parquet files with a table of sources
+
+
+def is_table_file(fo: Any, given: Mapping[str, Any]) -> bool:
+    """Return whether ``fo`` is the URL or path of a Parquet file with a table of sources.
+
+    The directory of a parquet set may have the same suffix as such a file. To find out what lies at a remote URL would
+    take a request, so it is taken for a table only with ``concat``, an argument for several sources, among ``given``.
+    """
+    if not isinstance(fo, str | PurePath) or "::" in (url := str(fo)) or not url.endswith(TABLES):
+        return False
+    if url.endswith(TABLES[1]) or given.get("concat") is not None:
+        return True
+    is_local = {protocol_of(url), given.get("target_protocol")} <= {None, *LOCAL} and given.get("fs") is None
+    return is_local and os.path.isfile(split_protocol(url)[1])
 
 
 _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])  # keywords that say how targets are opened

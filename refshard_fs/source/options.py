@@ -92,7 +92,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         _describe("Selections of the source, as made by `fs.select`, applied one after the other."),
     ] = None
     concat: Annotated[
-        Mapping[str, Any] | None, _describe("Arguments of `refshard_fs.open`, if `fo` is a pattern or a list.")
+        Mapping[str, Any] | None, _describe("Arguments of `refshard_fs.open`, if `fo` is a pattern, a list or a table.")
     ] = None
 
     def __post_init__(self) -> None:

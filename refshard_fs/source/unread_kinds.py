@@ -31,7 +31,8 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
     ("an ASDF file", 0, b"#ASDF", "open it with asdf"),
     (
         *("a Parquet file", 0, b"PAR1"),
-        "open the directory of a parquet set, in which .zmetadata lies; refshard_fs.open takes a table of URLs",
+        "open the directory of a parquet set, in which .zmetadata lies; a table of URLs needs the option concat, which "
+        "may be {}",
     ),
     ("an Arrow file", 0, b"ARROW1", "open it with pyarrow"),
     ("a Feather file", 0, b"FEA1", "open it with pyarrow"),

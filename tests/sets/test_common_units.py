@@ -293,7 +293,9 @@ def test_missing_times_without_a_fill_value_stay_missing(tmp_path: Path, lazy: b
     for number in range(2):
         files.append(str(tmp_path / f"{number}.nc"))
         times = np.array([f"2024-01-0{1 + number}", "NaT"], "M8[ns]")
-        ds = xr.Dataset({"v": (dim, np.arange(2.0) + number), "time": (dim, times)}, {"x": (dim, np.arange(2) + 2 * number)})
+        ds = xr.Dataset(
+            {"v": (dim, np.arange(2.0) + number), "time": (dim, times)}, {"x": (dim, np.arange(2) + 2 * number)}
+        )
         ds.to_netcdf(files[-1], encoding={"time": {"units": f"days since 202{number}-01-01"}})
     cube = refshard_fs.concat(files, dim, lazy=lazy)
     check_equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files, dim)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import refshard_fs
-from refshard_fs import LazySet, RefShardFileSystem, TargetNotAllowed
+from refshard_fs import LazySet, RefShardFileSystem, TargetNotAllowed, UnknownSource
 from refshard_fs.sets.join_sources import join_if_many, join_sources
+from tests.servers.http import RangeServer
 from tests.support.joined_sets import make_day_set
 
 ZGROUP = '{"zarr_format": 2}'
@@ -40,6 +41,37 @@ def test_join_sources_leaves_only_options_of_the_filesystem(pattern: str) -> Non
 def test_one_source_is_not_joined_but_a_pattern_is(pattern: str) -> None:
     assert join_if_many("a.json", {"max_gap": 3}) == ("a.json", {"max_gap": 3})
     assert isinstance(join_if_many(pattern, {})[0], LazySet)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A Parquet file that names two sets by relative URLs, each with its member."""
+    refs = {".zgroup": ZGROUP, "a/.zarray": META, "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}', "a/0": "1"}
+    for number in range(2):
+        (tmp_path / f"{number}.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(
+        pyarrow.table({"url": ["0.json", "1.json"], "member": ["a", "b"]}), tmp_path / "table.parquet"
+    )
+    return tmp_path / "table.parquet"
+
+
+def test_table_in_a_local_parquet_file_is_joined(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for fo in (str(table), table, f"file://{table}", "table.parquet"):
+        assert set(RefShardFileSystem(fo).ls("", detail=False)) >= {"a", "member"}
+    fs = RefShardFileSystem("table.parquet", concat={"assign": {"run": 3}})
+    assert "run" in fs.ls("", detail=False)
+    RefShardFileSystem(make_day_set(0, 2, 2)).save("set.parquet")  # a directory with the same suffix
+    assert isinstance(join_if_many("set.parquet", {})[0], str)
+
+
+def test_remote_table_is_joined_with_the_option_concat(table: Path, tmp_path: Path) -> None:
+    with RangeServer(directory=tmp_path) as server:
+        url = f"{server.url}/table.parquet"
+        with pytest.raises(UnknownSource, match="a table of URLs needs the option concat"):
+            RefShardFileSystem(url).ls("")
+        assert "member" in RefShardFileSystem(url, concat={}).ls("", detail=False)
 
 
 def write_sets_beside(folder: Path) -> list[str]:
