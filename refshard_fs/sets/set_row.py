@@ -15,11 +15,13 @@ from refshard_fs.core.dtypes import is_big_endian, make_plain_array
 from refshard_fs.core.keys import join
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument, Piece
+from refshard_fs.cubes.fit import find_recoding
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.alignment import AlignedSets, prepare_parts
 from refshard_fs.sets.arrange import Overlap
 from refshard_fs.sets.changed_set import replace_metadata
+from refshard_fs.sets.compatibility import get_array_facts
 from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.fills import set_fill_values
 from refshard_fs.sets.gap_set import make_gap
@@ -145,8 +147,10 @@ class SetRow(msgspec.Struct, frozen=True):
         )
         parts = aligned.parts
         if rules.lazy:  # chunks of all other sets are recoded to the encoding of the first set
-            parts[0] = set_fill_values(parts[0], fills)
+            own = parts[0]
+            parts[0] = set_fill_values(own, fills)
             parts[0] = replace_metadata(parts[0], find_roomier_encodings(parts, str(dim)))
+            _check_recodable(own, parts[0], str(dim))
         else:
             parts = [set_fill_values(part, fills) for part in parts]
         row, places = list(parts), list(aligned.places)
@@ -167,6 +171,14 @@ def _warn_of_lost_variables(whole: NamedSet, parts: Sequence[NamedSet], first: i
             UserWarning,
             stacklevel=2,
         )
+
+
+def _check_recodable(own: NamedSet, shown: NamedSet, dim: str) -> None:
+    """Raise ManifestError if the chunks of a set cannot be recoded to the encodings in which its arrays are shown."""
+    for path, variable in shown.variables.items():
+        if dim in variable.dims and variable.meta.raw != own.variables[path].meta.raw:
+            facts = get_array_facts(path, shown)._replace(name="the joined array")
+            find_recoding(path, facts, get_array_facts(path, own), is_recut=True)
 
 
 def _find_changed_documents(part: NamedSet, stored: NamedSet) -> dict[str, dict[str, Any]]:

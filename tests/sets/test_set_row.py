@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
+from refshard_fs.errors import ManifestError
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")
@@ -29,6 +30,18 @@ def test_freq_fills_a_gap_within_a_file(tmp_path: Path, lazy: bool) -> None:
     files = [write_days(tmp_path / f"{i}.nc", days) for i, days in enumerate(([0, 1, 4], [5]))]
     made = refshard_fs.concat(files, "time", freq="D", lazy=lazy)
     xr.testing.assert_equal(load_dataset(made), xr.concat(load_all(files), "time").resample(time="1D").asfreq())
+
+
+def test_first_set_that_cannot_be_recoded_is_refused(tmp_path: Path) -> None:
+    """Later sets are compared with the array as it is shown, which has another type than in the first set."""
+    zarr = pytest.importorskip("zarr", minversion="3")
+    for day, (dtype, shards) in enumerate((("i4", (2,)), ("f4", None))):
+        group = zarr.open_group(tmp_path / f"{day}.zarr", mode="w", zarr_format=3)
+        group.create_array("air", shape=(2,), chunks=(1,), shards=shards, dtype=dtype, dimension_names=["time"])
+        time = group.create_array("time", shape=(2,), chunks=(2,), dtype="i4", dimension_names=["time"])
+        time[:] = [2 * day, 2 * day + 1]
+    with pytest.raises(ManifestError, match=r"set 0 .*sharding_indexed.*: expected a type and codecs"):
+        refshard_fs.concat(f"{tmp_path}/*.zarr", "time", lazy=True)
 
 
 @pytest.mark.parametrize("join", ["exact", "outer"])
