@@ -281,6 +281,8 @@ class ChunkGrid(msgspec.Struct, frozen=True):
 
     def coords(self, number: int) -> tuple[int, ...]:
         """Return the coordinates of chunk ``number``."""
+        if not number:  # most coordinate arrays have one chunk
+            return (0,) * len(self.counts)
         out = []
         for count in reversed(self.counts):
             number, coord = divmod(number, count)

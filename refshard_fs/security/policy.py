@@ -142,12 +142,12 @@ def leads_out(url: str) -> bool:
     """
     if ".." not in url and "/." not in url and "%" not in url and "\\" not in url:
         return False
-    path = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0] if "://" in url else url
+    path = url.partition("://")[2].partition("?")[0].partition("#")[0] if "://" in url else url
     for _ in range(_MAX_DECODINGS):
         before, path = path, unquote(path, errors="replace")
         if path == before:
             break
-    return any(step.partition(";")[0] in (".", "..") for step in re.split(r"[/\\]", path))
+    return any(step.partition(";")[0] in (".", "..") for step in path.replace("\\", "/").split("/"))
 
 
 def server_of(url: str) -> str:
@@ -155,7 +155,7 @@ def server_of(url: str) -> str:
     protocol, separator, rest = url.partition("://")
     if not separator or len(split_chain(url)) > 1:
         return url
-    return protocol + separator + re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return protocol + separator + rest.partition("/")[0].partition("?")[0].partition("#")[0]
 
 
 def place_of(url: str) -> str | None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.array_group import ArrayDescription
 from refshard_fs.core.columns import ChunkTable, Row
@@ -24,6 +25,7 @@ from refshard_fs.sets.patterns import FileCoordinate
 from refshard_fs.sets.variables import NamedSet, Variable, find_auxiliary
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_Values = npt.NDArray[Any] | None  # None: unknown
 
 
 class _Coordinate(NamedTuple):
@@ -151,22 +153,22 @@ def _is_scalar(part: NamedSet, dim: str) -> bool:
 
 def _find_varying(parts: Sequence[NamedSet], paths: Sequence[str]) -> tuple[list[NamedSet], set[str]]:
     """Return ``parts`` with digests of the arrays whose values are not known, and the paths of arrays that differ."""
-    paths = list(dict.fromkeys(paths))  # each is decoded once in each part
-    unknown = {path for path in paths if any(path in p.variables and p.decode_values(path) is None for p in parts)}
-    known = add_digests(parts, [], frozenset(), only=unknown)
+    owners = {path: [n for n, part in enumerate(parts) if path in part.variables] for path in dict.fromkeys(paths)}
+    values = {path: {n: parts[n].decode_values(path) for n in numbers} for path, numbers in owners.items()}
+    unknown = {path for path, known in values.items() if any(value is None for value in known.values())}
+    parts = add_digests(parts, [], frozenset(), only=unknown)
     differing = set()
-    for path in paths:
-        first, *others = [part for part in known if path in part.variables]
-        if any(_is_different(path, first, other) for other in others):
+    for path, (first, *others) in owners.items():
+        mine = values[path][first]
+        if any(_is_different(path, parts[first], mine, parts[n], values[path][n]) for n in others):
             differing.add(path)
-    return known, differing
+    return parts, differing
 
 
-def _is_different(path: str, one: NamedSet, other: NamedSet) -> bool:
-    """Return whether an array has other units or other known values in two sets."""
+def _is_different(path: str, one: NamedSet, mine: _Values, other: NamedSet, theirs: _Values) -> bool:
+    """Return whether an array has other units or other values, ``mine`` and ``theirs`` if known, in two sets."""
     if one.variables[path].attributes.get("units") != other.variables[path].attributes.get("units"):
         return True
-    mine, theirs = one.decode_values(path), other.decode_values(path)
     if mine is not None and theirs is not None:
         return not are_same_values(mine, theirs)
     if path in one.digests and path in other.digests:

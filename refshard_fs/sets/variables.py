@@ -121,7 +121,7 @@ class NamedSet(msgspec.Struct, frozen=True):
     def find_inline_chunks(self, path: str) -> dict[int, bytes]:
         """Return, by number, the chunks of an array whose bytes are in the set."""
         table, side = self.refs.tables.get(path), self.refs.side
-        if table is None:
+        if table is None or len(table) == table.grid.size:  # all chunks are references
             return {}
         grid, begin = table.grid, f"{path}/" if path else ""
         if grid.size <= len(side):  # most coordinates have one chunk, so that few keys are looked up

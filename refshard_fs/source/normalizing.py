@@ -142,6 +142,8 @@ def list_sources(fo: Any) -> Any:
     Return one item of STAC as a list of it, and other sources unchanged. Sets have no order, and are refused when they
     are opened.
     """
+    if isinstance(fo, str):  # the first isinstance(fo, Mapping) of a type takes a millisecond
+        return fo
     is_item = isinstance(fo, Mapping) and fo.get("type") == "Feature" and "assets" in fo
     if is_item or (hasattr(fo, "assets") and hasattr(fo, "properties")):
         return [fo]

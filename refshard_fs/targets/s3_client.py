@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import socket
 import ssl
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from functools import cache
@@ -46,6 +48,22 @@ def _make_loader(data_path: str | None) -> Any:
     return create_loader(data_path)
 
 
+def _make_session(options: dict[str, Any]) -> Any:
+    session = AioSession(**options)
+    session.register_component("data_loader", _make_loader(session.get_config_variable("data_path")))
+    return session
+
+
+_of_thread = threading.local()  # botocore's sessions are not thread-safe
+
+
+def _find_anonymous_session(environment: tuple[tuple[str, str], ...]) -> Any:
+    """Return this thread's session without credentials, made in this ``environment``: making one takes 17 ms."""
+    if getattr(_of_thread, "environment", None) != environment:
+        _of_thread.session, _of_thread.environment = _make_session({}), environment
+    return _of_thread.session
+
+
 class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     """s3fs's filesystem without redirects; ``guard`` checks its endpoint (None: it may be anywhere).
 
@@ -73,10 +91,10 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
     async def set_session(self, refresh: bool = False, kwargs: Any = None) -> Any:
         """Make botocore's client. botocore's own documents, 2 MB of JSON, are parsed once for all clients."""
-        if self.session is None:
-            self.session = AioSession(**self.kwargs)
-            loader = _make_loader(self.session.get_config_variable("data_path"))
-            self.session.register_component("data_loader", loader)
+        if self.session is None and self.anon and not self.kwargs:
+            self.session = _find_anonymous_session(tuple(os.environ.items()))
+        elif self.session is None:
+            self.session = _make_session(self.kwargs)
         return await super().set_session(refresh, kwargs or {})
 
     async def get_s3(self, bucket: str | None = None) -> Any:

@@ -83,6 +83,19 @@ def test_clients_share_the_documents_of_botocore() -> None:
     assert first is second
 
 
+def test_anonymous_clients_share_the_session_of_their_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_session(**options: Any) -> Any:
+        fs = client(**{**options, "skip_instance_cache": True})
+        sync(get_loop(), fs.set_session)
+        return fs.session
+
+    session = make_session(anon=True)
+    assert make_session(anon=True) is session
+    assert make_session(**KEYS) is not session
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere")  # botocore's sessions keep the configuration
+    assert make_session(anon=True) is not session
+
+
 def test_private_attributes_of_aiobotocore_exist(s3_server: SeaweedServer) -> None:
     """This fails if botocore renames private attributes: then s3fs sends all requests, which takes more time."""
     from refshard_fs.targets.s3 import S3Target, has_own_hooks
