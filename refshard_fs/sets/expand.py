@@ -20,7 +20,11 @@ from refshard_fs.source.in_memory_source import make_portable_source
 from refshard_fs.source.normalizing import is_pattern, parse_options
 from refshard_fs.source.source import Source
 
-SIDECARS: Final = (".idx", ".index")  # sidecars of GRIB files are left out if the files match
+# Suffixes of indexes of GRIB files, which are left out if the files match. Their names have the whole name of the file,
+# or its name without the suffix; cfgrib adds a digest.
+INDEXES: Final = (".idx", ".index")
+_DIGEST: Final = re.compile(r"\.[0-9a-f]{5}\Z")
+_GRIB: Final = (".grib2", ".grb2", ".grib", ".grb")
 DEEPEST: Final = 64  # levels of directories that ``**`` searches
 _DIGITS: Final = re.compile(r"(\d+)")
 _ONE_OF: Final = re.compile(r"\[[^\]/]+\]")
@@ -59,8 +63,15 @@ def _find_matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
     url = make_portable_source(pattern, options.get("target_protocol"), None, True)
     source = Source.of(parse_options({}, choose_reading_options([str(url)], options)))
     found = set(source.run("", lambda: _walk(str(url))))
-    found -= {name for name in found if name.endswith(SIDECARS) and name.rpartition(".")[0] in found}
+    indexed = found | {name.rpartition(".")[0] for name in found if name.endswith(_GRIB)}
+    found -= {name for name in found if name.endswith(INDEXES) and not indexed.isdisjoint(_list_bases(name))}
     return sorted(found, key=make_natural_key)
+
+
+def _list_bases(name: str) -> list[str]:
+    """Return the names of files of which ``name`` may be the index: without its suffix, and without cfgrib's digest."""
+    base = name.rpartition(".")[0]
+    return [base, _DIGEST.sub("", base)]
 
 
 def _walk(url: str) -> Steps[list[str]]:
