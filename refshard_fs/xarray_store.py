@@ -79,9 +79,10 @@ class GroupStore(AbstractDataStore):
         return {dim: n for names, shape in named for dim, n in zip(names, shape, strict=True)}
 
     def get_encoding(self) -> dict[str, Any]:
-        """Return the encoding of the dataset: its unlimited dimensions, which zarr's metadata cannot express."""
-        unlimited = self._fs.unlimited_dimensions.get(self._group.path)
-        return {} if unlimited is None else {"unlimited_dims": set(unlimited)}
+        """Return the encoding of the dataset: its unlimited dimensions, and in a cube which sets are joined how."""
+        unlimited, cube = self._fs.unlimited_dimensions.get(self._group.path), self._fs.source.open().cube
+        encoding = {} if unlimited is None else {"unlimited_dims": set(unlimited)}
+        return encoding if cube is None else {**encoding, "joined": cube.document.summary}
 
     @staticmethod
     def close() -> None:

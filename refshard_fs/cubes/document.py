@@ -18,6 +18,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import Inflate
 from refshard_fs.core.format import MANIFEST_BYTES, check_size
 from refshard_fs.core.keys import parent
+from refshard_fs.core.stats import format_count
 from refshard_fs.cubes import NAME
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.placement import Placement
@@ -150,6 +151,18 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         """The number of sets, including the sets of documents within and beside it."""
         own = sum(not piece.is_gap if piece.document is None else piece.document.count for piece in self.pieces)
         return own + sum(document.count for document in self.beside)
+
+    @property
+    def dims(self) -> list[str]:
+        """The dimensions along which sets are joined, also within pieces, the outermost first."""
+        within = next((piece.document.dims for piece in self.pieces if piece.document is not None), [])
+        others = [dim for document in self.beside for dim in document.dims]
+        return list(dict.fromkeys([self.dim, *within, *others]))
+
+    @property
+    def summary(self) -> str:
+        """What the document joins, in a few words: ``"12 sets joined along time"``."""
+        return f"{format_count(self.count, 'set')} joined along {' and '.join(self.dims)}"
 
     @property
     def urls(self) -> list[str]:

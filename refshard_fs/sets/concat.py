@@ -25,7 +25,7 @@ from refshard_fs.sets.common_version import convert_to_common_version
 from refshard_fs.sets.grid_join import find_dims
 from refshard_fs.sets.inputs import Inputs, get_set_url, iter_urls
 from refshard_fs.sets.join import find_and_join, join_sets
-from refshard_fs.sets.lazy_set import LazySet, describe
+from refshard_fs.sets.lazy_set import LazySet
 from refshard_fs.sets.made_set import MadeSet, make_set
 from refshard_fs.sets.opened_set import is_open
 from refshard_fs.sets.preprocess import Preprocess, get_import_path, read_selected
@@ -281,7 +281,7 @@ def concat(
     recorded = "" if preprocess is None else get_import_path(preprocess)
     data = msgspec.structs.replace(document, lost=lost, preprocess=recorded).dumps()
     remark = "; ".join(filter(None, [explain_document(joined.documents), rounded]))
-    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, describe(document), opened_with, ranges)
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, document.summary, opened_with, ranges)
 
 
 def _list_selections(options: Mapping[str, Any], choice: Choice) -> list[Mapping[str, Any]]:

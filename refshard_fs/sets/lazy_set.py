@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -159,14 +159,14 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
             return None
         data = document.dumps(opened.source.open().cube.resolve)
         access = {name: value for name, value in opened.storage_options.items() if name in (*_ACCESS, "allow")}
-        return cls(data, hashlib.sha256(data).hexdigest(), REMARK, describe(document), access)
+        return cls(data, hashlib.sha256(data).hexdigest(), REMARK, document.summary, access)
 
     def _make_set(self, document: ConcatDocument, choice: Choice) -> LazySet:
         if choice != Choice():
             document = msgspec.structs.replace(document, view=(*document.view, choice))
         data = document.dumps()
         digest = hashlib.sha256(data).hexdigest()
-        return LazySet(data, digest, self.remark, describe(document), self.opened_with, self.ranges)
+        return LazySet(data, digest, self.remark, document.summary, self.opened_with, self.ranges)
 
     def respell_urls(self, respell: Callable[[str], str]) -> LazySet:
         """Return the set with other URLs."""
@@ -189,20 +189,6 @@ def check_document_name(url: str) -> None:
             f"expected a name such as all.refshard or all.json for the document of a cube, got {url!r}: "
             f"format={format_by_suffix(url)!r} writes references instead, and copies the chunks that are converted"
         )
-
-
-def describe(document: ConcatDocument) -> str:
-    """Return in a few words what a document joins."""
-    dims = dict.fromkeys(dim for cube in (document, *document.beside) for dim in _list_dims(cube))
-    return f"{format_count(document.count, 'set')} joined along {' and '.join(dims)}"
-
-
-def _list_dims(document: ConcatDocument) -> Iterator[str]:
-    yield document.dim
-    for piece in document.pieces:
-        if piece.document is not None:
-            yield from _list_dims(piece.document)
-            return
 
 
 def _shorten(source: Source, document: ConcatDocument, choice: Choice) -> tuple[ConcatDocument, Choice]:

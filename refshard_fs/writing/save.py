@@ -14,7 +14,7 @@ import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
@@ -37,6 +37,8 @@ from refshard_fs.source.source import Source
 from refshard_fs.stores.objects import Objects
 
 logger = logging.getLogger(__package__)
+
+NOTEWORTHY: Final = 1 << 20  # bytes of copies in a set from which a warning says how many there are
 
 
 def save(
@@ -170,8 +172,9 @@ def _gather_with_copies(keyspace: KeySpace, source: Source, copies: CopiesBeside
     """
     collection = source.run("", partial(collect_keys, keyspace, for_others=True))
     is_much = collection.find_first_beyond_limit() is not None
+    if sum(packed.size for packed in collection.packed) > NOTEWORTHY or is_much:
+        _warn_of_copies(collection, keyspace, copies.url if is_much else "the set")
     if is_much:
-        _warn_of_copies(collection, keyspace, copies.url)
         copies.begin(len(collection.packed))
         target = collection.urls.setdefault(copies.url, len(collection.urls))
     for batch in collection.iterate_batches():
@@ -182,8 +185,8 @@ def _gather_with_copies(keyspace: KeySpace, source: Source, copies: CopiesBeside
     return collection.finish()
 
 
-def _warn_of_copies(collection: Collection, keyspace: KeySpace, url: str) -> None:
-    """Log a warning: how many bytes will be copied, and how to avoid that."""
+def _warn_of_copies(collection: Collection, keyspace: KeySpace, where: str) -> None:
+    """Log a warning: how many bytes will be copied to ``where``, and how to avoid that."""
     size = format_bytes(sum(packed.size for packed in collection.packed))
     space: KeySpace | None = keyspace
     while space is not None and space.cube is None:
@@ -193,7 +196,7 @@ def _warn_of_copies(collection: Collection, keyspace: KeySpace, url: str) -> Non
     )
     count = format_count(len(collection.packed), "chunk")
     text = "%s, %s, are computed when they are read: references cannot describe them, so they are copied to %s%s"
-    logger.warning(text, count, size, url, advice)
+    logger.warning(text, count, size, where, advice)
 
 
 class CopiesBeside:

@@ -219,6 +219,24 @@ def test_save_logs_how_many_chunks_it_copies(
     assert "ends in .refshard" in caplog.text
 
 
+def test_save_logs_copies_of_more_than_a_mebibyte(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for part, days in enumerate((slice(0, 2), slice(2, 5))):
+        ds = xr.Dataset({"t": (("time", "x"), np.ones((5, 30_000))[days])}, {"time": DAYS[:5][days]})
+        encoding = {"t": {"chunksizes": ds["t"].shape, "zlib": True}}
+        ds.to_netcdf(tmp_path / f"{part}.nc", engine="h5netcdf", encoding=encoding)
+    refshard_fs.RefShardFileSystem(f"{tmp_path}/*.nc").save(f"{tmp_path}/cube.json")
+    assert "1.4 MiB, are computed when they are read" in caplog.text
+    assert "copied to the set" in caplog.text
+
+
+def test_encoding_says_how_sets_are_joined(tmp_path: Path) -> None:
+    for day in range(3):
+        write(xr.Dataset({"t": ("time", [1.0])}, {"time": DAYS[day : day + 1]}), tmp_path / f"{day}.nc")
+    refshard_fs.open(f"{tmp_path}/*.nc").save(f"{tmp_path}/cube.refshard")
+    for source in (f"{tmp_path}/*.nc", f"{tmp_path}/cube.refshard"):
+        assert xr.open_dataset(source, engine="refshard").encoding["joined"] == "3 sets joined along time"
+
+
 @pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4"])
 def test_netcdf_copy_of_a_cube_is_not_larger_than_its_files(tmp_path: Path, engine: Any) -> None:
     pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
