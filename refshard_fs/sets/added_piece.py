@@ -13,7 +13,7 @@ import numpy.typing as npt
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import iterate_splits, join
 from refshard_fs.cubes.choice import Choice
-from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.cubes.document import ConcatDocument, Piece
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.values import METADATA, object_in
 from refshard_fs.sets.changed_set import replace_metadata
@@ -100,8 +100,8 @@ def add_piece(
                 return None
             if not elements.old:
                 raise ManifestError(
-                    f"{new.name} would replace the beginning of {name}: append replaces the end of a document, or a "
-                    "whole piece after the first. Make the document anew"
+                    f"{new.name} would replace the beginning of {name}: append replaces the end of a document, or "
+                    "some whole pieces; the first piece only if the next set has its units. Make the document anew"
                 )
             if not rules.any_order:
                 added = new_values[0][elements.start : elements.stop]
@@ -121,7 +121,9 @@ def add_piece(
         recut |= _find_shapes_of_cut_chunks(document, first, cuts)
     if runs is not None:
         recut |= _find_shapes_of_cut_chunks(document, first, _list_lengths_of_parts(document, runs))
-    if runs is not None and runs[0].at <= document.starts[document.first]:  # keep the metadata of the first set
+    is_first = runs is not None and runs[0].at <= document.starts[document.first]
+    is_first |= fillings is not None and fillings[0].gap < document.first
+    if is_first:  # keep the metadata of the first set
         metadata = {**_find_documents(stored, document), **metadata}
     old = make_gap(replace_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
     metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
@@ -160,6 +162,47 @@ def add_piece(
     if runs is not None:
         document = insert_last_piece(document, runs)
     return LongerDocument(document, whole, line.length - cut_length - replaced_length)
+
+
+def find_spare(document: ConcatDocument) -> Piece | None:
+    """Return the first piece of another set than the first one; None if there is only one set."""
+    lead = document.pieces[document.first]
+    return next((piece for piece in document.pieces if not piece.is_gap and piece.url != lead.url), None)
+
+
+def free_first_piece(
+    document: ConcatDocument, by_url: Mapping[str, NamedSet], url: str, dim: str
+) -> tuple[ConcatDocument, int]:
+    """Replace the first piece by a gap if the set at ``url`` has all of its values, and those of whole other pieces.
+
+    Return the document, which shows the metadata that it has shown before, and the length of the gaps. ``by_url`` has
+    the first set, the set of `find_spare`, and the new set. If the new set has taken the URL of the first set, the
+    spare set gives the metadata. The length is 0, and the document unchanged, if the spare set has other values than
+    the document has for it: then only the old first set would give the units of the document.
+    """
+    lead, spare = document.pieces[document.first], find_spare(document)
+    if document.coordinate is None or spare is None:
+        return document, 0
+    source = by_url[spare.url if lead.url == url else lead.url]
+    metadata = {**_find_documents(stack_along(source, dim, document.stacked), document), **document.metadata}
+    first, new = (stack_along(by_url[spelled], dim, document.stacked) for spelled in (spare.url, url))
+    shown = replace_metadata(first, metadata)
+    units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
+    parts = convert_to_common_units([first, new], dim, lazy=True, fixed=units).parts
+    values, own_values = _read_coordinate(document, shown), get_coordinate_values(parts, dim)
+    if values is None or own_values is None:
+        return document, 0
+    known = make_comparable(shown.variables[document.coordinate], values)
+    for piece, start in zip(document.pieces, document.starts, strict=False):
+        begin = 0 if piece.take is None else piece.take[0]
+        if piece.url == spare.url and not np.array_equal(
+            known[start : start + piece.length], own_values[0][begin : begin + piece.length], equal_nan=True
+        ):
+            return document, 0
+    freed, length = replace_pieces(document, known, own_values[1], with_first=True)
+    if all(piece.is_gap for piece in freed.pieces) or freed.first == document.first:
+        return document, 0
+    return msgspec.structs.replace(freed, metadata=metadata), length
 
 
 def _list_lengths_of_parts(document: ConcatDocument, runs: Sequence[Run]) -> list[int]:

@@ -86,8 +86,8 @@ def append(
         What happens to values of the coordinate that the set has already: ``"error"``; ``"skip"`` appends only
         elements with other values; ``"replace"`` replaces the last elements of the old set by those of the new set. In
         a document, ``"replace"`` also replaces pieces that together have exactly these values. These may be damaged or
-        gone; the first piece cannot be replaced. If a piece has become shorter, or a piece before the last one has
-        become longer, make the document anew.
+        gone, except for the set of the first piece: it, or the new set at its URL, must be readable. If a piece has
+        become shorter, or a piece before the last one has become longer, make the document anew.
     on_error:
         ``"skip"`` leaves out sets that cannot be opened or read, or are out of order, with a warning for each; a later
         call appends them if it can. A document that gets longer records them.

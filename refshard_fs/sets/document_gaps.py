@@ -30,12 +30,13 @@ class Filling(NamedTuple):
 
 
 def replace_pieces(
-    document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any]
+    document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any], *, with_first: bool = False
 ) -> tuple[ConcatDocument, int]:
     """Replace pieces by gaps if ``new_values`` are all of their values; return the document, and the gaps' length.
 
-    The pieces need not follow each other. If ``new_values`` are only some of the values of a piece, or values of the
-    first piece, whose metadata describe all pieces, the length is 0, and the document is unchanged.
+    The pieces need not follow each other. If ``new_values`` are only some of the values of a piece, the length is 0,
+    and the document is unchanged; also if they are values of the first piece, whose metadata describe all pieces,
+    unless ``with_first``.
     """
     places = _find_places(values, new_values)
     if places is None:
@@ -43,7 +44,9 @@ def replace_pieces(
     numbers, counts = np.unique(np.searchsorted(document.starts, places, side="right") - 1, return_counts=True)
     by_piece = zip(numbers.tolist(), counts.tolist(), strict=True)
     touched = {number: count for number, count in by_piece if not document.pieces[number].is_gap}
-    if any(number == document.first or count != document.pieces[number].length for number, count in touched.items()):
+    if document.first in touched and not with_first:
+        return document, 0
+    if any(count != document.pieces[number].length for number, count in touched.items()):
         return document, 0
     pieces: list[Piece] = []
     for number, piece in enumerate(document.pieces):

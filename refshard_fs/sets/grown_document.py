@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -11,8 +12,8 @@ import msgspec
 from refshard_fs.cubes.choice import VERSION_3, Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.cubes.keyspace import ConcatKeySpace
-from refshard_fs.errors import ManifestError
-from refshard_fs.sets.added_piece import add_piece
+from refshard_fs.errors import ManifestError, RefShardError
+from refshard_fs.sets.added_piece import add_piece, find_spare, free_first_piece
 from refshard_fs.sets.common_version import convert_to_common_version, get_version
 from refshard_fs.sets.compatibility import check_merged
 from refshard_fs.sets.coordinates import OutOfOrder
@@ -81,8 +82,15 @@ def extend_document(
     added = [0 for _ in before]
     for url, line in ((urls[number], lines[number]) for number in opened):
         number = _find_cube(after, by_url[line], base.url)
+        cube, replaced_length = after[number], 0
+        spare = find_spare(cube) if rules.on_duplicate == "replace" else None
+        if spare is not None and spare.url not in by_url:
+            with suppress(RefShardError):  # this may be the set to replace
+                by_url[spare.url] = _read_lead(joined.resolve(spare.url), spare.select, options, unread)
+        if spare is not None and spare.url in by_url:
+            cube, replaced_length = free_first_piece(cube, by_url, line, rules.dim)
         try:
-            longer = add_piece(after[number], base.url, by_url, line, rules, chosen.get(url, ()))
+            longer = add_piece(cube, base.url, by_url, line, rules, chosen.get(url, ()))
         except OutOfOrder as e:
             if errors is None:
                 raise
@@ -90,7 +98,7 @@ def extend_document(
             continue
         if longer is not None:
             after[number], wholes[number] = longer.document, longer.whole
-            added[number] += longer.added
+            added[number] += longer.added - replaced_length
     report_skipped(failed, any_left=True)
     if not wholes:
         return 0

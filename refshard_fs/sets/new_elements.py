@@ -66,8 +66,8 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
             first, last = (format_value(new_values[place], old, dim) for place in (0, -1))
             raise ManifestError(
                 f"{new.name} has {len(new_values)} values of {dim!r}, {first} to {last}: expected all values up to the "
-                f"end of {old.name}, or, if that is the document of a cube, exactly the values of pieces after the "
-                "first one. Make the set anew: resume= of concat opens only the files that changed"
+                f"end of {old.name}, or, if that is the document of a cube, exactly the values of some pieces. "
+                "Make the set anew: resume= of concat opens only the files that changed"
             )
         if len(slices) < len(arranged):
             raise ManifestError(

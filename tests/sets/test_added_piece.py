@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,8 +56,47 @@ def test_append_with_replace_replaces_pieces_in_place(tmp_path: Path) -> None:
     assert refshard_fs.append(target, write_day(tmp_path / "mended", 1, 7.0), on_duplicate="replace") == 0
     assert refshard_fs.append(target, write_day(tmp_path, 3, 9.0), on_duplicate="replace") == 0
     assert xr.open_dataset(target, engine="refshard")["t"].values.tolist() == [0, 7, 2, 9]
+    assert refshard_fs.append(target, write_day(tmp_path, 0, 5.0), on_duplicate="replace") == 0
+    assert xr.open_dataset(target, engine="refshard")["t"].values.tolist() == [5, 7, 2, 9]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("units", ["days since 2024-01-01", "days since 2023-01-01"])
+def test_first_piece_is_replaced_with_its_metadata(tmp_path: Path, is_moved: bool, units: str) -> None:
+    """The encoding of the document stays the same, if the old first set or another set tells it."""
+
+    def write(name: str, day: int, value: float, units: str, **encoding: Any) -> Path:
+        times = np.array([f"2024-01-0{day + 1}"], "M8[ns]")
+        ds = xr.Dataset({"t": ("time", [value], {"units": "K"})}, {"time": times})
+        ds.to_netcdf(tmp_path / name, engine="h5netcdf", encoding={"t": encoding, "time": {"units": units}})
+        return tmp_path / name
+
+    target = str(tmp_path / "cube.refshard")
+    packing = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -9}
+    first = write("0.nc", 0, 1.0, "days since 2024-01-01", **packing)
+    others = [write(f"{day}.nc", day, day + 1.0, units, **packing) for day in (1, 2)]
+    refshard_fs.open([first, *others]).save(target)
+    old = xr.open_dataset(target, engine="refshard").load()
+    mended = write("mended.nc" if is_moved else "0.nc", 0, 7.5, "hours since 2024-01-01", **packing)
+    if not is_moved and units != "days since 2024-01-01":
+        with pytest.raises(ManifestError, match="would replace the beginning of"):
+            refshard_fs.append(target, str(mended), on_duplicate="replace")
+        return
+    assert refshard_fs.append(target, str(mended), on_duplicate="replace") == 0
+    if is_moved:
+        first.unlink()
+    found = xr.open_dataset(target, engine="refshard")
+    assert found["t"].values.tolist() == [7.5, 2, 3]
+    assert found["t"].encoding["dtype"] == old["t"].encoding["dtype"]
+    assert found["time"].equals(old["time"])
+    assert refshard_fs.append(target, [str(mended)]) == 0
+
+
+def test_only_piece_of_a_document_is_not_replaced(tmp_path: Path) -> None:
+    target = str(tmp_path / "cube.refshard")
+    refshard_fs.open([write_day(tmp_path, 0, 0)]).save(target)
     with pytest.raises(ManifestError, match="would replace the beginning of"):
-        refshard_fs.append(target, paths[0], on_duplicate="replace")
+        refshard_fs.append(target, write_day(tmp_path, 0, 5.0), on_duplicate="replace")
 
 
 def test_append_to_a_document_that_ends_within_a_chunk_works(tmp_path: Path) -> None:
@@ -155,7 +195,7 @@ def test_late_set_is_divided_and_divides_others(
 def test_divided_sets_are_replaced_whole(
     tmp_path: Path, days: list[list[int]], late: list[int], chunk: int, is_moved: bool
 ) -> None:
-    """A set that was divided, or that divides others, is replaced; the set of the first piece cannot be replaced."""
+    """Sets that were divided, or that divide others, are replaced one after the other, also the first one."""
     target, every = str(tmp_path / "cube.refshard"), [*days, late]
     paths = [tmp_path / f"{number}.nc" for number in range(len(every))]
     for path, each in zip(paths, every, strict=True):
@@ -166,15 +206,13 @@ def test_divided_sets_are_replaced_whole(
     plus: dict[int, float] = {}
     for path, each in zip(paths, every, strict=True):
         new = tmp_path / f"new{path.name}" if is_moved else path
-        if expected[0] in each:
-            if is_moved:
-                with pytest.raises(ManifestError, match=r"beginning of|after the first one"):
-                    refshard_fs.append(target, write_values(new, each, chunk, 0.5), on_duplicate="replace")
-            continue
         write_values(new, each, chunk, 0.5)
-        if is_moved:
+        is_first = expected[0] in each
+        if is_moved and not is_first:
             path.unlink()
         assert refshard_fs.append(target, str(new), on_duplicate="replace") == 0
+        if is_moved and is_first:
+            path.unlink()
         plus |= dict.fromkeys(each, 0.5)
         check_values(target, expected, plus)
     assert refshard_fs.append(target, [str(path) for path in tmp_path.glob("*.nc")], on_duplicate="skip") == 0
@@ -190,7 +228,7 @@ def test_one_set_replaces_pieces_of_several(tmp_path: Path) -> None:
         assert refshard_fs.append(target, new, on_duplicate="replace") == 0
     check_values(target, [0, 1, 2, 3, 4], dict.fromkeys(range(1, 5), 0.5))
     assert len(Path(target).read_text().splitlines()) == 2 + 2, "one line for each file"
-    with pytest.raises(ManifestError, match="exactly the values of pieces after the first one"):
+    with pytest.raises(ManifestError, match="exactly the values of some pieces"):
         refshard_fs.append(target, write_values(tmp_path / "part.nc", [2, 3], 1), on_duplicate="replace")
 
 
