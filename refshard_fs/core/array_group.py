@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, ChunksBuilder, Contents, Numbers, make_column
 from refshard_fs.core.chunks import Chunks as ChunkColumns
-from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.dtypes import replace_array_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, is_within, join, parent
 from refshard_fs.core.keyspace import Chooser, KeySpace, LookUp, find_chunk, make_tails
@@ -203,17 +203,18 @@ class FilledChunks(Chunks):
                 f"the chunk was never written, and filling it takes {self._size} bytes: expected at most {MOST_FILL}"
             )
 
-    def list_written(self, written: UInt64s, sizes: Sequence[int] | None = None) -> list[Listed] | None:
+    def list_written(self, written: npt.ArrayLike, sizes: Sequence[int] | None = None) -> list[Listed] | None:
         """Return the result of `list_existing`, given the numbers and, if known, sizes of the ``written`` chunks."""
+        numbers = np.asarray(written, np.uint64)
         if self.fills_itself:
             return [
                 Listed(tail, size)
-                for tail, size in zip(make_tails(self.grid, written), sizes or repeat(None), strict=False)
+                for tail, size in zip(make_tails(self.grid, numbers), sizes or repeat(None), strict=False)
             ]
-        if self.grid.size > UNWRITTEN + 16 * len(written):
+        if self.grid.size > UNWRITTEN + 16 * len(numbers):
             raise NotListable(
-                f"{self.where}: {self.grid.size} chunks ({len(written)} written) are too many to list: expected at "
-                f"most {UNWRITTEN + 16 * len(written)}. Read each by its key"
+                f"{self.where}: {self.grid.size} chunks ({len(numbers)} written) are too many to list: expected at "
+                f"most {UNWRITTEN + 16 * len(numbers)}. Read each by its key"
             )
         return None
 

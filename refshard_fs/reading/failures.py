@@ -163,8 +163,11 @@ def is_of_need(error: Exception) -> bool:
     return _find_noted_place(error, READING) is not None
 
 
-def name_key(key: str, error: Exception) -> Exception:
-    """Return an error like ``error`` that names ``key``, and is never a FileNotFoundError."""
+def name_key(key: str, error: Exception, source: str = "") -> Exception:
+    """Return an error like ``error`` that names ``key``, and is never a FileNotFoundError.
+
+    If ``error`` does not say what could not be read, the new error names the URL ``source``.
+    """
     if isinstance(error, (DamagedIndex, ReferenceNotReachable)):
         named = type(error)(key, error.target, error.reason)
         named.__cause__ = sanitize_cause(error.__cause__ or error)
@@ -177,7 +180,7 @@ def name_key(key: str, error: Exception) -> Exception:
         return of_piece
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
-    return _make_unreachable_error(key, _find_noted_place(error, READING) or "an unknown location", error)
+    return _make_unreachable_error(key, _find_noted_place(error, READING) or source or "an unknown location", error)
 
 
 def _find_noted_place(error: Exception, mark: str) -> str | None:

@@ -78,11 +78,14 @@ class Lookups:
             raise result
         return result
 
-    async def run_for(self, key: str, steps: Steps[T]) -> T:
-        """Run ``steps`` and return their result; errors name ``key``, and are never FileNotFoundError."""
+    async def run_for(self, key: str, steps: Steps[T], source: str = "") -> T:
+        """Run ``steps`` and return their result; errors name ``key``, and are never FileNotFoundError.
+
+        An error that names no place gets the URL ``source``.
+        """
         (result,) = await self.run_all([steps])
         if isinstance(result, Exception):
-            raise name_key(key, result) from result
+            raise name_key(key, result, source) from result
         return result
 
     async def run_all(self, many: Sequence[Steps[T]]) -> list[T | Exception]:

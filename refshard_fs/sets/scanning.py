@@ -258,7 +258,7 @@ class _Scanner(Engines):
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # `name_key` makes one of our errors of it
-            raise name_key("", e) from sanitize_cause(e)
+            raise name_key("", e, first.url) from sanitize_cause(e)
         return ScanResult(refs, first.facts)
 
     def _parse_document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
@@ -298,5 +298,5 @@ class _Scanner(Engines):
         try:
             refs = yield from first.run(collect_steps(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `name_key` makes one of our errors of it
-            raise name_key("", e) from sanitize_cause(e)
+            raise name_key("", e, first.url) from sanitize_cause(e)
         return respell_urls(refs, make_speller(OpenOptions(), first.url))

@@ -40,9 +40,8 @@ async def info(source: Source, key: str, known: Directories | None = None) -> di
     ``"empty": True``.
     """
     keyspace = await source.keyspace()
-    engine = source.engine()
     if key:
-        entry = await engine.run_for(key, keyspace.lookup(key))
+        entry = await source.look_up(key, keyspace.lookup(key))
         if entry is not None:
             size = entry.size
             if size is None:
@@ -50,9 +49,9 @@ async def info(source: Source, key: str, known: Directories | None = None) -> di
             if size is not None:
                 return {"name": key, "size": size, "type": "file"}
     root = key if keyspace.url_of is None else keyspace.url_of(key)
-    if not key or await engine.run_for(key, answer_from_listing(keyspace.is_directory(key), root, known)):
+    if not key or await source.look_up(key, answer_from_listing(keyspace.is_directory(key), root, known)):
         return {"name": key, "size": 0, "type": "directory"}
-    if await engine.run_for(key, keyspace.is_empty(key)):
+    if await source.look_up(key, keyspace.is_empty(key)):
         return {"name": key, "size": 0, "type": "other", "empty": True}
     raise FileNotFoundError(key)
 
@@ -60,7 +59,7 @@ async def info(source: Source, key: str, known: Directories | None = None) -> di
 async def ls(source: Source, key: str, *, detail: bool) -> list[Any]:
     """List the children of the directory ``key``, or ``key`` itself if it is a file."""
     keyspace = await source.keyspace()
-    children = await source.engine().run_for(key, keyspace.children(key))
+    children = await source.look_up(key, keyspace.children(key))
     if children is None:
         if not key:
             return []
@@ -90,8 +89,7 @@ async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool
     if maxdepth is not None and maxdepth < 1:
         raise ValueError(f"invalid maxdepth={maxdepth}: expected at least 1, or None for all levels")
     keyspace = await source.keyspace()
-    engine = source.engine()
-    known = await engine.run_for(key, keyspace.list_directories(key)) if maxdepth is None else None
+    known = await source.look_up(key, keyspace.list_directories(key)) if maxdepth is None else None
     root = key if keyspace.url_of is None else keyspace.url_of(key)
     # Listing the arrays needs their documents: they are read with those of the first level, in one round.
     documents = [] if known is None or keyspace.url_of is None else _find_documents(known, key, keyspace.url_of)
@@ -102,7 +100,7 @@ async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool
         steps: list[Steps[Any]] = [answer_from_listing(keyspace.children(name), root, known) for name in level]
         if depth == 0:
             steps += [keyspace.lookup(name) for name in documents]
-        for name, found in zip(level, await engine.run_all(steps), strict=False):
+        for name, found in zip(level, await source.engine().run_all(steps), strict=False):
             if isinstance(found, Exception):
                 raise name_key(name, found) from found
             for entry in _make_infos(name, found or ()):
@@ -137,7 +135,7 @@ async def _measure(source: Source, key: str, entry: Entry) -> int | None:
     """Return the size of ``key`` from its target, or by a read; return None if an optional object does not exist."""
     if not isinstance(entry, Span):
         return len(await source.read(Request(key)))
-    facts = await source.engine().run_for(key, _stat(Stat(entry.url, origin=entry.origin)))
+    facts = await source.look_up(key, _stat(Stat(entry.url, origin=entry.origin)))
     if facts is None:
         if entry.optional:
             return None
@@ -182,7 +180,7 @@ async def _look_up(source: Source, key: str) -> Entry | None:
     if not key:
         return None
     keyspace = await source.keyspace()
-    return await source.engine().run_for(key, keyspace.lookup(key))
+    return await source.look_up(key, keyspace.lookup(key))
 
 
 async def _stat_targets(source: Source, key: str, entry: Entry) -> list[Facts | str | None]:
@@ -191,7 +189,7 @@ async def _stat_targets(source: Source, key: str, entry: Entry) -> list[Facts | 
     spans = entry.spans
     for url, origin in dict.fromkeys((span.url, span.origin) for span in spans):
         try:
-            found.append(await source.engine().run_for(key, _stat(Stat(url, fresh=True, origin=origin))))
+            found.append(await source.look_up(key, _stat(Stat(url, fresh=True, origin=origin))))
         except TargetChanged as e:
             found.append(e.reason)
     return found

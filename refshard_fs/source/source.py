@@ -144,6 +144,11 @@ class Engines:
         """Return a new budget of all engines, in which the caches that readers may empty count, too."""
         return SharedBudget(self.options.budget, [self.decoded, self._mixed])
 
+    @property
+    def _where(self) -> str:
+        """The source's URL, for errors that name no other place."""
+        return self.options.source if isinstance(self.options.source, str) else "the source in memory"
+
     def _make_engine(self, loop: Loop) -> Engine:
         options = self.options
         caches = self._blocks, self._on_disk, self._answers, self._mixed
@@ -152,14 +157,14 @@ class Engines:
 
     async def look_up(self, key: str, steps: Steps[T]) -> T:
         """Run ``steps``, and return their result. An error names ``key``, and is never a FileNotFoundError."""
-        return await self.engine().run_for(key, steps)
+        return await self.engine().run_for(key, steps, self._where)
 
     def look_up_now(self, key: str, steps: Steps[Any]) -> Outcome | None:
         """Return the outcome of ``steps``, or None if they need an event loop. For callers that may block."""
         try:
             return self._get_immediate().run(steps)
         except Exception as e:  # noqa: BLE001  # `name_key` returns the error to raise
-            raise name_key(key, e) from sanitize_cause(e.__cause__ or e)
+            raise name_key(key, e, self._where) from sanitize_cause(e.__cause__ or e)
 
     def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
         """Run ``steps()``, and return their result, for callers outside of event loops; an error names ``key``."""
@@ -918,7 +923,7 @@ class Source(Engines):
     async def find(self, key: str) -> Entry:
         """Return the entry of ``key``; FileNotFoundError if the key does not exist."""
         keyspace = await self.keyspace()
-        entry = await self.engine().run_for(key, keyspace.lookup(key))
+        entry = await self.look_up(key, keyspace.lookup(key))
         if entry is None:
             raise FileNotFoundError(key)
         return entry
@@ -933,7 +938,7 @@ class Source(Engines):
                 case None:
                     raise FileNotFoundError(key)
                 case Exception():
-                    raise name_key(key, entry) from entry
+                    raise name_key(key, entry, self._where) from entry
                 case Span() | Packed():
                     for span in entry.spans:
                         limits = self.options.limits.dense if span.dense else self.options.limits

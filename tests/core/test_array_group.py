@@ -18,6 +18,7 @@ from refshard_fs.core.array_group import (
     ArrayGroupBuilder,
     Chunks,
     Contiguous,
+    FilledChunks,
     choose_chunks,
     encode_fill_value,
 )
@@ -245,6 +246,13 @@ class Sparse(StoredChunks):
     def list_existing(self) -> Steps[list[Listed] | None]:
         yield from ()
         return [Listed(str(number), None) for number, chunk in enumerate(self.chunks) if chunk is not None]
+
+
+@pytest.mark.parametrize("written", [[1, 2], np.flatnonzero([0, 1, 1]), np.array([1, 2], np.uint64)])
+def test_list_written_takes_integers_of_any_type(written: Any) -> None:
+    described = describe_array((6,), "<i2", (2,))
+    chunks = FilledChunks("'a'", described.grid(2), 4, fills_itself=True)
+    assert chunks.list_written(written) == [Listed("1", None), Listed("2", None)]
 
 
 @pytest.mark.parametrize("prefix", ["", "g", "g/b", "g.a", "z", "none"])

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import refshard_fs
 from refshard_fs import RefShardFileSystem
+from refshard_fs.core.array_group import ArrayGroup
 from refshard_fs.errors import ReferenceNotReachable, SourceNotReachable, UnknownSource
 from refshard_fs.reading.failures import explain
 from refshard_fs.targets import answer
 from refshard_fs.targets.failures import WITHOUT, ConnectionLost, Denial, HttpStatus, Incomplete, Unfit, Unreadable
+from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
+from tests.support.set_files import write_day_files
 
 QUICK: dict[str, Any] = {"retries": 0, "timeout": 10}
 
@@ -99,6 +104,22 @@ def test_error_of_an_unusable_source_has_the_reason(http_server: RangeServer, tm
 def test_error_names_key_of_a_reference_without_url() -> None:
     with pytest.raises(ValueError, match=r"'a/0' of the references in memory: .* pass target="):
         RefShardFileSystem({"a/0": [None, 0, 3]}).cat("a/0")
+
+
+def test_error_in_the_code_of_a_format_names_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is not ours has no place: it could be in a plug-in."""
+    file = str(write_day_files(tmp_path, "scipy", 1)[0])
+
+    def fail(*_: Any) -> Any:
+        yield from ()
+        raise TypeError("not an int")
+
+    monkeypatch.setattr(ArrayGroup, "contents", fail)
+    monkeypatch.setattr(ArrayGroup, "contents_to_join", fail)
+    expected = re.escape(f"{file} cannot be read: TypeError: not an int")
+    for read in (lambda: summarise(RefShardFileSystem(file)), lambda: refshard_fs.concat([file, file], "time")):
+        with pytest.raises(ReferenceNotReachable, match=expected):
+            read()
 
 
 @pytest.mark.case(id="P23")
