@@ -8,6 +8,8 @@ error, and never returns an empty list. Reads need no listing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -36,6 +38,8 @@ from refshard_fs.core.ome_zarr import DEEPEST, Member, list_members
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import make_locator
+
+MOST_NUMBERED: Final = 10_000  # images that a hierarchy may number without naming them
 
 
 class Hierarchy(KeySpace):
@@ -177,15 +181,34 @@ class Hierarchy(KeySpace):
         members = {path: member for path, member in members.items() if is_key(path) and path.count("/") < DEEPEST}
         documents = ARRAY_DOCUMENTS[:1] if join(prefix, "zarr.json") in own else NODE_DOCUMENTS[1:]
         below = yield from self._read_nodes([*members], documents)
+        indexes = [path for path, member in members.items() if member.kind == "index"]
+        parts = yield from run_together([self._find_members(path) for path in indexes])
+        if indexes and len(indexes) == len(members) and not any(part.keys for part in parts):
+            below |= yield from self._read_numbered_nodes(prefix, documents)
         if not below:
             return KnownNodes()
         arrays = frozenset(parent(key)[0] for key, node in below.items() if node.is_array)
         self._named_arrays |= arrays
-        indexes = [self._find_members(path) for path, member in members.items() if member.kind == "index"]
-        parts = [KnownNodes(frozenset(own) | frozenset(below), arrays), *(yield from run_together(indexes))]
+        parts = [KnownNodes(frozenset(own) | frozenset(below), arrays), *parts]
         return KnownNodes(
             frozenset().union(*(part.keys for part in parts)), frozenset().union(*(part.arrays for part in parts))
         )
+
+    def _read_numbered_nodes(self, prefix: str, names: Sequence[str]) -> Steps[dict[str, Node]]:
+        """Read the documents ``names`` of the nodes 0, 1, 2 and so on below ``prefix``, until one does not exist.
+
+        bioformats2raw numbers its images so, and OME-Zarr requires it if no group names them.
+        """
+        found: dict[str, Node] = {}
+        count, are_all_there = 0, True
+        while are_all_there and count < MOST_NUMBERED:
+            paths = [join(prefix, str(number)) for number in range(count, 2 * count + 4)]
+            nodes = yield from self._read_nodes(paths, names)
+            existing = {parent(key)[0] for key in nodes}
+            known = [*takewhile(existing.__contains__, paths)]
+            found |= {key: node for key, node in nodes.items() if parent(key)[0] in known}
+            count, are_all_there = count + len(paths), len(known) == len(paths)
+        return found
 
     def _read_nodes(self, paths: Sequence[str], names: Sequence[str]) -> Steps[dict[str, Node]]:
         """Read the documents ``names`` of the nodes at ``paths``; return the existing ones by key."""

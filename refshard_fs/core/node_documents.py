@@ -104,16 +104,27 @@ def _walk_groups(base: Readable, prefix: str, root: _Node, leaves_out: LeavesOut
         }
         if not wanted:
             return found
-        nodes = yield from run_together([_read_node(base, path, kind, versions) for path, kind in wanted.items()])
-        level = {
-            path: node
-            for path, node in zip(wanted, nodes, strict=True)
-            if can_list or not _NODE_DOCUMENTS.isdisjoint(node)
-        }
+        nodes = yield from _read_nodes(base, wanted, versions)
+        if not can_list and all(kind == "index" for kind in kinds.values()):
+            unnamed = yield from _find_unnamed(base, nodes)
+            seen.update(unnamed)
+            nodes |= yield from _read_nodes(base, dict.fromkeys(unnamed, "group"), versions)
+        level = {path: node for path, node in nodes.items() if can_list or not _NODE_DOCUMENTS.isdisjoint(node)}
         found |= {join(path, name): data for path, node in level.items() for name, data in node.items()}
         if not can_list and prefix in groups and not level:
             yield from base.children(prefix)  # an error says why nothing is known below the group
     raise ManifestError(f"{next(iter(level))!r}: expected a path of at most {DEEPEST} groups: open a group deeper down")
+
+
+def _find_unnamed(base: Readable, indexes: Mapping[str, _Node]) -> Steps[list[str]]:
+    """Return the paths of groups beside ``indexes``, which have numbers; none if an index names groups."""
+    if any([*ome_zarr.list_members(_get_attributes(node))] for node in indexes.values()):
+        return []
+    paths: dict[str, None] = {}
+    for above in {parent(path)[0] for path in indexes}:
+        listed = (yield from base.children(above)) or ()
+        paths |= dict.fromkeys(join(above, each.name) for each in listed if each.is_directory)
+    return [path for path in paths if path not in indexes]
 
 
 def _list_below(
@@ -144,6 +155,12 @@ def _get_attributes(node: _Node) -> Any:
         return parse_json(node.get(".zattrs"))
     document = parse_json(node["zarr.json"])
     return document.get("attributes") if isinstance(document, dict) else None
+
+
+def _read_nodes(base: Readable, kinds: Mapping[str, Kind | None], versions: Sequence[int]) -> Steps[dict[str, _Node]]:
+    """Return the documents of nodes, by path, in the order of ``kinds``."""
+    nodes = yield from run_together([_read_node(base, path, kind, versions) for path, kind in kinds.items()])
+    return dict(zip(kinds, nodes, strict=True))
 
 
 def _read_node(base: Readable, path: str, kind: Kind | None, versions: Sequence[int]) -> Steps[_Node]:

@@ -32,7 +32,8 @@ class Member(NamedTuple):
 def list_members(attributes: Any) -> Iterator[Member]:
     """Yield the members that the attributes of a group, of version 0.4 or 0.5, name; nothing for other attributes.
 
-    In the layout of bioformats2raw, the group ``OME`` has the attribute ``series``: the paths of images beside it.
+    In the layout of bioformats2raw, the group ``OME`` has the attribute ``series``: the paths of images beside it. If
+    it lacks the attribute, or does not exist, the images are numbered from 0 on.
 
     >>> [member.path for member in list_members({"ome": {"multiscales": [{"datasets": [{"path": "0"}]}]}})]
     ['0', 'labels']

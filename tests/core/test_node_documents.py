@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,24 +118,37 @@ def test_named_nodes_equal_listed_nodes(tmp_path: Path, zarr_format: int) -> Non
             assert found[0] == found[1]
 
 
-def write_series(root: Path, zarr_format: Any) -> None:
-    """Write a hierarchy as bioformats2raw does: the group OME names two images beside it."""
+def write_series(root: Path, zarr_format: Any, images: Sequence[str], *, has_ome: bool, has_series: bool) -> None:
+    """Write a hierarchy as bioformats2raw does: the group OME names images beside it, or they have numbers."""
 
     def describe(group: Any, **attributes: Any) -> None:
         group.attrs.update(attributes if zarr_format == 2 else {"ome": attributes})
 
     top = zarr.open_group(str(root), mode="w", zarr_format=zarr_format)
     describe(top, **{"bioformats2raw.layout": 3})
-    describe(top.create_group("OME"), series=["0", "b/1"])
-    for path in ("0", "b/1"):
+    if has_ome:
+        describe(top.create_group("OME"), **({"series": images} if has_series else {}))
+    for path in images:
         image = top.create_group(path)
         describe(image, multiscales=[{"datasets": [{"path": "0"}]}])
         image.create_array("0", shape=(4,), chunks=(2,), dtype="i4")[:] = 1
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_series_beside_the_group_ome_equal_listed_nodes(tmp_path: Path, zarr_format: int) -> None:
-    write_series(tmp_path / "a.zarr", zarr_format)
+@pytest.mark.parametrize(
+    ("images", "has_ome", "has_series"),
+    [
+        (["0", "b/1"], True, True),
+        ([f"{n}" for n in range(12)], True, False),
+        (["0"], True, False),
+        (["0"], False, False),
+    ],
+)
+def test_images_of_bioformats2raw_equal_listed_nodes(
+    tmp_path: Path, zarr_format: int, images: list[str], has_ome: bool, has_series: bool
+) -> None:
+    """OME-Zarr: without series, images "MUST be stored in consecutively numbered groups starting from 0"."""
+    write_series(tmp_path / "a.zarr", zarr_format, images, has_ome=has_ome, has_series=has_series)
     with RangeServer(directory=tmp_path) as server:
         found = []
         for place in (str(tmp_path), server.url):
@@ -142,7 +156,11 @@ def test_series_beside_the_group_ome_equal_listed_nodes(tmp_path: Path, zarr_for
             named = {name for name in fs.ls("", detail=False) if fs.isdir(name)}
             found.append((fs.source.run("", fs.source.open().documents), named))
         assert found[0][0] == found[1][0]
-        assert found[0][1] == found[1][1] == {"0", "OME", "b"}
+        assert (
+            found[0][1]
+            == found[1][1]
+            == {image[0] if "/" in image else image for image in images} | ({"OME"} if has_ome else set())
+        )
 
 
 @pytest.fixture(scope="module")
