@@ -21,7 +21,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.sets.arrange import are_descending
 from refshard_fs.sets.common_units import convert_to_common_units
 from refshard_fs.sets.coordinates import get_coordinate_values
-from refshard_fs.sets.file_grid import FileGrid
+from refshard_fs.sets.file_grid import NUMBER, FileGrid
 from refshard_fs.sets.variables import NamedSet, Variable, find_auxiliary
 
 # Scalars that CF and cfgrib derive from other scalars. The other scalars are preferred as dimensions.
@@ -78,14 +78,19 @@ def find_dimensions(
     )
 
 
-def find_named_dimension(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> FileGrid:
+def find_named_dimension(
+    grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]
+) -> tuple[FileGrid, dict[tuple[int, ...], tuple[int, ...]]]:
     """Return ``grid`` with the dimension along which sets differ in place of a field that only distinguishes files.
 
-    In "tas_{year}.nc", ``year`` is not a dimension if the coordinate ``time`` differs from year to year.
+    In "tas_{year}.nc", ``year`` is not a dimension if the coordinate ``time`` differs from year to year. Along such a
+    dimension, sets have the order of the coordinate, unless files are missing. Also return the new positions of sets.
     """
+    moved = {at: at for at in parts}
     known = {dim for part in parts.values() for variable in part.variables.values() for dim in variable.dims}
     dims = list(grid.dims)
-    for axis, field in enumerate(grid.dims):
+    # Files are numbered in any order: they are sorted before sets with the same number are compared along other fields.
+    for axis, field in sorted(enumerate(grid.dims), key=lambda pair: pair[1] != NUMBER):
         first = next(iter(parts))
         row = [part for at, part in parts.items() if _drop_axis(at, axis) == _drop_axis(first, axis)]
         if field in known or len(row) < 2:
@@ -94,8 +99,28 @@ def find_named_dimension(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSe
         differing = [dim for dim, of in identities.items() if len(set(of)) == len(row)]
         if len(differing) == 1:
             dims[axis] = differing[0]
+            if not grid.holes:
+                to = _sort_along(parts, axis, differing[0])
+                moved = {at: to[now] for at, now in moved.items()}
+                parts = {to[at]: part for at, part in parts.items()}
     places = {dim: grid.places[field] for dim, field in zip(dims, grid.dims, strict=True)}
-    return FileGrid(dims, places, grid.files)
+    return FileGrid(dims, places, {moved[at]: url for at, url in grid.files.items()}), moved
+
+
+def _sort_along(
+    parts: Mapping[tuple[int, ...], NamedSet], axis: int, dim: str
+) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Return new positions of sets: along ``axis``, each row of sets gets the order of the coordinate ``dim``."""
+    rows: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for at in parts:
+        rows.setdefault(_drop_axis(at, axis), []).append(at)
+    moved: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for row in rows.values():
+        sets = [parts[at] for at in row]
+        identities = _identify_values(sets, [dim]).get(dim, [])
+        numbers = _find_positions(sets, dim, identities) if len(set(identities)) == len(row) else range(len(row))
+        moved |= {at: (*at[:axis], number, *at[axis + 1 :]) for at, number in zip(row, numbers, strict=True)}
+    return moved
 
 
 def _drop_axis(at: Sequence[int], axis: int) -> tuple[int, ...]:

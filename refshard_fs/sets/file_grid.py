@@ -29,21 +29,12 @@ class FileGrid(NamedTuple):
     ) -> tuple[FileGrid, list[str]]:
         """Return the grid of the files that match, and all others.
 
-        ManifestError if two files have the same place. With ``is_numbered``, such files are numbered in the order of
-        ``urls``, along a last dimension `NUMBER`.
+        Places are found as `of` does.
         """
         named = [(url, pattern.parse_places(url)) for url in urls]
         others = [url for url, places in named if places is None]
         files = [(url, places) for url, places in named if places is not None]
-        if not is_numbered:
-            return cls.of(files, dims), others
-        counts: Counter[tuple[FileCoordinate, ...]] = Counter()
-        numbered = []
-        for url, places in files:
-            key = tuple(places[dim] for dim in dims)
-            numbered.append((url, {**places, NUMBER: counts[key]}))
-            counts[key] += 1
-        return cls.of(numbered, [*dims, NUMBER]), others
+        return cls.of(files, dims, is_numbered=is_numbered), others
 
     @classmethod
     def of(
@@ -51,11 +42,22 @@ class FileGrid(NamedTuple):
         files: Iterable[tuple[str, Mapping[str, FileCoordinate]]],
         dims: Sequence[str],
         assets: Sequence[str] | None = None,
+        *,
+        is_numbered: bool = False,
     ) -> FileGrid:
         """Return the grid of ``files``, which come with their places; ManifestError if two have the same place.
 
+        With ``is_numbered``, files with the same place are numbered in their order, along a last dimension `NUMBER`.
         Places are sorted, except those along ``asset`` if ``assets`` gives their order.
         """
+        if is_numbered:
+            counts: Counter[tuple[FileCoordinate, ...]] = Counter()
+            numbered = []
+            for url, places in files:
+                key = tuple(places[dim] for dim in dims)
+                numbered.append((url, {**places, NUMBER: counts[key]}))
+                counts[key] += 1
+            files, dims = numbered, [*dims, NUMBER]
         by_place: dict[tuple[FileCoordinate, ...], str] = {}
         for url, places in files:
             key = tuple(places[dim] for dim in dims)

@@ -91,7 +91,13 @@ def _place_rows(
     dims = found if order is None or not any(order) else [str(dim) for dim in order]
     if not set(dims).issubset(found):
         raise ValueError(f"expected URLs with places along {dims}, got URLs with places along {found}")
-    return FileGrid.of([(url, {dim: places[dim] for dim in dims}) for url, places in rows], dims, assets)
+    files = [(url, {dim: places[dim] for dim in dims}) for url, places in rows]
+    try:
+        return FileGrid.of(files, dims, assets)
+    except ManifestError:  # as for a pattern: the coordinate in which files with the same place differ orders them
+        if order is not None:
+            raise
+        return FileGrid.of(files, dims, assets, is_numbered=True)
 
 
 def _find_grid(

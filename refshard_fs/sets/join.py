@@ -53,15 +53,18 @@ def find_and_join(inputs: Inputs, read: Sequence[NamedSet], rules: Rules) -> Joi
     Sets with different variables become documents beside each other.
     """
     if inputs.grid is not None:
-        grid = find_named_dimension(inputs.grid, dict(zip(inputs.positions, read, strict=True)))
+        grid, moved = find_named_dimension(inputs.grid, dict(zip(inputs.positions, read, strict=True)))
         if NUMBER in grid.dims:
             one, other = inputs.sources[:2]
             raise ManifestError(
                 f"{one}, {other} and others have the same place along {', '.join(grid.dims[:-1])}: expected exactly "
                 "one coordinate in which they differ, found none or several. To tell the files apart, put a further "
-                "field in place of '*' into the pattern"
+                "field in place of '*' into the pattern, or a further column into the table"
             )
-        return join_sets(inputs._replace(dims=tuple(grid.dims), grid=grid), read, rules)
+        places = [moved[at] for at in inputs.positions]
+        in_order = sorted(zip(places, inputs.sources, read, strict=True), key=itemgetter(0))
+        positions, placed, read = zip(*in_order, strict=True)
+        return join_sets(Inputs(tuple(grid.dims), positions, placed, grid), read, rules)
     groups = _group_by_variables(inputs.sources, read)
     joined = []
     for number, (sources, parts) in enumerate(groups):

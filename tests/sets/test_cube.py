@@ -58,6 +58,23 @@ def test_files_of_a_folder_for_each_member_need_no_field(tmp_path: Path) -> None
         open_cube(f"{tmp_path}/{{member}}/*.nc")
 
 
+def test_files_of_members_have_the_order_of_the_coordinate(tmp_path: Path) -> None:
+    """Names of months, and a table with any order of files, need not have the order of the times."""
+    for member in "ab":
+        for number, month in enumerate(("jan", "feb", "mar")):
+            ds = xr.Dataset({"t": ("time", [number, ord(member)])}, {"time": DAYS[2 * number : 2 * number + 2]})
+            write(ds, tmp_path / member / f"{month}.nc")
+    found = open_cube(f"{tmp_path}/{{member}}/{{month}}.nc")
+    assert found["time"].values.tolist() == DAYS.values.tolist()
+    assert found["t"].sel(member="b").values.tolist() == [0, 98, 1, 98, 2, 98]
+    xr.testing.assert_equal(open_cube(f"{tmp_path}/{{member}}/*.nc"), found)
+    rows = [
+        (f"{tmp_path}/{m}/{n}.nc", {"member": m})
+        for m, n in zip("ababab", ("feb", "jan", "jan", "mar", "mar", "feb"), strict=True)
+    ]
+    xr.testing.assert_equal(open_cube(rows), found)
+
+
 def test_files_that_no_coordinate_tells_apart_are_refused(tmp_path: Path) -> None:
     for name in "cd":
         write(xr.Dataset({"t": ("x", make_values())}, {"x": X}), tmp_path / "a" / f"{name}.nc")
