@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -63,8 +65,8 @@ def replace_pieces(
 
 def list_values_in_gaps(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the values of the coordinate that lie in gaps."""
-    by_piece = zip(np.split(values, document.starts[1:-1]), document.pieces, strict=True)
-    return np.concatenate([values[:0], *(own for own, piece in by_piece if piece.is_gap)])
+    ranges = zip(pairwise(document.starts), document.pieces, strict=True)
+    return np.concatenate([values[:0], *(values[start:stop] for (start, stop), piece in ranges if piece.is_gap)])
 
 
 def find_fillings(
@@ -150,9 +152,10 @@ def insert_last_piece(document: ConcatDocument, runs: Sequence[Run]) -> ConcatDo
 
 def cut_off(document: ConcatDocument, stop: int) -> ConcatDocument:
     """Cut off all elements of a document from ``stop`` on."""
-    pieces = [
-        piece.cut(0, min(piece.length, stop - start))
-        for piece, start in zip(document.pieces, document.starts, strict=False)
-        if start < stop
-    ]
+    starts = document.starts
+    if stop >= starts[-1]:
+        return document
+    pieces = list(document.pieces[: bisect_left(starts, stop)])
+    if pieces:
+        pieces[-1] = pieces[-1].cut(0, stop - starts[len(pieces) - 1])
     return msgspec.structs.replace(document, pieces=tuple(pieces))
