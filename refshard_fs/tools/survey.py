@@ -267,15 +267,20 @@ class _SurveyBuilder:
         if self._only is not None and self._only not in metas:
             raise FileNotFoundError(f"there is no array {self._only!r}: 'refshard tree SOURCE' lists the arrays")
         unlisted = {path for path, error in errors.items() if isinstance(error, NotListable) and path in metas}
+        of_cube = {
+            path: grid for path in errors if (grid := self._find_grid_in_cube(path, metas, unlisted)) is not None
+        }
         # Errors of unreadable documents come first: they explain more than chunks that cannot be listed.
         for path, error in sorted(errors.items(), key=lambda item: isinstance(item[1], NotListable)):
-            if path in texts:  # the document was read, and is invalid
+            if path in texts or path in of_cube:  # a document that was read, and is invalid; or an array
                 continue
             if path not in unlisted:
                 self._fail(path, error)
             elif self._faults is not None:
                 self._faults.append((path, error))
-        self._add_arrays(contents)
+        self._add_arrays({path: array for path, array in contents.arrays.items() if path not in of_cube})
+        for path, grid in of_cube.items():
+            self._look_up_in_pieces(path, grid)
         others = {key: None for key in contents.members if not zarrmeta.is_metadata(key)}
         self._look_up({**others, **contents.others}, listed=True)
         arrays, rest = self._make_arrays(metas, texts, unlisted, contents.indexes)
@@ -298,6 +303,28 @@ class _SurveyBuilder:
             self._blocks,
         )
 
+    def _find_grid_in_cube(
+        self, path: str, metas: Mapping[str, ArrayMeta], unlisted: Collection[str]
+    ) -> ChunkGrid | None:
+        """Return the grid of an array of a cube, if its chunks are to be looked up one by one; else None."""
+        is_cube = self._keyspace.cube is not None and self._faults is not None
+        return metas[path].grid if is_cube and path in metas and path not in unlisted else None
+
+    def _look_up_in_pieces(self, path: str, grid: ChunkGrid) -> None:
+        """Add the chunks of an array of a cube that has unreadable pieces; the fault of each piece is added once."""
+        known: set[str] = set()
+        with show_progress("look up") as shown:
+            shown.set_size(grid.size)
+            for numbers in iterate_batches(range(grid.size), BATCH):
+                keys = [join(path, grid.tail(number)) for number in numbers]
+                for key, entry in zip(keys, self._source.wait(self._find_all, keys), strict=True):
+                    if not isinstance(entry, Exception):
+                        self._add(key, entry)
+                    elif str(entry) not in known:
+                        known.add(str(entry))
+                        self._fail(key, entry)
+                shown.relative_update(len(keys))
+
     def _fail(self, key: str, error: Exception) -> None:
         """Add the ``error`` of looking up ``key`` to the list of faults; raise it without a list, and for the root."""
         if self._faults is None or not key:
@@ -307,15 +334,15 @@ class _SurveyBuilder:
     async def _find_all(self, keys: Sequence[str]) -> list[Any]:
         return await self._source.engine().find_all(self._keyspace, keys)
 
-    def _add_arrays(self, contents: Contents) -> None:
+    def _add_arrays(self, arrays: Mapping[str, ArrayChunks]) -> None:
         """Add the chunks of all arrays; if a survey ``in_blocks`` is wanted, arrays of reference sets as `Blocks`."""
         count = sum(
             sum(map(len, array.numbers)) if isinstance(array.numbers, Sequence) else len(array.numbers)
-            for array in contents.arrays.values()
+            for array in arrays.values()
         )
         with show_progress("look up") as shown:
             shown.set_size(count)
-            for path, array in contents.arrays.items():
+            for path, array in arrays.items():
                 if self._in_blocks and self._keyspace.is_reference_set and not array.grid.shards:
                     self._blocks[path] = Blocks(self._source, self._keyspace, path, array)
                     continue

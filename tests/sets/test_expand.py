@@ -25,7 +25,7 @@ def test_recursive_pattern_matches_files_in_nested_directories(tmp_path: Path) -
 
 
 def test_sidecars_beside_their_files_are_left_out(tmp_path: Path) -> None:
-    for name in ("gfs.f000", "gfs.f000.idx", "gfs.f003.idx"):
+    for name in ("gfs.f000", "gfs.f000.idx", "gfs.f000.5b7b6.idx", "gfs.f003.idx"):
         (tmp_path / name).touch()
     assert [Path(url).name for url in expand(f"{tmp_path}/gfs*", {})] == ["gfs.f000", "gfs.f003.idx"]
     for name in ("era5.grib", "era5.grib.5b7b6.idx", "oper.grib2", "oper.index", "eps.12345", "eps.12345.idx"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from fsspec.callbacks import Callback
 
 import refshard_fs
@@ -443,3 +444,23 @@ def test_unparsable_metadata_is_a_finding(wrong: dict[str, Any], tmp_path: Path)
     (found,) = check(RefShardFileSystem(str(tmp_path / "refs.json"))).findings
     assert found.kind == "source"
     assert "a/.zarray" in found.text
+
+
+@pytest.mark.parametrize("suffix", [".json", ".nc"])
+def test_check_of_a_cube_names_each_unreadable_piece(tmp_path: Path, suffix: str) -> None:
+    """The first unreadable piece once hid the others, and the chunks of all pieces counted as missing."""
+    paths = [tmp_path / f"{number}{suffix}" for number in range(5)]
+    for number, path in enumerate(paths):
+        ds = xr.Dataset({"v": ("x", [number, number + 0.5])}, {"x": [2 * number, 2 * number + 1]})
+        ds.to_netcdf(path.with_suffix(".nc"), engine="h5netcdf")
+        if suffix == ".json":
+            RefShardFileSystem(path.with_suffix(".nc")).save(str(path))
+    refshard_fs.open(list(map(str, paths))).save(str(tmp_path / "all.refshard"))
+    paths[1].unlink()
+    paths[3].write_bytes(b"nothing that is known")
+    report = check(RefShardFileSystem(tmp_path / "all.refshard", skip_instance_cache=True, index_cache=False))
+    faults = [finding for finding in report.findings if finding.key.startswith("v/")]
+    assert [finding.key for finding in faults] == ["v/1", "v/3"]
+    assert all(str(paths[n]) in finding.text for n, finding in zip((1, 3), faults, strict=True))
+    assert (report.chunks, report.missing) == (4, 0)
+    assert sum(report.counts.values()) == 2
