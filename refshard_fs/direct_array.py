@@ -601,7 +601,7 @@ class _Points:
         positions = np.broadcast_arrays(*key)
         self.out: npt.NDArray[Any] = np.empty(positions[0].shape, dtype)
         counts = [-(-extent // size) for size, extent in zip(meta.chunks, meta.shape, strict=True)]
-        numbers = np.zeros(self.out.size, np.intp)  # of the chunk of each point, in C order
+        numbers = np.zeros(self.out.size, np.intp)  # each point's chunk, numbered in C order
         within: list[npt.NDArray[Any]] = []
         for at, size, extent, count in zip(positions, meta.chunks, meta.shape, counts, strict=True):
             if at.size and not -extent <= at.min() <= at.max() < extent:

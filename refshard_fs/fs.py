@@ -1136,6 +1136,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Raise ManifestError, which names the key, if the format cannot hold a reference, and TargetNotAllowed if the
         source may not point to a target: then nothing is written. fsspec's ``reference`` filesystem can read parquet
         sets of zarr version 2 with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
+        Keywords such as ``key=`` and ``secret=`` are options of the filesystem of ``url``, to which the options of the
+        source do not apply.
         """
         from refshard_fs.sets.save_set import save_set  # imported only for writing
 

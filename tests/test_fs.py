@@ -293,6 +293,8 @@ def test_misspelt_argument_is_refused() -> None:
         RefShardFileSystem(fo={"k": "v"}, remote_protcol="s3")
     with pytest.raises(TypeError, match="save has no argument overwrit=: did you mean overwrite="):
         RefShardFileSystem(fo={"k": "v"}).save("memory://misspelt.json", overwrit=True)
+    with pytest.raises(TypeError, match=r"save has no argument storage_options=: pass each option as a keyword"):
+        RefShardFileSystem(fo={"k": "v"}).save("memory://misspelt.json", storage_options={"key": "k"})
 
 
 @pytest.mark.parametrize("count", [1, 300, 3000])

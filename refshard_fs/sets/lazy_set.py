@@ -16,10 +16,10 @@ from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.reading.read_ranges import ReadRanges
 from refshard_fs.sets.make_choice import make_choice
 from refshard_fs.sets.opened_set import FileSystemLike
-from refshard_fs.sets.save_set import save_set
+from refshard_fs.sets.save_set import advise_refused_writer, save_set
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.normalizing import parse_options
-from refshard_fs.source.options import RECORD_SIZE
+from refshard_fs.source.options import RECORD_SIZE, check_spelling
 from refshard_fs.source.settings import check_set_name, format_by_suffix
 from refshard_fs.source.source import Source
 from refshard_fs.tools.views import render_folded, render_table, render_view
@@ -87,11 +87,13 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         too: see `RefShardFileSystem.save`. Return one line: why only this package can read it, or which bytes were
         copied. Readers never see an unfinished file.
         """
+        check_spelling(storage_options, LazySet.save)
         if format is not None or format_by_suffix(url) == "icechunk":
             source = Source.of(parse_options(self))
             return save_set(source, None, url, format, record_size, overwrite, callback, storage_options) or ""
         check_document_name(url)
-        save_document(self.document, url, storage_options)
+        with advise_refused_writer(url):
+            save_document(self.document, url, storage_options)
         return self.remark
 
     def __repr__(self) -> str:  # has the digest, which distinguishes instances for fsspec

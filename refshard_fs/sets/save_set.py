@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fsspec.callbacks import Callback
 
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, RefShardError, sanitize
 from refshard_fs.source.settings import check_set_name, format_by_suffix
 from refshard_fs.source.source import Source
 from refshard_fs.tools.progress import show_progress
@@ -40,9 +41,26 @@ def save_set(
                 f"{url}: expected a source that joins sets, for its document, got {source.options.source}. To save the "
                 f"references of this source, give another name, such as {url.removesuffix('.refshard')}.json"
             )
-        save_document(document, url, storage_options, source.open().cube.resolve)
+        with advise_refused_writer(url):
+            save_document(document, url, storage_options, source.open().cube.resolve)
         return REMARK
-    with show_progress("save", callback) as shown:
+    with advise_refused_writer(url), show_progress("save", callback) as shown:
         keyspace = make_stored_keyspace(source, writer)
         format = format or format_by_suffix(url)
         return save(keyspace, source, url, format, record_size, overwrite, storage_options, shown)
+
+
+@contextmanager
+def advise_refused_writer(url: str) -> Iterator[None]:
+    """Raise PermissionError with advice if the ``with`` block has no credentials with which it can write ``url``."""
+    try:
+        yield
+    except OSError as e:
+        is_refused = isinstance(e, PermissionError) and e.filename is None  # errors of local files have names
+        if isinstance(e, RefShardError) or not (is_refused or "NoCredentialsError" in str(e)):
+            raise
+        reason = str(e).rstrip(".")
+        raise PermissionError(
+            f"{sanitize(url)} cannot be written: {reason}. Pass the options of its filesystem, such as key= and "
+            "secret=, as keywords of save (on the command line: --to-option)"
+        ) from e

@@ -51,7 +51,7 @@ class JsonSink(Sink):
 
 
 def _write(references: ReferenceStream, destination: Destination, version: int, template: str = "") -> None:
-    """Write the document in ``version``; ``template`` is the URL that rules out version 1."""
+    """Write the document in ``version``; ``template`` is a URL that version 1 would take for a template."""
     start, end = FRAMES[version]
     with destination.objects.stream() as whole, _compress_into(destination.url, whole) as file:
         file.write(start)

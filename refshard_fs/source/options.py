@@ -533,8 +533,12 @@ def check_spelling(given: Iterable[str], caller: Callable[..., Any]) -> None:
     """
     import difflib  # needed only here
 
+    parameters = inspect.signature(caller).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     for name in sorted(given):
-        near = difflib.get_close_matches(name, inspect.signature(caller).parameters, 1, 0.8)
+        if name == "storage_options":
+            raise TypeError(f"{caller.__name__} has no argument {name}=: pass each option as a keyword (**{name})")
+        near = difflib.get_close_matches(name, known, 1, 0.8)
         if near:
             raise TypeError(f"{caller.__name__} has no argument {name}=: did you mean {near[0]}=?")
 

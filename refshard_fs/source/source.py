@@ -243,7 +243,7 @@ def wait(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
 
 
 def _find_loop_of_zarr() -> Loop | None:
-    """Return zarr's event loop, where zarr reads by the same connections; None without zarr 3, or on that loop."""
+    """Return zarr's event loop, so that its connections are used; None without zarr 3, or if it runs this thread."""
     known = sys.modules.get("zarr.core.sync")
     make = getattr(known, "_get_loop", None)  # if a later version lacks it, zarr opens connections of its own
     loop: Loop | None = None if make is None else make()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.callbacks import DEFAULT_CALLBACK
 
-from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs import ManifestError, RefShardFileSystem, concat
 from refshard_fs.sets.save_set import save_set
+from tests.servers.s3 import SeaweedServer
 from tests.support.joined_sets import make_day_set
 
 
@@ -39,6 +41,29 @@ def test_uncommitted_writes_are_saved(fs: RefShardFileSystem, tmp_path: Path) ->
 def test_plain_set_is_not_saved_with_the_suffix_refshard(fs: RefShardFileSystem, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"expected a source that joins sets.*give another name, such as .*a\.json"):
         save(fs, str(tmp_path / "a.refshard"))
+
+
+@pytest.mark.parametrize("kind", ["filesystem", "set", "cube"])
+@pytest.mark.parametrize("anon", [False, True])
+def test_error_of_missing_credentials_names_url_and_options(
+    kind: str, anon: bool, s3_server: SeaweedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3_server.create_bucket("unwritable")
+    options = {"client_kwargs": s3_server.storage_options["client_kwargs"], **({"anon": True} if anon else {})}
+    days = [str(tmp_path / f"{day}.json") for day in (0, 2)]
+    for day, file in zip((0, 2), days, strict=True):
+        RefShardFileSystem(make_day_set(day, 2, 2)).save(file)
+    saved: Any = RefShardFileSystem(days[0]) if kind == "filesystem" else concat(days, "time", lazy=kind == "cube")
+    url = f"s3://unwritable/{uuid.uuid4().hex}.{'refshard' if kind == 'cube' else 'json'}"
+    with pytest.raises(PermissionError, match=rf"^{url} cannot be written: .*such as key= and secret="):
+        saved.save(url, **options)
+    if kind == "cube":
+        with pytest.raises(TypeError, match="did you mean overwrite="):
+            saved.save(url, overwrit=True)
 
 
 def test_save_under_an_nc_name_needs_format(fs: RefShardFileSystem, tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ class DatasetChunks(FilledChunks):
 
     @property
     def fill_element(self) -> bytes:
-        """The bytes of an element that was never written. ValueError if the file has a fill value of another size."""
+        """The bytes of an element that was never written; ValueError if the file's fill value has another size."""
         size, fill = self.dataset.datatype.size, self.dataset.object.fill
         if fill is not None and len(fill) != size:
             raise ValueError(f"its fill value has {len(fill)} bytes: expected {size}, the size of an element")

@@ -310,9 +310,9 @@ class _Reader:
         yield from run_together(self._reading)
 
     def read_skipped(self, chosen: Container[int] | None, names: Sequence[str]) -> Steps[None]:
-        """Read the objects at the addresses ``chosen`` among those that were not read, or all with None.
+        """Read skipped objects: those at the addresses ``chosen``, or all of them if ``chosen`` is None.
 
-        In groups among them, follow only the link ``names[0]``, or all without names.
+        If a skipped object is a group, follow only its link ``names[0]``; follow all its links if ``names`` is empty.
         """
         self._reading = []
         for place, (link, depth) in list(self._skipped.items()):

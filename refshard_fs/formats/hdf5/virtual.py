@@ -230,7 +230,9 @@ def _resolve_extent(dataset: HDF5Object, find_shape: Callable[[str, str], tuple[
         if mapping.place is not None:
             ends = list_ends(mapping.place)
             if len(ends) != len(shape):
-                raise ManifestError(f"a mapping has {len(ends)} axes: expected {len(shape)}, as the dataset")
+                raise ManifestError(
+                    f"a mapping has {len(ends)} axes: expected {len(shape)}, as many as the dataset has"
+                )
             least = [most if axis == growing else max(most, ends[axis]) for axis, most in enumerate(least)]
         pieces = list(itertools.islice(_list_pieces(mapping, growing, find_shape), MOST_SOURCES + 1 - len(mappings)))
         mappings += pieces
