@@ -221,8 +221,8 @@ async def _make_rootless_error(source: Source) -> Exception:
         file = next((each.name for each in members if not each.is_directory), None)
         if not members:
             remedy = "Was it written to the end?"
-        elif keyspace.source.format == "zip" and file is not None:
-            remedy = f"To read a file in the archive, open 'zip://{file}::{url}'"
+        elif keyspace.member_protocol is not None and file is not None:
+            remedy = f"To read a file in the archive, open '{keyspace.member_protocol}://{file}::{url}'"
     text = f"{where} has no group at its root: expected a key 'zarr.json' or '.zgroup'{found}. {remedy}"
     return FileNotFoundError(sanitize(text))
 

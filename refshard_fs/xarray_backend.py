@@ -187,7 +187,7 @@ class _Opening:
         if source.transaction is not None:  # uncommitted writes may change an array's metadata alone
             return False
         keyspace = source.open()
-        return keyspace.consolidates and (not path or keyspace.format != "zarr-hierarchy")
+        return keyspace.consolidates and (not path or not keyspace.is_hierarchy)
 
     def make_store(self, group: GroupNode) -> GroupStore:
         """Return xarray's store of a group; log a warning of parts that are left out."""

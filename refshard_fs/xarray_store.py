@@ -126,7 +126,7 @@ class GroupStore(AbstractDataStore):
 
         JSON has one type of numbers, but xarray decodes to single or double precision by the dtype of ``scale_factor``.
         """
-        if self._fs.source.open().format == "hdf5":  # h5netcdf, too, shows a list of one value as a scalar
+        if self._fs.source.open().unwraps_single_values:
             for attribute, value in attributes.items():
                 if isinstance(value, list) and len(value) == 1:
                     attributes[attribute] = value[0]

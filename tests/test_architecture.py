@@ -214,6 +214,9 @@ def test_only_the_table_and_listed_modules_know_formats() -> None:
     assert not {known for known in KNOW_FORMATS if not any(name.startswith(known) for name in users)}
 
 
+NAMES = {known.name for known in BUILT_IN}
+
+
 def test_no_module_asks_for_the_format_of_a_source() -> None:
     """Key spaces and sources describe themselves; only their own folder may use `isinstance` with their class."""
     for path in list_modules():
@@ -235,6 +238,8 @@ def test_no_module_asks_for_the_format_of_a_source() -> None:
                     asked |= {inner.id for inner in ast.walk(kinds) if isinstance(inner, ast.Name)}
                 case ast.MatchClass(cls=ast.Name(id=name)):
                     asked.add(name)
+                case ast.Compare(left=ast.Attribute(attr="format"), comparators=[ast.Constant(value=str(name))]):
+                    assert name not in NAMES, f"{path} compares the name of a format"
         assert not asked & imported, path
 
 

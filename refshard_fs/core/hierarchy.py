@@ -51,6 +51,7 @@ class Hierarchy(KeySpace):
 
     url_of: Callable[[str], str]
     committed_as = "zarr-hierarchy"
+    is_hierarchy = True
 
     @property
     def order(self) -> Iterable[str]:

@@ -114,6 +114,12 @@ class KeySpace(ABC):
     consolidates = False
     # The key of a document with all metadata, which each commit writes again.
     consolidated_anew: str | None = None
+    # Whether this shows the objects below a URL, each under its own key.
+    is_hierarchy = False
+    # Whether an attribute that is a list of one value is a scalar in xarray, as other readers of the format show it.
+    unwraps_single_values = False
+    # The protocol of fsspec that reads a member of the source, if the source is an archive.
+    member_protocol: str | None = None
     # Whether this key space resolves the chunk manifests of its arrays itself.
     resolves_manifests = False
     # Whether this is a set of references: `contents` needs no listing, `chunks` needs no look-ups of single keys, and
@@ -524,6 +530,9 @@ class View(KeySpace):
             "reports",
             "consolidated_anew",
             "consolidates",
+            "is_hierarchy",
+            "unwraps_single_values",
+            "member_protocol",
         ):
             setattr(self, name, getattr(base, name))
         self.attribute_dtypes = base.attribute_dtypes

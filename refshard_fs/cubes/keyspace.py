@@ -794,7 +794,7 @@ def _open_document(
     theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)
     while first.cube is not None:
         first = first.cube.first
-    if first.format == "zarr-hierarchy":
+    if first.is_hierarchy:
         roots = ("zarr.json",) if space.zarr_format == 3 else (".zgroup", ".zattrs", zarrmeta.CONSOLIDATED)
         theirs = msgspec.structs.replace(theirs, root_documents=roots)
     whole: KeySpace = space

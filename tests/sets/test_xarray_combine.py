@@ -148,6 +148,11 @@ CASES = {
     "grid_lacks_a_set": Case(
         [make_point(1, 0, 0), make_point(2, 1, 0), make_point(3, 0, 1)], combine_by_coords(**OUTER), OUTER
     ),
+    "grid_of_times_lacks_a_set": Case(
+        [make_point(k * 864e11, y, x).astype("M8[ns]") for k, (y, x) in enumerate(((0, 0), (1, 0), (0, 1)))],
+        combine_by_coords(**OUTER),
+        OUTER,
+    ),
     "grid_must_be_whole": Case(
         [make_point(1, 0, 0), make_point(2, 1, 0), make_point(3, 0, 1)],
         combine_by_coords(join="exact", fill_value=None),

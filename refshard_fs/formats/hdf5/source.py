@@ -81,6 +81,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 class HDF5KeySpace(ArrayGroup):
     """The keys of a file; all keys of one dataset are looked up together."""
 
+    unwraps_single_values = True  # as h5netcdf does
     chunks_by_path: Mapping[str, DatasetChunks]
     # These are set only if this file was opened for another file.
     arrays: Mapping[str, ArrayDescription] = {}  # by path

@@ -120,6 +120,8 @@ class Decompressor(msgspec.Struct, frozen=True):
 class ZipKeySpace(KeySpace):
     """The members of the archive ``source`` at ``url``."""
 
+    member_protocol = "zip"
+
     def __init__(self, url: str, source: Span | Inline, members: Members) -> None:
         self.url = url
         self._source = source
