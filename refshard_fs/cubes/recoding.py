@@ -246,7 +246,10 @@ def make_recoding(
     ManifestError, with both encodings, if ``mine`` cannot hold all values of ``theirs``.
     """
     are_times = is_time(mine[1]) and is_time(theirs[1])
-    units = UNITS if are_times and not are_alike(mine[1], theirs[1]) else ()
+    units = UNITS if are_times else ()
+    if are_times and are_alike(mine[1], theirs[1]):  # no conversion, but missing times remain missing
+        others = {name: value for name, value in theirs[1].items() if name not in UNITS}
+        theirs = theirs[0], others | {name: mine[1][name] for name in UNITS if name in mine[1]}
     made = Recoding(_dump(*theirs, units), _dump(*mine, units), f"{path!r} of {name}")
     try:
         one, other = _parse_encoding(made.mine), _parse_encoding(made.theirs)
