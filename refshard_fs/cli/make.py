@@ -65,6 +65,11 @@ _PART = (
 )
 
 
+def _read_assigned(value: Any) -> Any:
+    """Return values, or a tuple (dims, values, attrs) for a list of JSON whose second member is a list."""
+    return tuple(value) if isinstance(value, list) and len(value) in (2, 3) and isinstance(value[1], list) else value
+
+
 @command(
     "file.nc refs.parquet",
     _DESTINATION,
@@ -76,12 +81,19 @@ _PART = (
     argument("--isel", "take a range of elements, or one element", "NAME=START:STOP", type=parse_extent, **_MANY),
     argument("--sel", "take labels, such as time=2024-01/2024-03", "NAME=FROM/TO", type=parse_labels, **_MANY),
     argument("--squeeze", "leave out this dimension, of length 1", "NAME", **_MANY),
-    argument("--assign", "show these values as a coordinate", "NAME=JSON", type=parse_pair, **_MANY),
+    argument(
+        "--assign",
+        "show these values, or [dims, values, attrs], as a coordinate",
+        "NAME=JSON",
+        type=parse_pair,
+        **_MANY,
+    ),
 )
 def _convert(arguments: Namespace) -> None:
     """Write references as parquet, JSON, chunk manifests or an Icechunk repository, or the document of a cube."""
     source = open_source(arguments, index_cache=False)  # a cache is useless for a source that is read once
-    words = _get_part(arguments) | {name: dict(getattr(arguments, name)) for name in ("isel", "sel", "assign")}
+    words = _get_part(arguments) | {name: dict(getattr(arguments, name)) for name in ("isel", "sel")}
+    words["assign"] = {name: _read_assigned(value) for name, value in arguments.assign}
     words = {name: value for name, value in (words | {"squeeze": arguments.squeeze}).items() if value}
     if arguments.destination.endswith(DOCUMENT) and arguments.format is None:
         cube = refshard_fs.LazySet.of(source)

@@ -60,7 +60,12 @@ class AssignedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
                 dims, value, attrs = tuple(value.dims), value.values, value.attrs
             case _:
                 dims = None
-        values = np.asarray(value)
+        try:
+            values = np.asarray(value)
+        except ValueError as e:  # lists of different lengths
+            raise TypeError(
+                f"assign={{{name!r}: ...}}: expected an array, or a tuple (dims, values, attrs): {e}"
+            ) from e
         if values.dtype.kind == "O" and all(isinstance(value, str) for value in values.flat):
             values = values.astype("U")
         if values.dtype.kind == "O":  # objects, for example times of the standard library

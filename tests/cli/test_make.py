@@ -257,18 +257,19 @@ def test_append_takes_several_sources(refshard: Callable[..., str], tmp_path: Pa
     assert "nothing new" in refshard("append", "all.refshard", "1.nc", "[2-3].nc")
 
 
-def test_attributes_are_set_by_the_option_attrs(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_options_set_attributes_and_assign_arrays(refshard: Callable[..., str], tmp_path: Path) -> None:
     for day in range(2):
         write_packed(tmp_path / f"{day}.nc", day)
     options = ("--attrs", 't={"units": "K", "scale_factor": null}', "--attrs", '={"title": "days"}')
     refshard("concat", "0.nc", "1.nc", "-o", "all.refshard", *options)
-    refshard("convert", "0.nc", "part.json", *options)
+    refshard("convert", "0.nc", "part.json", *options, "--assign", 'w=["z", [1, 2], {"units": "1"}]')
     for name in ("all.refshard", "part.json"):
         fs = RefShardFileSystem(str(tmp_path / name))
         attributes = json.loads(fs.cat_file("t/.zattrs"))
         assert attributes["units"] == "K"
         assert "scale_factor" not in attributes
         assert json.loads(fs.cat_file(".zattrs"))["title"] == "days"
+    assert json.loads(fs.cat_file("w/.zattrs")) == {"units": "1", "_ARRAY_DIMENSIONS": ["z"]}
     assert "expected NAME=JSON" in refshard("convert", "0.nc", "part.json", "--attrs", "units", status=2)
     said = refshard("concat", "0.nc", "1.nc", "-o", "all.refshard", "--attrs", 'y={"units": "K"}', status=2)
     assert "--attrs names 'y'" in said

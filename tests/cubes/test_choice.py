@@ -79,6 +79,11 @@ def test_bounds_of_another_type_are_errors_with_the_dimension(bounds: Any) -> No
         Choice.of(isel={"x": bounds})
 
 
+def test_assigned_lists_of_different_lengths_are_an_error() -> None:
+    with pytest.raises(TypeError, match=r"assign={'w': .*\(dims, values, attrs\)"):
+        Choice.of(assign={"w": ["lat", [1, 2], {}]})
+
+
 def test_assigned_attributes_of_another_type_are_errors() -> None:
     with pytest.raises(TypeError, match=r"^assign={'m': \.\.\.}: expected attributes as a mapping, got 5"):
         Choice.of(assign={"m": ("x", [1, 2], 5)})
