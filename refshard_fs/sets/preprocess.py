@@ -91,7 +91,12 @@ def read_selected(
 def call_preprocess(fo: Any, options: Mapping[str, Any], function: Preprocess) -> Any:
     """Return the filesystem that ``function`` returns for a set; TypeError if it is not a selection of this set."""
     source = _make_filesystem(fo, options)
-    shown = function(source)
+    try:
+        shown = function(source)
+    except AttributeError as e:
+        if e.obj is source:
+            e.add_note("preprocess= is called with a filesystem, not with a Dataset: see the arguments of its select()")
+        raise
     if getattr(shown, "fo", None) != source.fo:
         raise TypeError(
             f"{get_import_path(function)} returned {shown!r} for {source!r}: expected the result of its method select()"

@@ -141,3 +141,13 @@ def nothing(source: RefShardFileSystem) -> Any:
 def test_invalid_preprocess_arguments_are_errors(folder: Path, arguments: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
         open_cube(f"{folder}/*.nc", **arguments)
+
+
+def like_xarray(ds: Any) -> Any:
+    return ds.assign_coords(a=1)
+
+
+def test_function_for_datasets_is_told_what_it_gets(folder: Path) -> None:
+    with pytest.raises(AttributeError) as raised:
+        open_cube(f"{folder}/*.nc", preprocess=like_xarray)
+    assert "not with a Dataset" in raised.value.__notes__[0]
