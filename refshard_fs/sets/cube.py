@@ -48,10 +48,10 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
     dim:
         The dimension. By default it is the dimension whose coordinate differs from file to file, or several, if files
         form a grid along them; else a scalar coordinate that differs, such as the time of a file with one time; else a
-        dimension without a coordinate whose length differs. Of a single file, it is the dimension of its times; else
-        its unlimited one; else any of its dimensions. Sets are joined in the order of their values. A field that only
-        distinguishes files (``{year}``, if ``time`` differs) makes no dimension, and may be ``*``, or be left out of a
-        table.
+        dimension without a coordinate whose length differs, or that is unlimited. Of a single file, it is the dimension
+        of its times; else its unlimited one; else any of its dimensions. Sets are joined in the order of their values.
+        A field that only distinguishes files (``{year}``, if ``time`` differs) makes no dimension, and may be ``*``, or
+        be left out of a table.
     isel, sel, squeeze, assign:
         The part of the cube that is shown, as in `RefShardFileSystem.select`.
     arguments:

@@ -1,9 +1,9 @@
 """Find the dimensions to join sets along, if the caller names none. No I/O here.
 
 Sets are joined along a dimension whose coordinate differs between them, as in xarray's ``combine_by_coords``; else
-along a scalar coordinate that differs; else along a dimension without a coordinate whose length differs. If each set
-has a scalar time of its own, coordinates whose ranges overlap do not count. A single set would be joined with further
-sets along its times; else its unlimited dimension; else another dimension.
+along a scalar coordinate that differs; else along a dimension without a coordinate whose length differs, or that is
+the only unlimited dimension. If each set has a scalar time of its own, coordinates whose ranges overlap do not count.
+A single set would be joined with further sets along its times; else its unlimited dimension; else another dimension.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_dimensions(
     """Return the dimensions along which to join ``parts``; ManifestError, with the choices, if none fit.
 
     If ``is_outer``, places in a grid of sets may be empty. ``find_unlimited`` returns the unlimited dimensions of a
-    set; it is called only for a single set without a time.
+    set; it is called only if values and lengths do not tell the dimension.
     """
     in_a_row = [(number,) for number in range(len(parts))]
     coordinates = _identify_values(parts, _list_coordinates(parts))
@@ -67,7 +67,7 @@ def find_dimensions(
         found = _find_by_values(parts, differing, kind, is_outer=is_outer)
         if found is not None:
             return found
-    dim = _find_record_dimension(parts)
+    dim = _find_record_dimension(parts) or _find_unlimited_dimension(parts, find_unlimited)
     if dim is not None:
         return Arrangement((dim,), in_a_row, f"{dim!r} has no coordinate")
     known_dims = sorted({dim for part in parts for v in part.variables.values() for dim in v.dims if dim is not None})
@@ -274,6 +274,13 @@ def _find_record_dimension(parts: Sequence[NamedSet]) -> str | None:
         return differing[0] if len(differing) == 1 else None
     records = [dim for dim in lengths_of if dim in RECORDS and parts[0].find_coordinate(dim) is None]
     return records[0] if len(records) == 1 else None
+
+
+def _find_unlimited_dimension(parts: Sequence[NamedSet], find_unlimited: FindUnlimited) -> str | None:
+    """Return the only unlimited dimension of the first set, if no set has a coordinate for it, and all have arrays."""
+    dims = set(find_unlimited(parts[0]))
+    dims = {dim for dim in dims if all(part.find_axes(dim) and part.find_coordinate(dim) is None for part in parts)}
+    return dims.pop() if len(dims) == 1 else None
 
 
 def _choose_dimension(part: NamedSet, known: Iterable[str], find_unlimited: FindUnlimited) -> str:

@@ -429,3 +429,11 @@ def test_texts_of_one_kind_are_joined_and_other_kinds_refused(
         assert ds["name"].dtype == expected["name"].dtype
     with xr.open_dataset(refshard_fs.concat(urls, "x"), engine="refshard") as ds:
         assert ds["name"].values.tolist() == expected["name"].values.tolist()
+
+
+def test_unlimited_dimension_joins_files_without_coordinates(tmp_path: Path) -> None:
+    for number in range(3):
+        ds = xr.Dataset({"v": (("rec", "x"), np.full((2, 3), number))})
+        ds.to_netcdf(tmp_path / f"{number}.nc", engine="h5netcdf", unlimited_dims=["rec"])
+    found = xr.open_dataset(f"{tmp_path}/*.nc", engine="refshard")["v"].values
+    np.testing.assert_array_equal(found[:, 0], [0, 0, 1, 1, 2, 2])
