@@ -258,6 +258,11 @@ def _begin_opening(fs: RefShardFileSystem, options: Mapping[str, Any]) -> Iterat
         GUARD.reset(token)
 
 
+def _is_in_memory(variable: xr.Variable) -> bool:
+    """Return whether loading ``variable`` reads nothing. xarray has no public name for this: without its own, False."""
+    return bool(getattr(variable, "_in_memory", False))
+
+
 def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int], object] | None = None) -> None:
     """Load ``variables`` at the same time, but not those in dask, nor those that xarray cannot load asynchronously."""
     variables = list(variables)
@@ -265,14 +270,14 @@ def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int]
         return
     if GUARD.get() is None:
         for variable in variables:
-            array = None if variable._in_memory else find_direct_array(variable)
+            array = None if _is_in_memory(variable) else find_direct_array(variable)
             if array is not None and array.is_near:  # an event loop would take longer than the read
                 variable.load()
-    if on_progress is None and all(variable._in_memory or variable.chunks is not None for variable in variables):
+    if on_progress is None and all(_is_in_memory(variable) or variable.chunks is not None for variable in variables):
         return
 
     async def load_variable(variable: xr.Variable) -> None:
-        if not variable._in_memory and variable.chunks is None:
+        if not _is_in_memory(variable) and variable.chunks is None:
             with contextlib.suppress(NotImplementedError):  # load_async refuses big-endian numbers; load() reads them
                 await variable.load_async()
         if on_progress is not None:

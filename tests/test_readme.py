@@ -91,11 +91,24 @@ def test_limits_name_the_oldest_versions_of_setup_cfg() -> None:
     named = re.findall(r"^\| ([\w]+) \| ([\d.]+) \|", page.partition("## Versions")[2], re.MULTILINE)
     floors = dict(
         re.findall(
-            r"^    ([\w]+)>=([\d.]+)", (ROOT / "setup.cfg").read_text().partition("\nexamples =")[0], re.MULTILINE
+            r"^    (\w+)(?:\[[\w,]+\])?>=([\d.]+)",
+            (ROOT / "setup.cfg").read_text().partition("\nexamples =")[0],
+            re.MULTILINE,
         )
     )
     assert len(named) > 10
     assert {name: floors[name] for name, _ in named} == dict(named)
+
+
+def test_limits_name_the_extras_that_bring_a_package() -> None:
+    page = (ROOT / "docs" / "pages" / "limits.md").read_text().partition("## Versions")[2]
+    config = configparser.RawConfigParser()
+    config.read(ROOT / "setup.cfg")
+    extras = dict(config["options.extras_require"])
+    for name, text in re.findall(r"^\| (\w+) \| [\d.]+ \| (`.*) \|", page, re.MULTILINE):
+        for extra in re.findall(r"`(\w+)`", text):
+            needs = [extras[extra], *(extras[other] for other in re.findall(r"refshard_fs\[(\w+)\]", extras[extra]))]
+            assert re.search(rf"^{name}\b", "\n".join(needs), re.MULTILINE), (name, extra)
 
 
 def test_page_of_options_is_current() -> None:

@@ -25,7 +25,7 @@ fsspec = pytest.importorskip("fsspec")
 
 from refshard_fs.source import source as source_module  # noqa: E402
 from refshard_fs.tools.info import make_tree, summarise  # noqa: E402  # after importorskip
-from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+from refshard_fs.xarray_backend import RefShardBackend, _is_in_memory  # noqa: E402  # xarray may be absent
 
 NEWEST = 2 if zarr.__version__.startswith("2.") else 3  # the newest version that zarr writes
 VALUES = np.arange(12, dtype="<i2").reshape(4, 3)
@@ -521,3 +521,9 @@ def test_group_of_a_file_of_pyramids_is_opened(tmp_path: Path) -> None:
         with xr.open_dataset(str(tmp_path / "a.ome.tif"), engine="refshard", **words) as ds:
             assert set(ds.variables) == {"0", "1"}
             assert ds["1"].values[0, :3].tolist() == [0, 4, 8]
+
+
+def test_variables_count_as_unread_without_the_name_of_xarray() -> None:
+    """xarray has no public name for this; loading a variable that is in memory does no harm."""
+    assert _is_in_memory(xr.Variable("x", [1]))
+    assert not _is_in_memory(object())  # type: ignore[arg-type]
