@@ -292,7 +292,7 @@ class _Scanner(Engines):
         except ManifestError as e:
             if type(e) is not ManifestError or first.url in str(e):
                 raise
-            raise ManifestError(f"{first.url}: {e}") from e  # it names a variable, but not the source without it
+            raise ManifestError(f"{first.url}: {e}") from e  # the text names only the variable that is missing
 
     def _scan_references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet]:
         try:

@@ -92,7 +92,7 @@ class Worker:
         self.commits = commits
         self.own = 0  # the number of changes that came with the copy and are not in the overlay
         self.begun = seen  # the number of the last change that this process received
-        self.staged: list[tuple[int, str]] = []  # the number of the edit before, and the URL of the staged object
+        self.staged: list[tuple[int, str]] = []  # URLs of staged objects, each after the number of the edit before it
         self.numbers = itertools.count(1)  # numbers of writes
 
 

@@ -63,7 +63,7 @@ def test_append_with_replace_replaces_pieces_in_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_moved", [False, True])
 @pytest.mark.parametrize("units", ["days since 2024-01-01", "days since 2023-01-01"])
 def test_first_piece_is_replaced_with_its_metadata(tmp_path: Path, is_moved: bool, units: str) -> None:
-    """The encoding of the document stays the same, if the old first set or another set tells it."""
+    """The encoding of the document stays the same, if the old first set or another set still has it."""
 
     def write(name: str, day: int, value: float, units: str, **encoding: Any) -> Path:
         times = np.array([f"2024-01-0{day + 1}"], "M8[ns]")
