@@ -23,7 +23,6 @@ from refshard_fs.cli.command import (
     print_written,
 )
 from refshard_fs.core.stats import format_count
-from refshard_fs.source.normalizing import TABLES
 
 DOCUMENT = ".refshard"  # the suffix of documents of cubes
 _WHERE = (
@@ -213,6 +212,8 @@ def _concat(arguments: Namespace) -> None:
         else:
             sources = _nest_sources(arguments.sources, options["dims"], arguments.counts)
     is_lazy = options.pop("lazy") or arguments.output.endswith(DOCUMENT)
+    from refshard_fs.source.normalizing import TABLES  # slow to import, and not needed for the help
+
     is_table = arguments.dims is None and len(sources) == 1 and sources[0].endswith(TABLES)
     if is_lazy and is_table:
         _save(arguments, refshard_fs.open(sources[0], **options), arguments.output)
