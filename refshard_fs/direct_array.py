@@ -319,7 +319,7 @@ class DirectArray(BackendArray):
         """Return the chunks among ``keys`` that are kept decoded, and whether decoded chunks may be kept."""
         source = self._fs.source
         keyspace = source.open_now()
-        if keyspace is None or keyspace.url_of is not None:  # other processes may write objects of a hierarchy
+        if keyspace is None or keyspace.may_be_rewritten:
             return {}, False
         found = ((key, source.decoded.get((self._token, key))) for key in keys)
         return {key: values for key, values in found if values is not None}, True

@@ -8,7 +8,7 @@ import os
 import threading
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -462,6 +462,33 @@ def test_chunk_that_was_read_takes_no_request_again(
         assert read.tobytes() == values[400:800]
         read[:] = 0  # changes no later result
     assert http_server.bytes_sent == 400
+
+
+@pytest.mark.parametrize("kinds", [["zarr", "zarr"], ["nc", "zarr"], ["zarr", "nc"]])
+def test_cube_notices_a_replaced_chunk_of_a_store(
+    http_server: RangeServer, tmp_path: Path, kinds: Sequence[str]
+) -> None:
+    http_server.directory = tmp_path
+    urls = []
+    for number, kind in enumerate(kinds):
+        encoding = {"chunks" if kind == "zarr" else "chunksizes": (2,)}
+        values = np.full(4, number + 1, "i4")
+        ds = xr.Dataset({"a": ("x", values, {}, encoding)}, {"x": range(4 * number, 4 * number + 4)})
+        name = f"{number}.{kind}"
+        if kind == "zarr":
+            ds.to_zarr(tmp_path / name, zarr_format=2, consolidated=True)
+        else:
+            ds.to_netcdf(tmp_path / name, engine="h5netcdf")
+        urls.append(f"{http_server.url}/{name}")
+    cube = refshard_fs.concat(urls, "x", lazy=True)
+    store = kinds.index("zarr")
+    with xr.open_dataset(cube, engine=RefShardBackend, storage_options={"allow": [http_server.url]}) as ds:
+        for part in (slice(4 * store, 4 * store + 2), 4 * store):  # a whole chunk, and a part of it
+            assert np.all(ds["a"][part].values == store + 1)
+        zarr.open_group(tmp_path / f"{store}.zarr", mode="a")["a"][:2] = 99
+        for part in (slice(4 * store, 4 * store + 2), 4 * store):
+            with pytest.raises(TargetChanged):
+                ds["a"][part].load()
 
 
 def test_chunk_of_a_writable_store_is_not_remembered(tmp_path: Path) -> None:

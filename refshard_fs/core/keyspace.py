@@ -141,6 +141,11 @@ class KeySpace(ABC):
     edits: Any = None
 
     @property
+    def may_be_rewritten(self) -> bool:
+        """Whether other processes may replace single chunks, since chunks are objects of their own."""
+        return self.url_of is not None or (self.cube is not None and self.cube.has_hierarchies)
+
+    @property
     def order(self) -> Iterable[str]:
         """The paths of arrays in the order of the source, as far as it is known without reads."""
         return self.grids

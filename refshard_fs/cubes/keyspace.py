@@ -119,6 +119,7 @@ class ConcatKeySpace(KeySpace):
         self._keep = max(keep, 1)
         self._first = document.first
         self._first_piece = _OpenPiece(first)
+        self.has_hierarchies = first.may_be_rewritten  # whether a piece that was opened is a hierarchy
         self._pieces: LRU[int, _OpenPiece] = LRU(self._keep)  # the pieces read last, without the first piece
         self._sharing = Sharing()  # opens a piece once, and compares an array once, for all look-ups that wait for it
         # By array: length, metadata and units of the last piece that needed no recoding, and its fit. A piece for which
@@ -314,6 +315,7 @@ class ConcatKeySpace(KeySpace):
 
     def _open_and_keep(self, number: int) -> Steps[_OpenPiece]:
         piece = _OpenPiece((yield from self._open_piece(number)))
+        self.has_hierarchies |= piece.space.may_be_rewritten
         self._pieces.put(number, piece)
         return piece
 

@@ -107,8 +107,8 @@ class Engines:
         self._is_writable = is_writable
         caching = options.caching
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
-        # Decoded chunks of which only a part was read: a loop over steps will read the other parts. Of remote sources,
-        # all chunks: a user who plots a step then computes with it, or runs a cell again.
+        # Decoded chunks. A loop over steps reads a chunk part by part. A user who plots a step of a remote source then
+        # computes with it, or runs a cell again: so chunks of remote sources are kept also if they were read whole.
         self.decoded: LRU[Any, Any] = LRU(0 if is_writable else min(DECODED, options.budget.memory // 8))
         # Bytes in which values of several arrays lie, such as records of NetCDF-3: the next array is in them, too.
         self._mixed: LRU[Span, bytes] = LRU(0 if is_writable else options.budget.memory // 2)
