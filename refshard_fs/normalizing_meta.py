@@ -7,13 +7,7 @@ from typing import Any
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 
-from refshard_fs.source.normalizing import (
-    collect_keywords,
-    is_many_sources,
-    is_table_file,
-    make_portable,
-    resolve_source,
-)
+from refshard_fs.source.normalizing import collect_keywords, make_portable, resolve_source, stands_for_many
 
 
 class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
@@ -21,7 +15,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
 
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
         fo, named = resolve_source(fo, collect_keywords(args, kwargs))
-        if is_many_sources(fo) or is_table_file(fo, named):
+        if stands_for_many(fo, named):
             from refshard_fs.sets.join_sources import join_sources  # imported only for several sources
 
             fo, named = join_sources(fo, named)

@@ -69,7 +69,7 @@ def _find_matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def _list_bases(name: str) -> list[str]:
-    """Return the names of files of which ``name`` may be the index: without its suffix, and without cfgrib's digest."""
+    """Return the names that the file of the index ``name`` may have: without the suffix, and without the digest."""
     base = name.rpartition(".")[0]
     return [base, _DIGEST.sub("", base)]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from refshard_fs.sets.cube import cube
-from refshard_fs.source.normalizing import SESSION, is_many_sources, is_table_file, resolve_source
+from refshard_fs.source.normalizing import SESSION, resolve_source, stands_for_many
 from refshard_fs.source.options import list_keywords
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 
@@ -47,5 +47,4 @@ def join_sources(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]
 def join_if_many(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Join ``fo`` if it stands for several sources; return one source, and the keywords for its filesystem."""
     fo, named = resolve_source(fo, given)
-    is_many = is_many_sources(fo) or is_table_file(fo, named)
-    return join_sources(fo, named) if is_many else (fo, named)
+    return join_sources(fo, named) if stands_for_many(fo, named) else (fo, named)

@@ -121,10 +121,12 @@ class NamedSet(msgspec.Struct, frozen=True):
     def find_inline_chunks(self, path: str) -> dict[int, bytes]:
         """Return, by number, the chunks of an array whose bytes are in the set."""
         table, side = self.refs.tables.get(path), self.refs.side
-        if table is None or len(table) == table.grid.size:  # all chunks are references
+        if table is None:
             return {}
         grid, begin = table.grid, f"{path}/" if path else ""
         if grid.size <= len(side):  # most coordinates have one chunk, so that few keys are looked up
+            if len(table) == grid.size:  # all chunks are references
+                return {}
             found = {number: side.get(begin + grid.tail(number)) for number in range(grid.size)}
         else:
             below = ((grid.number(key[len(begin) :]), key) for key in side if key.startswith(begin))

@@ -83,7 +83,7 @@ def resolve_source(fo: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, An
         if type(store).__name__ != "LocalStore":
             given["options"] = {root: store, **(given.get("options") or {})}
     fo = list_sources(fo)
-    if given.get("concat") is not None and not is_many_sources(fo) and not is_table_file(fo, given):
+    if given.get("concat") is not None and not stands_for_many(fo, given):
         raise ValueError(
             f"concat={given['concat']!r} needs several sources: expected a pattern, a list or a table for fo=, got "
             f"{fo!r:.200}"
@@ -178,14 +178,19 @@ def is_many_sources(fo: Any) -> bool:
             return isinstance(fo, Sequence) or is_table or isinstance(getattr(fo, "items", None), list)
 
 
+def stands_for_many(fo: Any, given: Mapping[str, Any]) -> bool:
+    """Return whether ``fo`` stands for several sources: `is_many_sources`, or `is_table_file`."""
+    return is_many_sources(fo) or is_table_file(fo, given)
+
+
 TABLES: Final = (".parquet", ".geoparquet")  # suffixes of Parquet files with a table of sources
 
 
 def is_table_file(fo: Any, given: Mapping[str, Any]) -> bool:
     """Return whether ``fo`` is the URL or path of a Parquet file with a table of sources.
 
-    The directory of a parquet set may have the same suffix as such a file. To find out what lies at a remote URL would
-    take a request, so it is taken for a table only with ``concat``, an argument for several sources, among ``given``.
+    The directory of a parquet set may have the same suffix, and only a request shows what a remote URL is. So a remote
+    URL is a table only if ``given`` has ``concat``, which is an argument for several sources.
     """
     if not isinstance(fo, str | PurePath) or "::" in (url := str(fo)) or not url.endswith(TABLES):
         return False
